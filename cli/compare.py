@@ -40,12 +40,12 @@ def command(
     """
     from treegen.cli.destinations import file_name
     from treegen.cli.render import echo, json_line
+    from treegen.common.formats import safe_text
     from treegen.errors import InputError
-    from treegen.formats import safe_text
     from treegen.report.compare import compare_runs
-    from treegen.report.comparison_plots import comparison_plots
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
+    from treegen.report.plots.comparison import comparison_plots
 
     if output_path is not None and no_plots:
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
@@ -73,7 +73,7 @@ def command(
 
 def _table(found: "Comparison") -> str:
     from treegen.cli.tables import markdown
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
     from treegen.report.comparison_table import comparison_listing
 
     told = comparison_listing(found)

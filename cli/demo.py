@@ -12,9 +12,9 @@ from treegen.cli.interrupts import Interrupted, received
 from treegen.cli.options import CONTEXT, FLAGS
 
 if TYPE_CHECKING:
-    from treegen.evals.execution import Execution
     from treegen.evals.job import Job
-    from treegen.evals.metrics import Report
+    from treegen.evals.judged.execution import Execution
+    from treegen.evals.statistics.metrics import Report
     from treegen.llm import LLM
 
 # What a user would give for each part of the tour; the rest is the demo model's defaults.
@@ -42,8 +42,8 @@ class _Tour:
         from treegen.cli.judging import judge_rest, open_judging
         from treegen.cli.progress import show_progress
         from treegen.evals.identity import run_settings
+        from treegen.evals.judged.results import write_results
         from treegen.evals.model import look_at_model, weights_fingerprint
-        from treegen.evals.results import write_results
         from treegen.evals.run import sample
         from treegen.runs import RunDir
 
@@ -158,8 +158,8 @@ def _load() -> "LLM":
 
 def _job(asked: dict[str, Any]) -> "Job":
     from treegen import demo
+    from treegen.evals.asked.settings import settle
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle
 
     return load_job(settle(demo.completed(asked)))
 
@@ -178,7 +178,7 @@ def _plan(tour: _Tour) -> None:
 def _vote(tour: _Tour) -> None:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.evals.account import sharing_line
+    from treegen.evals.course.account import sharing_line
 
     results, report = tour.evaluate(_WORDS)
     assert report is not None
@@ -190,7 +190,7 @@ def _vote(tour: _Tour) -> None:
 
 def _heat_map(tour: _Tour) -> None:
     from treegen.cli.render import echo, pictures
-    from treegen.report.heat_map import draw_text
+    from treegen.report.plots.heat_map import draw_text
 
     results, report = tour.evaluate(_GRID)
     assert report is not None
@@ -203,7 +203,7 @@ def _programs(tour: _Tour) -> None:
     from treegen.cli.render import echo, notice
     from treegen.cli.tables import markdown
     from treegen.errors import TreegenError
-    from treegen.evals.execution import Execution
+    from treegen.evals.judged.execution import Execution
 
     try:
         _, report = tour.evaluate(_PROGRAMS, Execution())

@@ -10,12 +10,12 @@ from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
 from treegen.errors import InputError, RunError
-from treegen.evals import settings as eval_settings
-from treegen.evals.given import RunChoices
+from treegen.evals.asked import settings as eval_settings
+from treegen.evals.asked.given import RunChoices
+from treegen.evals.asked.settings import EvalSettings
 from treegen.evals.search import settings as search_settings
 from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
-from treegen.evals.settings import EvalSettings
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.made import check_directory
 from treegen.tasks import get_task

@@ -14,13 +14,13 @@ from treegen.cli.judging import check_of_use, complaint, judge_rest, open_judgin
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, WRITE_OUT, asked_for, options_of, task_names
 from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
 
 if TYPE_CHECKING:
     from treegen.cluster.places import Places
-    from treegen.evals.execution import Judging
+    from treegen.evals.course.progress import Progress
     from treegen.evals.job import Job
-    from treegen.evals.progress import Progress
+    from treegen.evals.judged.execution import Judging
     from treegen.llm import LLM
     from treegen.runs import RunSettings
 
@@ -66,9 +66,9 @@ def command(
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
-    from treegen.evals.given import check_read
+    from treegen.evals.asked.given import check_read
     from treegen.evals.job import load_job
-    from treegen.evals.scoring import look_back
+    from treegen.evals.judged.scoring import look_back
     from treegen.runs import RunDir
     from treegen.tasks import get_task
 
@@ -149,7 +149,7 @@ def _steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
 def _report(work: list[_Work], *, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice, pictures
     from treegen.cli.tables import report_tables
-    from treegen.evals.results import write_results
+    from treegen.evals.judged.results import write_results
 
     documents = []
     for item in work:

@@ -8,8 +8,8 @@ from treegen.cli.interrupts import Interrupted, received
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.evals.execution import Execution, Judging
     from treegen.evals.job import Job
+    from treegen.evals.judged.execution import Execution, Judging
     from treegen.runs import RunDir
     from treegen.tasks import Task
 
@@ -24,7 +24,7 @@ def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution 
             name = next(iter(given), "rejudge").replace("_", "-")
             raise InputError(f"--{name} is of no use without --allow-code-execution")
         return None
-    from treegen.evals.execution import Execution
+    from treegen.evals.judged.execution import Execution
     from treegen.tasks.judge.sandbox import TIERS
 
     sandbox = given.get("sandbox", "auto")
@@ -39,7 +39,7 @@ def check_of_use(tasks: "Sequence[Task]", execution: "Execution | None") -> None
 
     The permission alone is no mistake: scripts give it for tasks of all kinds.
     """
-    from treegen.evals.execution import Execution, executing
+    from treegen.evals.judged.execution import Execution, executing
 
     if execution is None or any(executing(task) for task in tasks):
         return
@@ -57,7 +57,7 @@ def open_judging(
 ) -> "Judging | None":
     """Return a started judge for a run's programs; None if there are none or they may not run."""
     from treegen.cli.render import notice
-    from treegen.evals.execution import executing
+    from treegen.evals.judged.execution import executing
 
     task = executing(job.task)
     if task is None or not job.settings.score:
@@ -98,7 +98,7 @@ def judge_rest(job: "Job", run: "RunDir", judging: "Judging", *, quiet: bool) ->
 
 def complaint(job: "Job", run: "RunDir", judging: "Judging | None") -> str | None:
     """Return a sentence on samples without a score; None if all have one."""
-    from treegen.evals.execution import executing
+    from treegen.evals.judged.execution import executing
 
     if executing(job.task) is None or not job.settings.score:
         return None

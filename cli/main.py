@@ -18,8 +18,8 @@ import click
 import treegen
 from treegen.cli.interrupts import Interrupted, raising_signals
 from treegen.cli.streams import guarded_streams
+from treegen.common.formats import safe_text
 from treegen.errors import ModelWarning, TreegenError
-from treegen.formats import safe_text
 
 # Name -> module, and the help that the list of commands shows.
 _COMMANDS: Final = {

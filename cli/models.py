@@ -8,7 +8,7 @@ from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.model.about import About
-    from treegen.model.families import Family
+    from treegen.model.checkpoint.families import Family
 
 _WIDTH = 100
 
@@ -43,8 +43,8 @@ def command(model: str | None, quiet: bool, **options: Any) -> None:
 
 
 def _families(quiet: bool) -> dict[str, Any]:
-    from treegen.model.families import all_families
-    from treegen.model.quantized import what_becomes
+    from treegen.model.checkpoint.families import all_families
+    from treegen.model.checkpoint.quantized import what_becomes
 
     families, weights = all_families(), what_becomes()
     if not quiet:
@@ -58,7 +58,7 @@ def _families(quiet: bool) -> dict[str, Any]:
 def _print_families(families: "list[Family]", weights: dict[str, str]) -> None:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.model.families import WAYS
+    from treegen.model.checkpoint.families import WAYS
 
     counts = [
         [way, str(sum(family.way == way for family in families)), how] for way, how in WAYS.items()
@@ -84,8 +84,8 @@ def _filled(text: str) -> str:
 
 def _print(found: "About") -> None:
     from treegen.cli.render import echo
-    from treegen.formats import format_bytes, safe_text
-    from treegen.model.families import WAYS
+    from treegen.common.formats import format_bytes, safe_text
+    from treegen.model.checkpoint.families import WAYS
     from treegen.model.recommended import recommendation
 
     lines = [f"{found.name}: {found.model_type or 'of no known family'}, {found.way}"]

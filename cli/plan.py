@@ -25,10 +25,10 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.render import demo_notice, json_line, show_prompt, skipped_rows
     from treegen.errors import InputError
-    from treegen.evals.given import check_read
+    from treegen.evals.asked.given import check_read
+    from treegen.evals.asked.settings import settle
     from treegen.evals.job import first_prompt, load_job, plan_job
     from treegen.evals.model import look_at_model
-    from treegen.evals.settings import settle
 
     tasks = task_names(params)
     given = asked_for(params)
@@ -54,8 +54,8 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
 
 
 def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
-    from treegen.evals.account import describe_levels
     from treegen.evals.choices import num_distinct
+    from treegen.evals.course.account import describe_levels
 
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
@@ -115,7 +115,7 @@ def _document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:
 def _print(document: dict[str, Any], levels: "list[LevelSummary]") -> None:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
 
     model = document["model"]
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"

@@ -8,7 +8,7 @@ import click
 from treegen.cli.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
-    from treegen.evals.power import Spread
+    from treegen.evals.statistics.power import Spread
     from treegen.report.view import RunView
 
 
@@ -49,7 +49,7 @@ def command(
     """
     from treegen.cli.options import counts
     from treegen.cli.render import echo, json_line
-    from treegen.evals.power import difference_for, power, problems_for
+    from treegen.evals.statistics.power import difference_for, power, problems_for
 
     ks = counts(num_samples, "--n-samples")
     spread = _spread(runs, between, within, correlation)
@@ -80,7 +80,7 @@ def _spread(
 ) -> "Spread":
     """Return the variances that are given or measured, or else assumed."""
     from treegen.errors import InputError
-    from treegen.evals.power import Spread, correlation_of, spread_of
+    from treegen.evals.statistics.power import Spread, correlation_of, spread_of
     from treegen.report.load import load_run
 
     if len(runs) > 2:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from treegen.cli.render import notice
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
     from treegen.outputs import WorkerStatus
 
 _SECONDS: Final = 10.0  # most seconds between lines of a log

@@ -10,9 +10,9 @@ import click
 
 from treegen import demo
 from treegen.cli.options import json_wanted
+from treegen.common.formats import safe_text
 from treegen.errors import InputError, TreegenError
-from treegen.formats import safe_text
-from treegen.report.heat_map import save_png
+from treegen.report.plots.heat_map import save_png
 from treegen.tasks import Report, Skipped
 
 UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"

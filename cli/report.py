@@ -31,7 +31,7 @@ def command(
         check_name(output_path, "--output-path")
     found = find_runs(runs)
     from treegen.cli.render import echo, json_line, notice
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
     from treegen.report.load import load_run
 
     views = []

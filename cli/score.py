@@ -8,11 +8,11 @@ import click
 
 from treegen.cli.judging import check_of_use, complaint, judge_rest, take_execution
 from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
 
 if TYPE_CHECKING:
-    from treegen.evals.execution import Execution, Judging
     from treegen.evals.job import Job
+    from treegen.evals.judged.execution import Execution, Judging
     from treegen.runs import RunDir
 
 
@@ -27,10 +27,10 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.cli.render import echo, json_line, notice, pictures
     from treegen.cli.tables import report_tables
     from treegen.errors import RunInUseError
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.results import results_of
-    from treegen.evals.settings import settle, stored_choices
+    from treegen.evals.judged.results import results_of
     from treegen.runs import RunDir
 
     execution = take_execution(params, anew=rejudge)
@@ -72,7 +72,7 @@ def _judge(
     """Judge the programs of a run that lack a verdict; None if the task has no programs."""
     from treegen.cli.render import notice
     from treegen.errors import InputError
-    from treegen.evals.execution import executing
+    from treegen.evals.judged.execution import executing
 
     task = executing(job.task)
     if task is None:

@@ -13,15 +13,15 @@ from treegen.cli.interrupts import Interrupted
 from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
 from treegen.cli.places import places_for, take_cluster
 from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
+from treegen.common.formats import safe_text
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.evals.search.tools import Method
-from treegen.formats import safe_text
 
 if TYPE_CHECKING:
     from treegen.cluster.places import Places
     from treegen.errors import CacheFullError
-    from treegen.evals.progress import Progress
+    from treegen.evals.course.progress import Progress
     from treegen.evals.search.job import SearchJob
     from treegen.llm import LLM
     from treegen.runs import RunSettings, SearchRunDir
@@ -159,7 +159,7 @@ def command(
     from treegen.cli.discarding import discarding
     from treegen.cli.render import demo_notice
     from treegen.errors import RunError
-    from treegen.evals.given import check_read
+    from treegen.evals.asked.given import check_read
     from treegen.evals.search.job import load_search_job
     from treegen.runs import SearchRunDir
 
@@ -209,7 +209,7 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
         if not given["budget"]:
             raise InputError("--budget is empty; such as --budget tokens=2000")
     if "verifier_args" in given:
-        from treegen.evals.verifier_args import verifier_settings
+        from treegen.evals.asked.verifier_args import verifier_settings
 
         given["verifier_args"] = verifier_settings(_named(given["verifier_args"]))
     return given
@@ -222,8 +222,8 @@ def _share_arguments(given: dict[str, Any], methods: list[str]) -> None:
         InputError: no method knows one of them.
     """
     from treegen.cli.pairs import MODEL_ARGS
+    from treegen.common.spelling import did_you_mean
     from treegen.evals.search.own_method import find_method
-    from treegen.evals.selection import did_you_mean
 
     if not given.get("arguments"):
         return

@@ -36,7 +36,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     check_machine(engine)
     facts = look_at_model(engine)
 
-    from treegen.selfcheck import SelfCheck
+    from treegen.bench.selfcheck import SelfCheck
 
     check = SelfCheck(engine, problems=num_problems)
     found = list(check.arrangements())

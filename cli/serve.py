@@ -52,7 +52,7 @@ def command(
             f"`treegen serve` needs {', '.join(missing)}; install it with: "
             "pip install 'treegen[serve]'"
         )
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
     from treegen.params import check_int
 

@@ -77,8 +77,8 @@ def filter_of(view: "RunView", name: str | None) -> str:
 
 
 def _problem(view: "RunView", wanted: str) -> "ProblemView":
+    from treegen.common.spelling import did_you_mean
     from treegen.errors import InputError
-    from treegen.evals.selection import did_you_mean
 
     for problem in view.problems:
         if problem.id == wanted:
@@ -90,7 +90,7 @@ def _problem(view: "RunView", wanted: str) -> "ProblemView":
 def _show_run(view: "RunView", filter: str, *, full: bool, quiet: bool) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown, report_tables
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
     from treegen.report.curves import vote_shares
 
     shares = vote_shares(view.verdicts(filter)) if filter else []
@@ -162,9 +162,9 @@ def _show_problem(
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
+    from treegen.common.formats import safe_text
+    from treegen.evals.statistics.votes import majority_vote
     from treegen.evals.thinking import stored
-    from treegen.evals.votes import majority_vote
-    from treegen.formats import safe_text
     from treegen.report.curves import fate
 
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
@@ -228,7 +228,7 @@ def _answer(verdicts: Any, filter: str) -> str | None:
 
 
 def _clip(text: str, limit: int | None) -> str:
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
 
     if limit is None or len(text) <= limit:
         return safe_text(text)
@@ -257,8 +257,8 @@ def _show_tree(
     view: "RunView", problem: "ProblemView", filter: str, *, full: bool, quiet: bool
 ) -> dict[str, Any]:
     from treegen.cli.render import echo
-    from treegen.formats import safe_text
-    from treegen.search.draw import draw_tree
+    from treegen.common.formats import safe_text
+    from treegen.search.tree.draw import draw_tree
 
     trees = _trees_of(view, problem, filter)
     for tree in trees if not quiet else ():

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from treegen.cli.render import DOWN, PLUS_MINUS, UP, echo
-from treegen.evals.account import (
+from treegen.common.formats import safe_text
+from treegen.evals.course.account import (
     attention_line,
     sharing_line,
     speculation_line,
     workers_line,
 )
-from treegen.evals.tables import Cell, Grid, Table
+from treegen.evals.statistics.tables import Cell, Grid, Table
 from treegen.evals.thinking import thinking_line
-from treegen.formats import safe_text
-from treegen.report.heat_map import draw_text
+from treegen.report.plots.heat_map import draw_text
 from treegen.tasks import Report
 
 _SHOWN: Final = 5

@@ -29,7 +29,7 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.work import either, load
     from treegen.errors import RunError
-    from treegen.evals.consistency import pick, questions_of
+    from treegen.evals.judged.consistency import pick, questions_of
     from treegen.runs import RunDir, graceful_signals
 
     with RunDir.open(run) as opened:
@@ -59,9 +59,9 @@ def command(run: Path, most: int | None, data: str | None, quiet: bool) -> None:
 
 def stored_job(run: Path, info: "RunInfo", data: str | None) -> "Job":
     """Return the job of a stored run, to be scored."""
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle, stored_choices
 
     stored = {**stored_choices(info), "score": True}
     job = load_job(settle({} if data is None else {"data": data}, stored))

@@ -48,9 +48,9 @@ def command(
     """
     from treegen.cli.render import echo, json_line, notice
     from treegen.cli.work import either
-    from treegen.evals.verifier_args import DEFAULTS, verifier_settings
-    from treegen.evals.verify import verify
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
+    from treegen.evals.asked.verifier_args import DEFAULTS, verifier_settings
+    from treegen.evals.judged.verify import verify
     from treegen.runs import RunDir, graceful_signals
 
     given = {"mark": mark, "separator": separator, "tokens": tokens, "reduce": reduce}

@@ -10,9 +10,9 @@ from treegen.cli.interrupts import Interrupted, received
 if TYPE_CHECKING:
     from treegen.cli.destinations import Destination
     from treegen.cluster.places import Places
+    from treegen.evals.course.progress import Progress
     from treegen.evals.job import AnyJob
     from treegen.evals.model import ModelFacts
-    from treegen.evals.progress import Progress
     from treegen.llm import LLM
     from treegen.options import EngineOptions
     from treegen.runs import RunDir, RunSettings

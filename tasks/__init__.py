@@ -1,6 +1,9 @@
 """Evaluation tasks: data, a prompt tree and a score each; this is treegen.tasks."""
 
-from treegen.evals.metrics import (
+from treegen.evals.problem import Problem, Skipped
+from treegen.evals.registry import TaskInfo, get_task, list_tasks
+from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import (
     Incomplete,
     MajorityRow,
     MetricRow,
@@ -8,12 +11,9 @@ from treegen.evals.metrics import (
     ReportOptions,
     summarise,
 )
-from treegen.evals.problem import Problem, Skipped
-from treegen.evals.registry import TaskInfo, get_task, list_tasks
-from treegen.evals.selection import select
+from treegen.evals.statistics.votes import Vote, majority_vote
 from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.evals.votes import Vote, majority_vote
 
 __all__ = [
     "Incomplete",

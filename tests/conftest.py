@@ -154,7 +154,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
-    from treegen.engine import guesser
+    from treegen.engine.guessing import guesser
     from treegen.model import leading, load
 
     def refuse(*args: Any, **kwargs: Any) -> None:

@@ -2,9 +2,9 @@
 
 import torch
 
-from treegen.engine.agreement import Agreement
+from treegen.engine.compute.agreement import Agreement
 from treegen.model.model import Model
-from treegen.model.ranks import Ranks
+from treegen.model.parallel.ranks import Ranks
 
 
 def fail_in_rank_1(*, device: object, ranks: Ranks) -> Model:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from treegen import device as transfer
 from treegen.attention.gpu import attend
-from treegen.engine import decode as decoding
-from treegen.engine import graphs, prefill_graphs
-from treegen.engine.step import DecodeStep
+from treegen.common import device as transfer
+from treegen.engine.compute import graphs, prefill_graphs
+from treegen.engine.compute.step import DecodeStep
+from treegen.engine.passes import decode as decoding
 from treegen.model.batch import Batch
 from treegen.sampling.draw import Draws
 

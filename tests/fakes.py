@@ -27,10 +27,10 @@ from treegen.attention import HostLevel
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import LayerKV, PagedCache
 from treegen.cache.states import StateCache
-from treegen.engine.execute import Executor
-from treegen.engine.keeping import keep_prompt
+from treegen.engine.compute.execute import Executor
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest
+from treegen.engine.segments.keeping import keep_prompt
+from treegen.engine.segments.segment import LiveRequest
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
@@ -45,9 +45,9 @@ from treegen.sampling.param_set import ParamSet
 from treegen.spec import DeltaSpec
 
 if TYPE_CHECKING:
-    from treegen.engine.graphs import DecodeGraphs
-    from treegen.engine.prefill_graphs import PrefillGraphs
-    from treegen.engine.speculation import SpeculationOptions
+    from treegen.engine.compute.graphs import DecodeGraphs
+    from treegen.engine.compute.prefill_graphs import PrefillGraphs
+    from treegen.engine.guessing.speculation import SpeculationOptions
 
 EOS = 1
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from treegen.model.ranks import Ranks
+from treegen.model.parallel.ranks import Ranks
 
 
 def gather_one_column(*, device: torch.device, ranks: Ranks) -> Any:

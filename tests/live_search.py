@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
 
 from treegen.cache.kept import KeptPrefixes
-from treegen.engine.finish import Grown
+from treegen.engine.requests.finish import Grown
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest
+from treegen.engine.segments.segment import LiveRequest
 from treegen.outputs import Completion
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
@@ -18,9 +18,9 @@ from treegen.plan.plan import Request
 from treegen.prompts.stops import Stopping
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
-from treegen.search.node import SearchFn
-from treegen.search.problems import named
 from treegen.search.run import SearchRun
+from treegen.search.tree.node import SearchFn
+from treegen.search.tree.problems import named
 from treegen.spec import LayerSpec, ModelSpec
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)

@@ -25,10 +25,10 @@ from penalised import bound_text, language, plain, slow_logits
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
-from treegen.engine.finish import Grown
+from treegen.engine.guessing.speculation import SpeculationOptions
+from treegen.engine.requests.finish import Grown
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest
-from treegen.engine.speculation import SpeculationOptions
+from treegen.engine.segments.segment import LiveRequest
 from treegen.errors import CapacityError, InputError, TreegenError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
@@ -40,8 +40,8 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
-from treegen.search.node import SearchNode
 from treegen.search.session import Asked, Session
+from treegen.search.tree.node import SearchNode
 from treegen.spec import DeltaSpec, LayerSpec, ModelSpec
 
 _MOST_STEPS = 5_000

@@ -15,8 +15,8 @@ from treegen.evals.search.searcher import TaskSearchFn
 from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
-from treegen.search.node import Search
-from treegen.search.result import SearchResult
+from treegen.search.tree.node import Search
+from treegen.search.tree.result import SearchResult
 from treegen.tasks.puzzles.countdown_text import follow, judge, step_line
 from treegen.tasks.puzzles.prompts import WORTH
 from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, moves, reachable, state_of

@@ -8,11 +8,11 @@ from typing import Any
 
 from cli_cases import problem, write_jsonl
 
+from treegen.evals.asked.settings import settle
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.settings import settle_search
-from treegen.evals.settings import settle
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.records import encode_record
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from treegen.model.text_part import auto_class
+from treegen.model.checkpoint.text_part import auto_class
 
 VOCAB_SIZE = 320
 CONTEXT_LENGTH = 256

@@ -22,9 +22,9 @@ from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.evaluate import Evaluate, by_function
-from treegen.search.node import Search, SearchNode
 from treegen.search.propose import Propose
-from treegen.search.result import Found, SearchResult
+from treegen.search.tree.node import Search, SearchNode
+from treegen.search.tree.result import Found, SearchResult
 
 EOS = 0
 

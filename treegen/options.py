@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
+from treegen.common.formats import parse_bytes
 from treegen.drafting.types import DraftFunction
 from treegen.errors import InputError
-from treegen.formats import parse_bytes
 from treegen.params import check_bool, check_int
 from treegen.plan.cost import Sharing, check_sharing
 

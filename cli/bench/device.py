@@ -18,8 +18,8 @@ from treegen.cli.options import CONTEXT
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.bench.result import Result
-    from treegen.bench.workloads import Case
+    from treegen.bench.decoding.result import Result
+    from treegen.bench.decoding.workloads import Case
 
 _STOCK: Final = ("generate", "continuous")
 _ALONE: Final = {*_STOCK, "no-attention"}  # modes of one GPU alone
@@ -99,8 +99,8 @@ def decode(
         return
     if own_tokens or trace:
         raise InputError("--own-tokens and --trace are for --speculate")
-    from treegen.bench.decode import DECODE_MODES, decode_cases, grid_cases, ratios
-    from treegen.bench.modes import NO_ATTENTION, OWN_STATES
+    from treegen.bench.decoding.decode import DECODE_MODES, decode_cases, grid_cases, ratios
+    from treegen.bench.decoding.modes import NO_ATTENTION, OWN_STATES
     from treegen.cli.render import json_line
 
     if own_states and (grid or options["ranks"] > 1):
@@ -195,7 +195,7 @@ def _speculate(
 @with_options(_PARTS)
 def paper(names: tuple[str, ...], **options: Any) -> None:
     """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
-    from treegen.bench.paper import PAPER
+    from treegen.bench.decoding.paper import PAPER
 
     _experiments(names or PAPER, options)
 
@@ -208,7 +208,7 @@ def monkeys(**options: Any) -> None:
 
 
 def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
-    from treegen.bench.paper import cases_of, experiment_of
+    from treegen.bench.decoding.paper import cases_of, experiment_of
     from treegen.cli.render import json_line
 
     scale, lengths = options.pop("scale"), options.pop("length_scale")
@@ -244,7 +244,7 @@ def _run(
 ) -> "tuple[list[Result], dict[str, Any]]":
     """Measure cases on a shape or a checkpoint and print a table; returns the results."""
     from treegen.bench.shapes import build_model, load, shape_of
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
 
     ranks = options["ranks"]
@@ -266,8 +266,8 @@ def _run(
         parse_bytes(options["memory"])
 
     from treegen.bench import ceilings as ceiling
-    from treegen.bench.result import Settings
-    from treegen.bench.runs import Bench
+    from treegen.bench.decoding.result import Settings
+    from treegen.bench.decoding.runs import Bench
     from treegen.bench.table import result_line, results_table
     from treegen.bench.timing import machine
     from treegen.cli.render import echo, notice

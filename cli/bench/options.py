@@ -68,7 +68,7 @@ def check_device(dtype: str, ceiling_seconds: float | None) -> None:
 
 def check_checkpoint(model: str | None) -> None:
     """Raise ModelError for a checkpoint that is not there or lacks weights."""
-    from treegen.model.files import check_weights, locate
+    from treegen.model.checkpoint.files import check_weights, locate
 
     if model is not None:
         check_weights(locate(model, None, weights=True))
@@ -83,7 +83,7 @@ def show(table: "TextTable") -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
     from treegen.cli.render import echo
     from treegen.cli.tables import markdown
-    from treegen.formats import safe_text
+    from treegen.common.formats import safe_text
 
     if sys.stdout.isatty():
         from rich.console import Console

@@ -39,7 +39,7 @@ def prefill(
 ) -> None:  # fmt: skip
     """Passes over a few prompt tokens, as searches need them: milliseconds, and the least time."""
     from treegen.bench.shapes import build_model, load, shape_of
-    from treegen.formats import parse_bytes
+    from treegen.common.formats import parse_bytes
 
     if shape and model:
         raise InputError("give --shape or --model, not both")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from treegen.evals.metrics import (
+from treegen.evals.statistics.metrics import (
     MetricRow,
     Report,
     ReportOptions,
@@ -12,7 +12,7 @@ from treegen.evals.metrics import (
     mean_row,
     summarise,
 )
-from treegen.evals.tables import problem_values, table_by
+from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.apps.data import DIFFICULTIES
 from treegen.tasks.judge import JudgeVerdict

@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.evals.execution import Execution
-from treegen.evals.progress import Glance, Progress, RightSoFar
-from treegen.evals.stats import Estimate
+from treegen.evals.course.progress import Glance, Progress, RightSoFar
+from treegen.evals.judged.execution import Execution
+from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.thinking import answer_of
 from treegen.runs import Key
 from treegen.tasks.apps.by_difficulty import ProgramVerdict

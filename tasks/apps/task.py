@@ -17,15 +17,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import with_turns
-from treegen.evals.execution import Execution, Judging
 from treegen.evals.fitting import droppable
-from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.judged.execution import Execution, Judging
 from treegen.evals.problem import Problem
-from treegen.evals.selection import did_you_mean, select
+from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.evals.execution import Execution
+from treegen.evals.judged.execution import Execution
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
 from treegen.tasks.apps.judged import JudgedTask

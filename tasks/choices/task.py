@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.bundled import label_of, told_problems
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

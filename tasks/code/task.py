@@ -15,10 +15,10 @@ from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import Turn
-from treegen.evals.execution import Execution, Judging
-from treegen.evals.metrics import Report, ReportOptions
+from treegen.evals.judged.execution import Execution, Judging
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node

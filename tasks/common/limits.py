@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from treegen.common.formats import parse_bytes
 from treegen.errors import InputError
-from treegen.formats import parse_bytes
 from treegen.tasks.judge import Limits
 
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from treegen.errors import InputError
 from treegen.evals.bundled import label_of, told_problems
-from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
-from treegen.evals.tables import problem_values, table_by
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.params import SamplingParams

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.evals.arguments import check_arguments, one_of
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.problem import Problem
-from treegen.evals.tables import problem_values, table_by
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.tasks.gsm8k.data import reasoning_and_number
 

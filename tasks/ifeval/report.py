@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from treegen.evals.metrics import MetricRow, Report, ReportOptions
-from treegen.evals.tables import table_by
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.tables import table_by
 from treegen.evals.verdict import SampleScore, Verdict
 
 _Z95: Final = 1.959963984540054

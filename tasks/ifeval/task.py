@@ -21,9 +21,9 @@ from typing import Any, Final
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_problems
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

@@ -17,13 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.answers import AnswerType
 from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
-from treegen.evals.selection import did_you_mean, select
+from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

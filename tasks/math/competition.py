@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.evals.answers import AnswerType
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.reasoning import by_metadata

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from treegen.evals.metrics import MetricRow, Report, ReportOptions
-from treegen.evals.stats import estimate
-from treegen.evals.tables import problem_values, table_by
+from treegen.evals.statistics.estimators import estimate
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.tasks.mmlu.subjects import CATEGORY_OF
 

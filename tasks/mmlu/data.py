@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
-from treegen.evals.selection import did_you_mean
 from treegen.tasks.common.files import read_text
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field

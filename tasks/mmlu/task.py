@@ -28,9 +28,9 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_role, with_turns
 from treegen.evals.fitting import droppable
-from treegen.evals.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

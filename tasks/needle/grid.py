@@ -20,10 +20,10 @@ from itertools import pairwise
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.tables import Grid, problem_values, table_by
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.tables import Grid, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

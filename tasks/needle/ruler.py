@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.evals.metrics import MetricRow, Report, ReportOptions, mean_row, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.tables import Table, by_decile, problem_values, table_by
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row, summarise
+from treegen.evals.statistics.tables import Table, by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

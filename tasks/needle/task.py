@@ -31,10 +31,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from treegen.evals.chat import Turn
-from treegen.evals.metrics import MetricRow, Report, ReportOptions, summarise
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.tables import by_decile, problem_values, table_by
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.statistics.tables import by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams

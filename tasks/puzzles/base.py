@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import DataError, InputError
 from treegen.evals.chat import Turn
-from treegen.evals.metrics import Report, ReportOptions, summarise
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.search.task import SearchDefaults
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.params import SamplingParams
@@ -38,8 +38,8 @@ from treegen.tasks.puzzles.puzzle import PuzzleState, PuzzleStep, state_of
 
 if TYPE_CHECKING:
     from treegen.search.evaluate import Evaluate
-    from treegen.search.node import SearchNode
     from treegen.search.propose import Propose
+    from treegen.search.tree.node import SearchNode
 
 # Longer puzzles take minutes to decide, and their lines no longer fit a step.
 MAX_NUMBERS: Final = 6

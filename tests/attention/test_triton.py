@@ -23,7 +23,7 @@ from treegen.attention.gpu.dense import find_run
 from treegen.attention.gpu.state import StaticState
 from treegen.attention.gpu.units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
 from treegen.attention.level import HostLevel, to_host
-from treegen.device import Staging
+from treegen.common.device import Staging
 from treegen.errors import InputError
 from treegen.sampling.draw import uniforms
 

@@ -13,15 +13,15 @@ import torch
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import Level, attend
 from treegen.attention.implementations import LOADERS, choose
-from treegen.bench import attention, cascade, ceilings, stock
-from treegen.bench.busy import PassClock
-from treegen.bench.decode import decode_cases, grid_cases, ratios
-from treegen.bench.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
-from treegen.bench.no_attention import no_attention
-from treegen.bench.paper import EXPERIMENTS, cases_of
-from treegen.bench.prefill import PassTime, pass_table
-from treegen.bench.result import Result, Settings
-from treegen.bench.roofline import (
+from treegen.bench import attention, cascade, ceilings
+from treegen.bench.decoding import stock
+from treegen.bench.decoding.busy import PassClock
+from treegen.bench.decoding.decode import decode_cases, grid_cases, ratios
+from treegen.bench.decoding.modes import CONTINUOUS, GENERATE, NO_ATTENTION, SHARING_MODES
+from treegen.bench.decoding.no_attention import no_attention
+from treegen.bench.decoding.paper import EXPERIMENTS, cases_of
+from treegen.bench.decoding.result import Result, Settings
+from treegen.bench.decoding.roofline import (
     ExpertSize,
     LevelWork,
     ModelSize,
@@ -30,14 +30,15 @@ from treegen.bench.roofline import (
     state_bytes,
     step_floor,
 )
-from treegen.bench.runs import Bench
+from treegen.bench.decoding.runs import Bench
+from treegen.bench.decoding.workloads import Case, Workload
+from treegen.bench.prefill import PassTime, pass_table
 from treegen.bench.shapes import SHAPES, build_model, shape_of
 from treegen.bench.table import cascade_line, cascade_table, results_table
 from treegen.bench.timing import Spread, Stopwatch, sustained
 from treegen.bench.tiny import byte_tokenizer
-from treegen.bench.workloads import Case, Workload
 from treegen.errors import CapacityError, InputError
-from treegen.model.fp8 import Fp8Linear
+from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.load import from_module
 from treegen.model.model import Model
 from treegen.plan.cost import Sharing

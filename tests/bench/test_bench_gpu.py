@@ -9,11 +9,11 @@ import torch
 
 from treegen import LLM, Node, SamplingParams
 from treegen.bench import attention, cascade, ceilings
-from treegen.bench.decode import decode_cases
-from treegen.bench.modes import CONTINUOUS, GENERATE
-from treegen.bench.no_attention import no_attention
-from treegen.bench.result import Settings
-from treegen.bench.runs import Bench
+from treegen.bench.decoding.decode import decode_cases
+from treegen.bench.decoding.modes import CONTINUOUS, GENERATE
+from treegen.bench.decoding.no_attention import no_attention
+from treegen.bench.decoding.result import Settings
+from treegen.bench.decoding.runs import Bench
 from treegen.bench.shapes import SHAPES, build_model
 from treegen.model.memory import free_unused
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.cache.pool import LayerKV, PagedCache, PagePool, Pages, table_slots
-from treegen.engine.rows import RowTable
+from treegen.engine.rows.table import RowTable
 
 
 @given(st.data())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treegen.cache.states import NO_STATE, StateCache
-from treegen.model.states import Piece, StateBatch, states_of_pieces, states_of_rows
+from treegen.model.recurrent.states import Piece, StateBatch, states_of_pieces, states_of_rows
 from treegen.spec import DeltaSpec
 
 

@@ -274,7 +274,7 @@ def test_lone_surrogates_are_refused(content: object, message: str) -> None:
 
 
 def test_lone_surrogates_that_come_past_a_node_are_refused(tiny: Path) -> None:
-    from treegen.model.tokenizer import load_tokenizer
+    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.prompts.tokens import append_text, encode_texts
 
     tokenizer = load_tokenizer(tiny)
@@ -309,7 +309,7 @@ def test_progress_that_nobody_reads_ends_no_run(how: str) -> None:
         "from treegen.cli.render import notice\n"
         "@cli.command('work')\n"
         "def work():\n"
-        "    from treegen.evals.progress import Progress\n"
+        "    from treegen.evals.course.progress import Progress\n"
         "    from treegen.cli.progress import show_progress\n"
         "    steps = (Progress(done=i, planned=9, rows=0, pages=0, num_pages=1, tokens=i,\n"
         "             seconds=1.0, accuracy=None, started=0) for i in range(10))\n"

@@ -134,11 +134,11 @@ def test_a_run_that_ends_early_says_so(
 def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
+    from treegen.evals.asked.settings import settle
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
     from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.run import sample
-    from treegen.evals.settings import settle
     from treegen.runs import RunDir
 
     asked = {"task": "gsm8k", "model": str(tiny), "limit": 2, "num_samples": 32, "max_tokens": 24,

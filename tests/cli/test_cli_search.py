@@ -13,7 +13,7 @@ from cli_cases import Command, edit_config, run_command, write_jsonl
 
 from treegen.evals.search.methods import METHODS
 from treegen.runs import SearchRunDir
-from treegen.search.records import SearchTree
+from treegen.search.tree.records import SearchTree
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

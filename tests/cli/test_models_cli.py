@@ -11,9 +11,9 @@ from cli_cases import Command
 from quantised_checkpoints import store_in_fp8
 from tiny_models import save_tiny_model
 
-from treegen.model.families import EXACT, ON_TEXT, RECURRENT, REFUSED, WAYS
+from treegen.model.checkpoint.families import EXACT, ON_TEXT, RECURRENT, REFUSED, WAYS
+from treegen.model.checkpoint.quantized import REFUSED_METHODS
 from treegen.model.load import load_model
-from treegen.model.quantized import REFUSED_METHODS
 
 
 def told(treegen: Command, *words: object) -> dict[str, Any]:

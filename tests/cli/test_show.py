@@ -14,14 +14,14 @@ from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
 from treegen.cli import progress
-from treegen.evals.progress import Progress, RightSoFar
-from treegen.evals.stats import estimate
-from treegen.evals.timeline import read_timeline
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
+from treegen.evals.course.progress import Progress, RightSoFar
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.statistics.estimators import estimate
 from treegen.outputs import LevelRows
 from treegen.report.trees import read_trees
-from treegen.search.draw import draw_tree
-from treegen.search.records import best_path
+from treegen.search.tree.draw import draw_tree
+from treegen.search.tree.records import best_path
 
 
 @pytest.fixture(scope="module")
@@ -276,11 +276,11 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
 
 
 def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
+    from treegen.evals.asked.settings import settle
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
     from treegen.evals.model import load_llm, weights_fingerprint
     from treegen.evals.run import sample
-    from treegen.evals.settings import settle
     from treegen.runs import RunDir
 
     asked = {"task": "gsm8k", "model": str(tiny), "limit": 3, "num_samples": 4, "max_tokens": 40,

@@ -16,11 +16,11 @@ from cli_cases import Command, assert_same_samples, copy_part, results_of, run_c
 
 from treegen import Cluster, WorkerError
 from treegen.cluster import crew
+from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.results import write_results
+from treegen.evals.judged.results import write_results
 from treegen.evals.run import sample
-from treegen.evals.settings import settle, stored_choices
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")

@@ -28,7 +28,7 @@ def _followers(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            if b"treegen.follower" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"treegen.llm.follower" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 

@@ -16,9 +16,9 @@ from train_demo.puzzles import key
 from treegen import LLM, demo
 from treegen.cli import demo as tour
 from treegen.errors import TreegenError
+from treegen.evals.asked.settings import settle
 from treegen.evals.job import load_job
-from treegen.evals.settings import settle
-from treegen.model.files import locate
+from treegen.model.checkpoint.files import locate
 from treegen.tasks.judge import Judge
 
 DATA = ("words.jsonl", "words_fewshot.jsonl", "programs.jsonl", "programs_fewshot.jsonl",

@@ -15,10 +15,10 @@ from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import attend
-from treegen.engine import patience
+from treegen.engine.compute import patience
 from treegen.errors import InputError
 from treegen.evals.model import look_at_model
-from treegen.model.text_part import auto_class
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.options import EngineOptions
 from treegen.plan.cost import Sharing
 

@@ -21,18 +21,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen import device as transfer
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.bench.shapes import SHAPES, build_model
 from treegen.cache.pool import LayerKV, PagedCache
+from treegen.common import device as transfer
 from treegen.drafting.function import FunctionDrafter
 from treegen.drafting.types import DraftContext
-from treegen.engine import graphs
-from treegen.engine.patience import row_seconds
-from treegen.engine.prefill_graphs import PrefillGraphs
-from treegen.engine.speculation import SpeculationOptions
-from treegen.engine.step import FORCED, NUM_INPUTS, DecodeStep, Undrawn
+from treegen.engine.compute import graphs
+from treegen.engine.compute.patience import row_seconds
+from treegen.engine.compute.prefill_graphs import PrefillGraphs
+from treegen.engine.compute.step import FORCED, NUM_INPUTS, DecodeStep, Undrawn
+from treegen.engine.guessing.speculation import SpeculationOptions
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
 from treegen.params import SamplingParams

@@ -18,11 +18,11 @@ from treegen import LLM, Node, SamplingParams
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.cache.states import StateCache
-from treegen.engine import execute
+from treegen.engine.compute import execute
 from treegen.errors import CacheFullError, CapacityError
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.memory import new_state_cache
-from treegen.model.states import fold_lists
-from treegen.model.text_part import auto_class
+from treegen.model.recurrent.states import fold_lists
 from treegen.plan.requests import sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"

@@ -16,9 +16,9 @@ from torch import Tensor
 from treegen.attention import HostLevel, prepare_host
 from treegen.attention.gpu.state import StaticState, WorkShape
 from treegen.cache.pool import LayerKV
-from treegen.device import Staging
-from treegen.engine import prefill_graphs
-from treegen.engine.prefill_graphs import PrefillGraphs
+from treegen.common.device import Staging
+from treegen.engine.compute import prefill_graphs
+from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.model.batch import Batch
 
 CPU = torch.device("cpu")

@@ -11,9 +11,9 @@ import torch
 from fakes import HistoryModel, SmallLists, _hashed, _listed_hashes, fold_hashes
 
 from treegen.cache.states import NO_STATE, StateCache
-from treegen.engine.row_lists import RowLists
-from treegen.engine.rows import RowTable
-from treegen.model.states import fold_lists, states_of_rows
+from treegen.engine.rows.lists import RowLists
+from treegen.engine.rows.table import RowTable
+from treegen.model.recurrent.states import fold_lists, states_of_rows
 
 DELTA = SmallLists(1, 1, 8, 8, 4)
 BASE = 12345  # the state of the prompt
@@ -56,7 +56,7 @@ def steps(cache: StateCache, lists: RowLists, num_rows: int, num: int) -> list[i
 def test_rows_leave_the_state_where_a_segment_ends(
     num: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.model.states.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.states.fold", fold_hashes)
     _, cache, lists = started(5, 30)
     expected = steps(cache, lists, 5, num)
     ((windows, states),) = cache.layers
@@ -76,7 +76,7 @@ def test_rows_leave_the_state_where_a_segment_ends(
 
 
 def test_a_row_without_room_for_its_state_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.model.states.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.states.fold", fold_hashes)
     _, cache, lists = started(2, 4, num_states=4)
     expected = steps(cache, lists, 2, 3)
     others = cache.allocate(cache.num_free)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treegen.engine.row_queue import ALLOWED
-from treegen.engine.rows import RowState, RowTable
+from treegen.engine.rows.queue import ALLOWED
+from treegen.engine.rows.table import RowState, RowTable
 
 
 def test_rows_change_their_state_as_the_table_says() -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from treegen.cache.kept import KeptPrefixes
-from treegen.engine import passes
+from treegen.engine.passes import inputs as passes
 from treegen.errors import CacheFullError, CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch
 from treegen.outputs import Completion

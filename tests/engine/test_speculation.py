@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.drafting.types import DraftContext
-from treegen.engine.decode import DecodeSteps
-from treegen.engine.finish import Endings
-from treegen.engine.results import Results
+from treegen.engine.passes.decode import DecodeSteps
+from treegen.engine.requests.finish import Endings
+from treegen.engine.requests.results import Results
 from treegen.errors import InputError
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -35,7 +35,7 @@ PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
-    monkeypatch.setattr("treegen.engine.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 
 from cli_cases import EXAMPLES, Command, results_of
 
-from treegen.evals.account import add_up, attention_line
-from treegen.evals.settings import settle
+from treegen.evals.asked.settings import settle
+from treegen.evals.course.account import add_up, attention_line
 from treegen.outputs import Usage
 
 

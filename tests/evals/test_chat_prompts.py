@@ -9,9 +9,9 @@ import pytest
 from cli_cases import Command, build_checkpoint, results_of, samples_of, write_jsonl
 
 from treegen.errors import InputError
+from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.settings import settle, stored_choices
 from treegen.prompts.tree import prompts_of
 from treegen.runs import RunDir
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cli_cases import Command
 
-from treegen.evals.stats import estimate, mean_interval, standard_error
+from treegen.evals.statistics.estimators import estimate, mean_interval, standard_error
 from treegen.report.compare import CLUSTERED, compare_runs
 from treegen.report.load import load_run
 

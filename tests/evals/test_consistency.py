@@ -6,9 +6,9 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run
 
-from treegen.evals.consistency import FILE, picked, question_of, questions_of, read_picks
+from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.job import load_job
-from treegen.evals.settings import settle, stored_choices
+from treegen.evals.judged.consistency import FILE, picked, question_of, questions_of, read_picks
 from treegen.runs import RunDir
 
 

@@ -12,12 +12,12 @@ import torch
 from cli_cases import Command, build_checkpoint, copy_part, samples_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from treegen.evals.account import sharing_line
+from treegen.evals.asked.settings import settle
+from treegen.evals.course.account import sharing_line
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.results import write_results
+from treegen.evals.judged.results import write_results
 from treegen.evals.run import sample
-from treegen.evals.settings import settle
 from treegen.llm import LLM
 from treegen.prompts.tree import prompts_of
 from treegen.runs import RunDir

@@ -9,7 +9,7 @@ from report_cases import make_run
 from scipy import stats
 
 from treegen.errors import InputError
-from treegen.evals.power import (
+from treegen.evals.statistics.power import (
     Spread,
     correlation_of,
     difference_for,

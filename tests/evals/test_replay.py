@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from treegen.evals import replay
-from treegen.evals.replay import Drawn, plain, until_decided
+from treegen.evals.statistics import replay
+from treegen.evals.statistics.replay import Drawn, plain, until_decided
+from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import tally
 from treegen.search.strategies.majority import is_decided
 
 

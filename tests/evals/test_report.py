@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.evals.metrics import default_maj_ks, default_pass_ks
-from treegen.evals.votes import tally
+from treegen.evals.statistics.metrics import default_maj_ks, default_pass_ks
+from treegen.evals.statistics.votes import tally
 from treegen.tasks import Report, ReportOptions, SampleScore, Verdict, majority_vote, summarise
 
 ANSWER = {"r": Verdict("18", True), "w": Verdict("7", False), "v": Verdict("8", False)}

@@ -15,8 +15,8 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.errors import InputError, RunError, TaskError
+from treegen.evals.course.progress import Progress
 from treegen.evals.identity import run_settings
-from treegen.evals.progress import Progress
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.methods import METHODS, having
 from treegen.evals.search.run import make_record, run_searches, write_search_results
@@ -25,9 +25,9 @@ from treegen.evals.search.settings import settle_search, stored_search_choices
 from treegen.evals.search.task import Evaluator
 from treegen.evals.search.tools import Knobs
 from treegen.runs import RunDir, RunInfo, SearchRunDir
-from treegen.search.node import SearchNode
-from treegen.search.records import SearchTree
-from treegen.search.result import SearchResult
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.records import SearchTree
+from treegen.search.tree.result import SearchResult
 
 TREES = list(having("expand"))
 SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")

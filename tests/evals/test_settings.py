@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from treegen.errors import InputError
-from treegen.evals.given import check_read
+from treegen.evals.asked.given import check_read
+from treegen.evals.asked.settings import EvalSettings, settle
 from treegen.evals.search.settings import settle_search
-from treegen.evals.settings import EvalSettings, settle
 
 
 def identity_of(settings: EvalSettings) -> dict[str, Any]:

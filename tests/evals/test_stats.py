@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treegen.errors import InputError
-from treegen.evals.stats import estimate, maj_at_k, mean_interval, pass_at_k, tie_at_k
+from treegen.evals.statistics.estimators import (
+    estimate,
+    maj_at_k,
+    mean_interval,
+    pass_at_k,
+    tie_at_k,
+)
 
 _COUNTS = st.lists(st.integers(0, 4), max_size=4)
 

@@ -11,13 +11,13 @@ import pytest
 from cli_cases import Command
 
 from treegen.errors import InputError
-from treegen.evals.confidence import Confidence, group_confidences, stops_at, summary
+from treegen.evals.asked.settings import EvalSettings, settle
+from treegen.evals.asked.stopping import Rounds, StopRule, decided_at
 from treegen.evals.job import load_job
-from treegen.evals.results import write_results
+from treegen.evals.judged.results import write_results
+from treegen.evals.judged.scoring import look_back
 from treegen.evals.run import sample
-from treegen.evals.scoring import look_back
-from treegen.evals.settings import EvalSettings, settle
-from treegen.evals.stopping import Rounds, StopRule, decided_at
+from treegen.evals.statistics.confidence import Confidence, group_confidences, stops_at, summary
 from treegen.llm import LLM
 from treegen.runs import RunDir
 from treegen.search.strategies.majority import is_decided

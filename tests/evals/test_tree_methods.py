@@ -11,7 +11,7 @@ from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS
 from treegen.evals.search.searcher import search_function
 from treegen.evals.search.settings import settle_search
-from treegen.search.result import SearchResult
+from treegen.search.tree.result import SearchResult
 
 DEFAULTS = {
     "mcts": {

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from treegen.errors import InputError
-from treegen.evals.stats import maj_at_k
+from treegen.evals.judged.vote_tables import Votes, vote_table
+from treegen.evals.statistics.estimators import maj_at_k
+from treegen.evals.statistics.weighted import NUMBERS, Vote, weighted_at_k
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.evals.vote_tables import Votes, vote_table
-from treegen.evals.weighted import NUMBERS, Vote, weighted_at_k
 
 Case = tuple[list[float], list[str | None], list[bool]]
 

@@ -17,15 +17,15 @@ from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
 from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
-from treegen.model import families, quantized
 from treegen.model.batch import Batch
+from treegen.model.checkpoint import families, quantized
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.config import load_spec
-from treegen.model.layer_states import LayerStates
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.recurrent import RecurrentLayer, SlotPass, StatePass
-from treegen.model.states import Piece, states_of_pieces
-from treegen.model.text_part import auto_class
+from treegen.model.recurrent.layer_states import LayerStates
+from treegen.model.recurrent.layers import RecurrentLayer, SlotPass, StatePass
+from treegen.model.recurrent.states import Piece, states_of_pieces
 
 PREFIX = 13
 PROBLEMS = (3, 7, 1)

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from treegen import LLM, Node, SamplingParams
 from treegen.attention.types import FP8
 from treegen.errors import InputError
-from treegen.model import fp8
 from treegen.model.check import check_model
-from treegen.model.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
-from treegen.model.joined import JoinedLinears
+from treegen.model.linear import fp8
+from treegen.model.linear.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
+from treegen.model.linear.joined import JoinedLinears
 from treegen.model.load import load_model
 from treegen.options import EngineOptions
 

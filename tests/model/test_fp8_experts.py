@@ -18,8 +18,8 @@ from torch.nn.functional import gelu, silu
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen.attention.types import FP8
-from treegen.model.fp8 import quantized, smooth
-from treegen.model.fp8_experts import (
+from treegen.model.linear.fp8 import quantized, smooth
+from treegen.model.linear.fp8_experts import (
     Fp8Experts,
     fused_experts,
     grouped_product,
@@ -65,7 +65,7 @@ def test_products_are_those_of_rounded_numbers(
     ends_E = torch.searchsorted(sorted_S, torch.arange(experts), right=True, out_int32=True)
     given = (rows, scale_M, weight, scale_EN, order_S.to(device), ends_E.to(device), each)
     if INTERPRETED:
-        from treegen.model.fp8_kernels import grouped_product as kernel
+        from treegen.model.linear.fp8_kernels import grouped_product as kernel
 
         got = torch.full((tokens * each, sizes[0]), torch.nan)
         kernel(*given, got)
@@ -171,7 +171,7 @@ def test_the_kernel_compiles(capability: int, block: int, warps: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from treegen.model.fp8_kernels import _grouped_product
+    from treegen.model.linear.fp8_kernels import _grouped_product
 
     constants = {
         "E": 256, "N": 1024, "K": 2048, "EACH": 8, "BLOCK_E": 256, "BLOCK_M": block,

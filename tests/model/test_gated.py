@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, relu, silu
 
-from treegen.model.fp8 import Fp8Linear, quantize_linears, quantized
-from treegen.model.gated import GatedLinears, silu_quantized
-from treegen.model.joined import JoinedLinears
+from treegen.model.linear.fp8 import Fp8Linear, quantize_linears, quantized
+from treegen.model.linear.gated import GatedLinears, silu_quantized
+from treegen.model.linear.joined import JoinedLinears
 
 Activation = Callable[..., torch.Tensor]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.model import gguf_file
+from treegen.model.checkpoint import gguf_file
+from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
-from treegen.model.tokenizer import load_tokenizer
 
 KINDS = gguf.GGMLQuantizationType
 PROMPTS = ["Question: Ann has 3 apples", "Question: Ann has 3 apples and Bob", "Answer: They"]

@@ -10,8 +10,8 @@ import tiny_models
 import torch
 from torch import Tensor, nn
 
-from treegen.model import joined
-from treegen.model.joined import JoinedLinears
+from treegen.model.linear import joined
+from treegen.model.linear.joined import JoinedLinears
 from treegen.model.load import load_model
 
 

@@ -18,14 +18,15 @@ from treegen import LLM, Node, SamplingParams
 from treegen.attention.types import FP8
 from treegen.errors import ModelError, ModelWarning
 from treegen.evals.model import look_at_model
-from treegen.model import load, quantized
+from treegen.model import load
+from treegen.model.checkpoint import quantized
+from treegen.model.checkpoint.quantized import FP8_METHODS, REFUSED_METHODS
 from treegen.model.config import load_spec
-from treegen.model.fp8 import Fp8Linear
-from treegen.model.fp8_checkpoint import by_row
-from treegen.model.fp8_experts import Fp8Experts, fused_experts
+from treegen.model.linear.fp8 import Fp8Linear
+from treegen.model.linear.fp8_checkpoint import by_row
+from treegen.model.linear.fp8_experts import Fp8Experts, fused_experts
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.quantized import FP8_METHODS, REFUSED_METHODS
 from treegen.options import EngineOptions
 
 # One scale for each output holds what they store; in MXFP8 scales differ by powers of two.

@@ -13,12 +13,12 @@ from transformers import DynamicCache
 
 from treegen import LLM, SamplingParams
 from treegen.errors import CacheFullError, ModelError
+from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.config import load_spec
-from treegen.model.layer_states import LayerStates
 from treegen.model.load import from_module, load_model
 from treegen.model.memory import cache_size
-from treegen.model.recurrent import wrap_recurrent
-from treegen.model.text_part import auto_class
+from treegen.model.recurrent.layer_states import LayerStates
+from treegen.model.recurrent.layers import wrap_recurrent
 from treegen.spec import LayerSpec, ModelSpec, StateSpec
 
 

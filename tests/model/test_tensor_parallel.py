@@ -144,7 +144,7 @@ def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
 
 
 def test_guessed_tokens(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.engine.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
     tiny_models.save_tiny_model(tmp_path, "llama")
     params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True)
     plain = alone(tmp_path).run(tree_of(4), params)

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from treegen import LLM, Node, RunResult, SamplingParams
-from treegen.engine.execute import PrefillInputs
-from treegen.engine.layout import make_level
+from treegen.engine.compute.execute import PrefillInputs
+from treegen.engine.compute.layout import make_level
 from treegen.errors import InputError, WorkerError
 from treegen.model.leading import Group
 from treegen.model.load import load_model

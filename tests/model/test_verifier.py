@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from treegen.errors import InputError, ModelError
-from treegen.model.scorer import load_scorer
-from treegen.model.verifier import Verifier
+from treegen.model.judges.scorer import load_scorer
+from treegen.model.judges.verifier import Verifier
 
 CLASSES: dict[str, Any] = {
     "sequence": LlamaForSequenceClassification,

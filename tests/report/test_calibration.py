@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from report_cases import make_run
 
-from treegen.evals.stats import estimate
+from treegen.evals.statistics.estimators import estimate
 from treegen.evals.verdict import Verdict
 from treegen.report.calibration import (
     binned,
@@ -22,7 +22,7 @@ from treegen.report.calibration import (
     token_probability,
 )
 from treegen.report.load import load_run
-from treegen.report.plots import run_plots
+from treegen.report.plots.runs import run_plots
 from treegen.report.view import ProblemView, RunView, Sample
 
 _PICTURES = {

@@ -20,21 +20,21 @@ import pytest
 from cli_cases import Command, results_of
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
+from treegen.common.formats import safe_text
 from treegen.errors import InputError
-from treegen.evals.account import stored_parts
-from treegen.evals.metrics import ReportOptions
+from treegen.evals.course.account import stored_parts
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.judged.results import write_results
 from treegen.evals.problem import Problem
-from treegen.evals.results import write_results
-from treegen.evals.stats import pass_at_k
-from treegen.evals.tables import Grid, Table, table_by
-from treegen.evals.timeline import read_timeline
+from treegen.evals.statistics.estimators import pass_at_k
+from treegen.evals.statistics.metrics import ReportOptions
+from treegen.evals.statistics.tables import Grid, Table, table_by
 from treegen.evals.verdict import SampleScore
-from treegen.formats import safe_text
 from treegen.report.curves import finish_counts, k_curves, some_ks, vote_shares
-from treegen.report.figures import Plot
 from treegen.report.load import load_run
 from treegen.report.page import write_page
-from treegen.report.plots import curves_plot, run_plots
+from treegen.report.plots.figures import Plot
+from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
 from treegen.runs.records import encode_record
 from treegen.tasks.gsm8k.task import GSM8K
@@ -366,8 +366,8 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
 
 
 def test_metrics_stay_when_the_problems_are_gone(treegen: Command, tmp_path: Path) -> None:
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle, stored_choices
     from treegen.runs import RunDir
 
     run = make_run(tmp_path / "run")

@@ -14,7 +14,7 @@ from browsing import Visit
 from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run, make_trees
 
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
 from treegen.report.compare import compare_runs
 from treegen.report.curves import vote_shares
 from treegen.report.graphs import to_dot, to_mermaid

@@ -8,11 +8,11 @@ from cli_cases import Command
 from report_cases import make_run
 
 from treegen.errors import InputError
-from treegen.evals.replay import plain, until_decided
-from treegen.evals.stats import estimate
+from treegen.evals.statistics.estimators import estimate
+from treegen.evals.statistics.replay import plain, until_decided
 from treegen.report.compare import _sign_flip, compare_runs
 from treegen.report.load import load_run
-from treegen.report.plots import run_plots
+from treegen.report.plots.runs import run_plots
 from treegen.report.saved import drawn_of, savings
 from treegen.search.strategies.majority import is_decided
 
@@ -61,7 +61,7 @@ def test_a_stopped_run_is_whole_and_compared_by_its_votes(whole: Path, stopped: 
 
 
 def _majority(verdicts: list) -> float:  # type: ignore[type-arg]
-    from treegen.evals.votes import tally
+    from treegen.evals.statistics.votes import tally
 
     return tally(verdicts).maj_at_k(len(verdicts))
 

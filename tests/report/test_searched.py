@@ -9,10 +9,10 @@ import pytest
 from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run
 
-from treegen.evals.stats import estimate
+from treegen.evals.statistics.estimators import estimate
 from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
-from treegen.report.searched import (
+from treegen.report.plots.searches import (
     cost_listing,
     methods_of,
     methods_plot,

@@ -17,9 +17,9 @@ from cli_cases import Command
 from report_cases import make_run
 
 from treegen.errors import InputError
+from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.settings import settle, stored_choices
 from treegen.report.watching import Watched, watching
 from treegen.runs import RunDir
 

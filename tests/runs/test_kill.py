@@ -26,7 +26,7 @@ from treegen.runs import RunDir
 
 SERVER = """
 import json, os, signal, sys
-import treegen.llm, treegen.evals.results, treegen.evals.run
+import treegen.llm, treegen.evals.judged.results, treegen.evals.run
 from transformers.models.llama import modeling_llama
 from treegen.cli.main import main
 

@@ -15,10 +15,10 @@ from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
 from treegen.search import posterior
 from treegen.search.evaluate import by_function
-from treegen.search.node import SearchNode
 from treegen.search.propose import Step
-from treegen.search.result import Found
 from treegen.search.strategies.ab_mcts import ab_mcts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 # Draws, written slowly
 

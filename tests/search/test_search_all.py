@@ -24,9 +24,7 @@ from treegen.search.evaluate import (
     mean_logprob,
     rollouts,
 )
-from treegen.search.node import SearchNode
 from treegen.search.propose import sample_step, sample_steps
-from treegen.search.result import Found
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
@@ -34,6 +32,8 @@ from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
 from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 DONE = at_length(4)
 STEPS = sample_steps(3, stop=(), max_tokens=1)

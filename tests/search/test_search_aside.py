@@ -21,10 +21,10 @@ from treegen.search.ask_tell import AskTell, SampleRequest
 from treegen.search.budget import Budget
 from treegen.search.evaluate import Evaluate, by_function
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import sample_steps
-from treegen.search.result import Found, SearchResult
 from treegen.search.strategies.dvts import dvts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found, SearchResult
 
 Fn = Callable[[SearchNode], Awaitable[object]]
 

@@ -20,11 +20,11 @@ from treegen.search.ask_tell import (
 )
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.evaluate import choice_scores, value_prompt
-from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import sample_steps
-from treegen.search.result import Found
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.majority import majority
+from treegen.search.tree.node import Search, SearchNode, ended
+from treegen.search.tree.result import Found
 
 MODEL = hashed("abc.", eos=0.02)
 PARAMS = SamplingParams(max_tokens=6, seed=3)

@@ -15,9 +15,7 @@ from treegen.prompts.expansion import Expand
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import propose_lines, sample_step, sample_steps
-from treegen.search.result import Found
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
@@ -27,6 +25,8 @@ from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
 from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 MODEL = hashed("abc", eos=0.1)
 

@@ -7,12 +7,12 @@ from toy_search import MODEL, at_length, run, start
 
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, rollouts
-from treegen.search.node import SearchNode
 from treegen.search.propose import sample_step, sample_steps
-from treegen.search.result import Found, SearchResult
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.costs import Costs
 from treegen.search.strategies.mcts import mcts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found, SearchResult
 
 value = by_function(lambda node: (sum(map(ord, node.path_text)) % 97) / 97)
 played = rollouts(2, at_length(12), value, stop=(), max_tokens=3)

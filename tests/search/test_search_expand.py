@@ -10,9 +10,9 @@ from treegen.errors import TreeError
 from treegen.params import SamplingParams
 from treegen.prompts.expansion import Expand, LevelBound, bound_levels, sum_levels
 from treegen.prompts.tree import Node, expansions_of, prompts_of
-from treegen.search.node import SearchNode
-from treegen.search.result import Found, SearchResult
 from treegen.search.strategies.expand import expand
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found, SearchResult
 
 THOUGHTS = [
     Expand(5, stop=".", max_tokens=40),

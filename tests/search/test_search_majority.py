@@ -12,10 +12,10 @@ from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, sum_logprob
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
 from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.majority import agreement, is_decided, majority, vote
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 def beta_above_half(a: int, b: int) -> Fraction:

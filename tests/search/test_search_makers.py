@@ -23,8 +23,8 @@ from treegen.search.evaluate import (
     vote_prompt,
 )
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode, ended
 from treegen.search.propose import either, lines, propose_lines, sample_steps
+from treegen.search.tree.node import SearchNode, ended
 
 T = TypeVar("T")
 MODEL = hashed("abc.")

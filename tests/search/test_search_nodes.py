@@ -21,11 +21,11 @@ from toy_search import hashed, run, run_all, start
 
 from treegen.errors import InputError
 from treegen.search.ask_tell import AskTell
-from treegen.search.detached import detach
-from treegen.search.found import leaving
-from treegen.search.node import SearchNode
-from treegen.search.result import Found, SearchResult, warn_if_all_failed
 from treegen.search.session import Session
+from treegen.search.tree.detached import detach
+from treegen.search.tree.found import leaving
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found, SearchResult, warn_if_all_failed
 
 
 def session_of(model: HistoryModel | None = None) -> Session:

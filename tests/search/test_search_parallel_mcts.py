@@ -10,11 +10,11 @@ from toy_search import MODEL, at_length, find, hashed, moves, run, start, table
 
 from treegen.errors import InputError
 from treegen.search.evaluate import by_function, rollouts
-from treegen.search.node import SearchNode
 from treegen.search.propose import sample_steps
-from treegen.search.result import Found
 from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.mcts import mcts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 class SlowTree:

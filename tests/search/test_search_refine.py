@@ -12,13 +12,13 @@ from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function
-from treegen.search.node import SearchNode
 from treegen.search.propose import Step
-from treegen.search.result import Found
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.lats import lats
 from treegen.search.strategies.mutual import mutual
 from treegen.search.strategies.refine import prompted, self_refine
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 def fake(salt: object, text: str, letters: str = "abc") -> str:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_search import PARAMS, backend_of, run_of
 
-from treegen.engine import prefill as prefilling
+from treegen.engine.passes import prefill as prefilling
 from treegen.errors import CapacityError, InputError
 from treegen.model.batch import Batch
 from treegen.params import SamplingParams
@@ -27,13 +27,13 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
-from treegen.search.node import SearchFn, SearchNode
-from treegen.search.problems import named
 from treegen.search.propose import sample_steps
-from treegen.search.result import Found
 from treegen.search.run import SearchRun
 from treegen.search.session import Asked, Session
 from treegen.search.strategies.beam import beam
+from treegen.search.tree.node import SearchFn, SearchNode
+from treegen.search.tree.problems import named
+from treegen.search.tree.result import Found
 
 
 def text_ids(text: str) -> list[int]:

@@ -13,11 +13,11 @@ from toy_search import hashed, run, run_all, start
 from treegen.errors import DataError
 from treegen.params import SamplingParams
 from treegen.search.budget import Budget
-from treegen.search.draw import draw_tree
-from treegen.search.node import SearchNode
-from treegen.search.records import NodeRecord, SearchTree, rounded
-from treegen.search.result import Found, SearchResult
 from treegen.search.strategies.common import prune
+from treegen.search.tree.draw import draw_tree
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.records import NodeRecord, SearchTree, rounded
+from treegen.search.tree.result import Found, SearchResult
 
 FIELDS = [
     "id", "parent_id", "depth", "text", "score", "logprob", "n_tokens", "leaf", "pruned",

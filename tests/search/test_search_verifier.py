@@ -27,8 +27,8 @@ from transformers import (
 from transformers import LlamaConfig as Config
 
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
-from treegen.model.scorer import load_scorer
-from treegen.model.verifier import Verifier
+from treegen.model.judges.scorer import load_scorer
+from treegen.model.judges.verifier import Verifier
 from treegen.search.live.reading import TreeReader
 from treegen.search.verifier import load_verifier
 

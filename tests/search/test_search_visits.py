@@ -21,13 +21,13 @@ from treegen.search.evaluate import (
     rollouts,
     sum_logprob,
 )
-from treegen.search.node import SearchNode
 from treegen.search.propose import sample_steps
-from treegen.search.result import Found
 from treegen.search.strategies.arms import Arm
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import allocate, rebase
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 # Monte Carlo tree search
 

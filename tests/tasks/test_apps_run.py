@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from cli_cases import Command, build_checkpoint, results_of, write_jsonl
 
-from treegen.evals.execution import Execution
+from treegen.evals.asked.settings import settle
 from treegen.evals.identity import run_settings
 from treegen.evals.job import Job, load_job
-from treegen.evals.results import write_results
-from treegen.evals.settings import settle
+from treegen.evals.judged.execution import Execution
+from treegen.evals.judged.results import write_results
 from treegen.runs import RecordFile, RunDir
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.apps.judging import ProgramJudging

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from treegen.errors import DataError, InputError
-from treegen.evals.metrics import Report, ReportOptions
 from treegen.evals.problem import Problem
-from treegen.evals.tables import Grid, by_decile, problem_values, table_by
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.statistics.tables import Grid, by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of
-from treegen.report.heat_map import draw_text, save_png
+from treegen.report.plots.heat_map import draw_text, save_png
 from treegen.tasks.needle.grid import NeedleGrid
 
 NEEDLE = (

@@ -10,11 +10,11 @@ import pytest
 from math_outputs import aime_outputs, letter_outputs, math_outputs, some_answers
 
 from treegen.evals.answers import answer_types, unified
-from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
-from treegen.evals.stats import pass_at_k
+from treegen.evals.statistics.estimators import pass_at_k
+from treegen.evals.statistics.metrics import ReportOptions
+from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore
-from treegen.evals.votes import Tally
 from treegen.tasks.aime.task import AIME
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa.task import GPQA

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from treegen.errors import DataError, InputError
-from treegen.evals.metrics import ReportOptions
 from treegen.evals.problem import Problem
 from treegen.evals.registry import get_task, list_tasks
+from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.async_llm.call import Call, Prompt
 from treegen.async_llm.encoder import Encoder
 from treegen.async_llm.stepper import Stepper
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import SamplingParams, check_int, check_params

@@ -29,7 +29,7 @@ from treegen.attention import Level, attend, prepare
 from treegen.bench.cascade import Cascade, Heads, Part
 from treegen.bench.ceilings import Ceilings, kernels_for
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.formats import format_bytes
+from treegen.common.formats import format_bytes
 from treegen.model.memory import free_unused
 
 COPIES: Final = "copies"

@@ -18,8 +18,8 @@ from treegen.attention import Level, attend, prepare
 from treegen.attention.implementations import LOADERS
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
+from treegen.common.formats import format_bytes
 from treegen.errors import CapacityError, InputError, NumericsError
-from treegen.formats import format_bytes
 from treegen.model.memory import free_unused
 
 _CHECKED_ROWS = 3

@@ -8,10 +8,10 @@ from typing import Any
 
 from treegen.bench.shapes import build_model, shape_of
 from treegen.bench.tiny import byte_tokenizer
-from treegen.closing import Closing
 from treegen.cluster.cluster import Cluster
 from treegen.cluster.places import Places
 from treegen.cluster.worker import from_checkpoint
+from treegen.common.closing import Closing
 from treegen.llm import LLM
 from treegen.options import LOADING, EngineOptions
 from treegen.params import SamplingParams

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.roofline import LevelWork, ModelSize, size_of, step_floor
+from treegen.bench.decoding.roofline import LevelWork, ModelSize, size_of, step_floor
 from treegen.bench.table import TextTable
 from treegen.bench.timing import Spread
 from treegen.llm import LLM

@@ -10,14 +10,14 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.formats import format_bytes
 from treegen.errors import CapacityError, InputError
-from treegen.formats import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from treegen.model.model import Model
-    from treegen.model.ranks import Ranks
+    from treegen.model.parallel.ranks import Ranks
 
 # The context of every shape, long enough for all workloads. Timings do not depend on positions.
 _CONTEXT: Final = 65_536
@@ -229,8 +229,8 @@ def _filled(
     """
     import torch
 
-    from treegen.model.fp8_experts import quantize_matrices
-    from treegen.model.shards import shard, tie_head
+    from treegen.model.linear.fp8_experts import quantize_matrices
+    from treegen.model.parallel.shards import shard, tie_head
 
     if ranks is not None:
         shard(module, ranks.rank, ranks.size)
@@ -278,9 +278,9 @@ def load(
         InputError: the dtype or the device cannot be used.
         ModelError: the checkpoint or its tokenizer cannot be loaded.
     """
+    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.leading import load_in_parts
     from treegen.model.load import load_model
-    from treegen.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     if ranks > 1:

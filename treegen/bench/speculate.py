@@ -19,14 +19,14 @@ import numpy as np
 
 from treegen.bench.table import TextTable
 from treegen.bench.timing import Spread
-from treegen.engine.budgets import ThinkingBudgets
+from treegen.engine.rows.budgets import ThinkingBudgets
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.prompts.tree import MAX_TOKEN_ID, Node
 
 if TYPE_CHECKING:
-    from treegen.engine.layout import Ints
-    from treegen.engine.segment import LiveRequest
+    from treegen.engine.compute.layout import Ints
+    from treegen.engine.segments.segment import LiveRequest
     from treegen.llm import LLM
     from treegen.outputs import Usage
 

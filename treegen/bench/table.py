@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from treegen.formats import format_bytes
+from treegen.common.formats import format_bytes
 from treegen.outputs import in_order
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
     from treegen.bench.cascade import CascadeResult
-    from treegen.bench.decode import Ratio
-    from treegen.bench.result import Result
+    from treegen.bench.decoding.decode import Ratio
+    from treegen.bench.decoding.result import Result
     from treegen.bench.timing import Spread
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treegen.device import current
+from treegen.common.device import current
 
 _FLUSH_BYTES = 2**29  # written between timed calls: more than any L2 holds
 _SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock

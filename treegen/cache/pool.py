@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.cache.states import StateCache
-from treegen.device import to_device
+from treegen.common.device import to_device
 
 Pages = NDArray[np.int32]
 

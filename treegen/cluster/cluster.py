@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treegen.cache.kept import Kept
-from treegen.closing import Closing
 from treegen.cluster.crew import Crew, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
@@ -19,11 +18,12 @@ from treegen.cluster.run import Run, none_left
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.cluster.worker import from_checkpoint, loading
+from treegen.common.closing import Closing
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
+from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.reproducible import ALIGN
-from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
@@ -33,9 +33,9 @@ from treegen.prompts.tokens import encode_texts
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.search.node import SearchFn
-    from treegen.search.problems import SearchProblem
     from treegen.search.session import Session
+    from treegen.search.tree.node import SearchFn
+    from treegen.search.tree.problems import SearchProblem
 
 
 class Cluster(LLM, Closing):

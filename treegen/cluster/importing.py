@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError
-from treegen.search.found import leaving
+from treegen.search.tree.found import leaving
 
 if TYPE_CHECKING:
-    from treegen.search.result import SearchResult
+    from treegen.search.tree.result import SearchResult
 
 
 def packed_job(job: object) -> bytes:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from treegen.engine.dealt import DealtStream
     from treegen.llm import LLM
     from treegen.search.budget import Budget
-    from treegen.search.node import SearchFn
-    from treegen.search.problems import SearchProblem
     from treegen.search.run import SearchRun
+    from treegen.search.tree.node import SearchFn
+    from treegen.search.tree.problems import SearchProblem
 
 Part = tuple[int, list[int]]
 """A key and some of its indices."""

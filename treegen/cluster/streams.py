@@ -7,14 +7,14 @@ from types import MappingProxyType
 
 from treegen.cluster.dealer import Item
 from treegen.cluster.run import Run
+from treegen.common.turns import Alone, in_turn
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
 from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
-from treegen.search.problems import SearchProblem
-from treegen.search.result import SearchResult
 from treegen.search.run import SearchRun
-from treegen.turns import Alone, in_turn
+from treegen.search.tree.problems import SearchProblem
+from treegen.search.tree.result import SearchResult
 
 
 class ClusterStream(Stream):

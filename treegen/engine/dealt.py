@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from treegen.engine.graphs import DecodeGraphs
+from treegen.engine.compute.graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveSegment
+from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.stream import Stream
 from treegen.model.model import Model
 from treegen.outputs import LevelRows, Score

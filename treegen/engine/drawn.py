@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from treegen.attention import HostLevel
-from treegen.engine.execute import StepRows
-from treegen.engine.layout import Ints, make_level, pad_tables, shared_levels
-from treegen.engine.run_state import RunState
-from treegen.engine.segment import NEVER, LiveRequest
+from treegen.engine.compute.execute import StepRows
+from treegen.engine.compute.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.segments.segment import NEVER, LiveRequest
 from treegen.sampling.texts import Texts
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
-from treegen.engine.execute import Executor
-from treegen.engine.graphs import DecodeGraphs
-from treegen.engine.guesser import Guesser
-from treegen.engine.patience import row_seconds
-from treegen.engine.prefill_graphs import PrefillGraphs
+from treegen.engine.compute.execute import Executor
+from treegen.engine.compute.graphs import DecodeGraphs
+from treegen.engine.compute.patience import row_seconds
+from treegen.engine.compute.prefill_graphs import PrefillGraphs
+from treegen.engine.guessing.guesser import Guesser
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.memory import make_cache

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treegen.device import Staging, to_device
-from treegen.engine.guesses import Guesses
-from treegen.engine.layout import Ints
-from treegen.engine.rows import RowState
-from treegen.engine.run_state import RunState
-from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.common.device import Staging, to_device
+from treegen.engine.compute.layout import Ints
+from treegen.engine.passes.guesses import Guesses
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.rows.table import RowState
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import InputError
 from treegen.prompts.radix import Tokens
 from treegen.sampling.masks import Masks

@@ -28,19 +28,19 @@ import torch
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
-from treegen.device import current
-from treegen.engine.admission import Admission
-from treegen.engine.checking import check_run
-from treegen.engine.decode import DecodeSteps, Flight, Pending
-from treegen.engine.execute import Executor
-from treegen.engine.failures import explained, stuck
-from treegen.engine.finish import Endings, Grown
-from treegen.engine.prefill import PrefillFlight, PrefillPasses
-from treegen.engine.results import Results
-from treegen.engine.row_queue import LiveRows
-from treegen.engine.run_state import new_run
-from treegen.engine.segment import LiveRequest, LiveSegment
-from treegen.engine.speculation import Speculation, SpeculationOptions
+from treegen.common.device import current
+from treegen.engine.compute.execute import Executor
+from treegen.engine.guessing.speculation import Speculation, SpeculationOptions
+from treegen.engine.passes.decode import DecodeSteps, Flight, Pending
+from treegen.engine.passes.prefill import PrefillFlight, PrefillPasses
+from treegen.engine.requests.admission import Admission
+from treegen.engine.requests.checking import check_run
+from treegen.engine.requests.failures import explained, stuck
+from treegen.engine.requests.finish import Endings, Grown
+from treegen.engine.requests.results import Results
+from treegen.engine.rows.queue import LiveRows
+from treegen.engine.rows.run_state import new_run
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError
 from treegen.model.batch import Forward
 from treegen.outputs import Completion
@@ -50,7 +50,7 @@ from treegen.prompts.stops import Stopping
 from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
-    from treegen.engine.graphs import DecodeGraphs
+    from treegen.engine.compute.graphs import DecodeGraphs
 
 
 class Scheduler:

@@ -9,15 +9,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from treegen.closing import Closing
-from treegen.engine.graphs import DecodeGraphs
-from treegen.engine.layout import Ints
+from treegen.common.closing import Closing
+from treegen.common.turns import TakesTurns, in_turn
+from treegen.engine.compute.graphs import DecodeGraphs
+from treegen.engine.compute.layout import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
 from treegen.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.plan.plan import Plan
-from treegen.turns import TakesTurns, in_turn
 
 
 class Stream(Iterator[Completion], Closing, TakesTurns):

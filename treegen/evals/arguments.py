@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.selection import did_you_mean
 
 _Task = TypeVar("_Task")
 

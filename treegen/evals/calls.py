@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from treegen.errors import TaskError, TreegenError
-from treegen.evals.confidence import STOPPED
 from treegen.evals.problem import Problem
+from treegen.evals.statistics.confidence import STOPPED
 from treegen.evals.task import Task, TaskData
 from treegen.evals.thinking import answer_of
 from treegen.evals.verdict import Verdict

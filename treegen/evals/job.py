@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from treegen.errors import CapacityError, InputError
 from treegen.evals.answers import check_ready
 from treegen.evals.arguments import check_arguments, configured, known_arguments
+from treegen.evals.asked.given import RunChoices
+from treegen.evals.asked.settings import EvalSettings, default_sampling
 from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.evals.fitting import barest, fit
-from treegen.evals.given import RunChoices
 from treegen.evals.model import ModelFacts
 from treegen.evals.problem import Problem
 from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
-from treegen.evals.settings import EvalSettings, default_sampling
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.plan.plan import Plan
 from treegen.prompts.tree import Node, prompts_of

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import NumericsError, RunError
-from treegen.evals.account import Account
 from treegen.evals.choices import ChoicePrompt, choice_prompts
+from treegen.evals.course.account import Account
+from treegen.evals.course.progress import AccuracySoFar, Glance, Progress
+from treegen.evals.course.timeline import Timeline
 from treegen.evals.job import Job
-from treegen.evals.progress import AccuracySoFar, Glance, Progress
-from treegen.evals.timeline import Timeline
 from treegen.outputs import Score
 from treegen.runs import RunDir
 

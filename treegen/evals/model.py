@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import ModelError
 from treegen.options import EngineOptions
 from treegen.plan.plan import Plan
@@ -71,20 +71,20 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
 
     places: of workers that do the work, on devices that this machine need not have.
     """
-    from treegen.model.files import locate
+    from treegen.model.checkpoint.files import locate
 
     directory = locate(engine.model, engine.revision, weights=False)  # a wrong path is told at once
 
     import torch
 
-    from treegen.engine.draft_model import look_at_draft
-    from treegen.engine.speculation import check_speculation
+    from treegen.engine.guessing.draft_model import look_at_draft
+    from treegen.engine.guessing.speculation import check_speculation
     from treegen.model import memory
+    from treegen.model.checkpoint.quantized import quantisation_of
+    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.load import stays_fp8
-    from treegen.model.quantized import quantisation_of
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
-    from treegen.model.tokenizer import load_tokenizer
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -143,7 +143,7 @@ def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None
 
 def weights_fingerprint(engine: EngineOptions) -> str:
     """Return a hash that stands for a model's weights; raise ModelError if there are none."""
-    from treegen.model.files import check_weights, fingerprint, locate
+    from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
     check_weights(directory)

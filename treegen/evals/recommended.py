@@ -28,7 +28,7 @@ def recommended_by(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"--sampling must be {' or '.join(WAYS)}, got {way!r}")
     if way != "recommended" or not given.get("model"):
         return {}
-    from treegen.model.files import locate
+    from treegen.model.checkpoint.files import locate
     from treegen.model.recommended import recommended_sampling
 
     found = recommended_sampling(locate(given["model"], given.get("revision"), weights=False))

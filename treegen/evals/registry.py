@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.answers import AnswerType
-from treegen.evals.selection import did_you_mean
 from treegen.evals.task import Task, TaskDefaults
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"

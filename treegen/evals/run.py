@@ -12,15 +12,15 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import RunError
-from treegen.evals.account import Account
-from treegen.evals.confidence import summary
-from treegen.evals.execution import Judging, executing
+from treegen.evals.asked.stopping import Rounds
+from treegen.evals.course.account import Account
+from treegen.evals.course.progress import AccuracySoFar, Glance, Progress
+from treegen.evals.course.timeline import Timeline
 from treegen.evals.job import Job, fit_job
-from treegen.evals.progress import AccuracySoFar, Glance, Progress
-from treegen.evals.scoring import look_back
-from treegen.evals.stopping import Rounds
+from treegen.evals.judged.execution import Judging, executing
+from treegen.evals.judged.scoring import look_back
+from treegen.evals.statistics.confidence import summary
 from treegen.evals.thinking import stored
-from treegen.evals.timeline import Timeline
 from treegen.outputs import Completion
 from treegen.runs import RunDir
 

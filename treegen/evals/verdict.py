@@ -33,7 +33,7 @@ class SampleScore:
 
     by_length: if the sample is the likeliest of given choices, the verdicts on the choice that is
     likeliest for its length.
-    numbers: by name, what votes may weigh it by; see `treegen.evals.weighted`.
+    numbers: by name, what votes may weigh it by; see `treegen.evals.statistics.weighted`.
     num_tokens: its generated tokens.
     closed: whether its thinking came to an end; None if it has none.
     """

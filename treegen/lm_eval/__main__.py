@@ -5,8 +5,8 @@ import sys
 import click
 from lm_eval.__main__ import cli_evaluate
 
+from treegen.common.formats import safe_text
 from treegen.errors import TreegenError
-from treegen.formats import safe_text
 
 
 def main() -> int:

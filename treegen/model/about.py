@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from treegen.errors import ModelError
+from treegen.model.checkpoint.families import way_of
+from treegen.model.checkpoint.files import locate, read_raw_config
+from treegen.model.checkpoint.gguf_file import is_gguf, read_header
+from treegen.model.checkpoint.quantized import quantisation_of
 from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
-from treegen.model.families import way_of
-from treegen.model.files import locate, read_raw_config
-from treegen.model.gguf_file import is_gguf, read_header
 from treegen.model.load import stays_fp8
-from treegen.model.quantized import quantisation_of
 from treegen.options import EngineOptions
 from treegen.spec import ModelSpec
 

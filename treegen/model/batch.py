@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treegen.attention import Prepared
 from treegen.cache.pool import LayerKV
-from treegen.model.states import StateBatch
+from treegen.model.recurrent.states import StateBatch
 
 # T tokens of the pass, S rows whose logits are wanted
 

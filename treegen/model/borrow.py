@@ -9,9 +9,9 @@ from typing import Any, Final
 from torch import nn
 from transformers import PreTrainedModel
 
+from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import ATTENTION
 from treegen.model.load import prepare
-from treegen.model.text_part import attention_of_text
 
 _PADDING: Final = "warn_if_padding_and_no_attention_mask"
 _ABSENT: Final = object()

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from treegen.attention import Level, prepare
 from treegen.cache.pool import LayerKV
 from treegen.cache.states import NO_STATE
-from treegen.device import without_autocast
+from treegen.common.device import without_autocast
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.files import one_line
-from treegen.model.fp8 import smooth
+from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import ATTENTION
-from treegen.model.states import Piece, states_of_pieces, states_of_rows
-from treegen.model.text_part import attention_of_text
+from treegen.model.linear.fp8 import smooth
+from treegen.model.recurrent.states import Piece, states_of_pieces, states_of_rows
 
 if TYPE_CHECKING:
     from treegen.model.model import Model

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from treegen.cache.pool import LayerKV
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.gated import GatedLinears
+from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
-from treegen.model.joined import JoinedLinears
-from treegen.model.own_layers import forward
-from treegen.model.recurrent import wrap_recurrent
-from treegen.model.recurrent_ops import OPERATORS
-from treegen.model.text_part import attention_of_text
+from treegen.model.linear.gated import GatedLinears
+from treegen.model.linear.joined import JoinedLinears
+from treegen.model.recurrent.layers import wrap_recurrent
+from treegen.model.recurrent.ops import OPERATORS
+from treegen.model.recurrent.own_layers import forward
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
 

@@ -11,12 +11,18 @@ from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.errors import InputError, ModelError, ModelWarning
-from treegen.model.families import refuse_family
-from treegen.model.files import check_trust, locate, one_line, read_object, read_raw_config
-from treegen.model.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.families import refuse_family
+from treegen.model.checkpoint.files import (
+    check_trust,
+    locate,
+    one_line,
+    read_object,
+    read_raw_config,
+)
+from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.text_part import generates_text
 from treegen.model.probe import probe_layers
 from treegen.model.recommended import recommended_sampling
-from treegen.model.text_part import generates_text
 from treegen.spec import LayerSpec, ModelSpec
 
 DTYPES: Final = {

@@ -1,6 +1,6 @@
 """Rank 0 of a tensor-parallel model: it starts the other ranks, leads them and sees them end.
 
-Each follower is a process of its own on this machine, which begins at `treegen.follower.main`. Rank
+Each follower is a process of its own on this machine, which begins at `treegen.llm.follower.main`. Rank
 0 tells it, over a pipe, what to do: load the model, make a cache, and then each pass. A follower
 decides nothing. So all that schedules, samples and searches runs in this process alone.
 """
@@ -24,15 +24,15 @@ from typing import Any, Final
 
 import torch
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import InputError, TreegenError, WorkerError
 from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.model.ranks import check_free, join, leave
+from treegen.model.parallel.ranks import check_free, join, leave
 from treegen.options import EngineOptions
 
-_START: Final = "from treegen.follower import main; main()"
+_START: Final = "from treegen.llm.follower import main; main()"
 _START_SECONDS: Final = 300.0  # for a follower to import what it needs
 _SOON: Final = 2.0  # seconds in which a follower that fails has told so
 _GRACE: Final = 10.0  # seconds for a follower to end by itself

@@ -20,6 +20,22 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 from treegen.attention.implementations import choose
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
+from treegen.model.checkpoint.families import refuse_family
+from treegen.model.checkpoint.files import check_weights, fingerprint, locate
+from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
+from treegen.model.checkpoint.load_report import (
+    check_complete,
+    loading_error,
+    quiet_loading,
+    warn_unused,
+)
+from treegen.model.checkpoint.quantized import (
+    Quantisation,
+    expand_on_load,
+    quantisation_of,
+    unused_names,
+)
+from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.config import (
     DTYPES,
     read_config,
@@ -27,20 +43,14 @@ from treegen.model.config import (
     resolve_dtype,
     spec_of,
 )
-from treegen.model.families import refuse_family
-from treegen.model.files import check_weights, fingerprint, locate
-from treegen.model.fp8 import can_multiply
-from treegen.model.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
-from treegen.model.fp8_experts import quantize_matrices
-from treegen.model.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.hook import ATTENTION
-from treegen.model.load_report import check_complete, loading_error, quiet_loading, warn_unused
+from treegen.model.linear.fp8 import can_multiply
+from treegen.model.linear.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
+from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.memory import free_unused
 from treegen.model.model import Model
-from treegen.model.quantized import Quantisation, expand_on_load, quantisation_of, unused_names
-from treegen.model.ranks import Ranks
-from treegen.model.shards import shard, tie_head
-from treegen.model.text_part import attention_of_text, auto_class, drop_parts
+from treegen.model.parallel.ranks import Ranks
+from treegen.model.parallel.shards import shard, tie_head
 from treegen.spec import ModelSpec
 
 

@@ -15,21 +15,21 @@ from transformers import PreTrainedModel
 
 from treegen.attention.types import FP8
 from treegen.cache.pool import LayerKV
-from treegen.device import current, without_autocast
+from treegen.common.device import current, without_autocast
+from treegen.common.formats import format_bytes
 from treegen.errors import CapacityError, InputError, ModelError
-from treegen.formats import format_bytes
 from treegen.model.batch import Batch
-from treegen.model.files import one_line
-from treegen.model.own_layers import has_operators
-from treegen.model.recurrent import SlotPass, StatePass, on_states, wrap_recurrent
+from treegen.model.checkpoint.files import one_line
+from treegen.model.recurrent.layers import SlotPass, StatePass, on_states, wrap_recurrent
+from treegen.model.recurrent.own_layers import has_operators
+from treegen.model.recurrent.states import on_slots, states_of_rows
 from treegen.model.reproducible import first_batch, fix_sums, with_rows
-from treegen.model.states import on_slots, states_of_rows
 from treegen.model.written import versions
 from treegen.spec import ModelSpec
 
 if TYPE_CHECKING:
     from treegen.model.compiled import CompiledLayers
-    from treegen.model.ranks import Ranks
+    from treegen.model.parallel.ranks import Ranks
 
 # T tokens of a pass, S rows whose logits are wanted, V vocabulary
 

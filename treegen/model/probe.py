@@ -20,15 +20,20 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
 from treegen.errors import ModelError
-from treegen.model.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
-from treegen.model.files import one_line
-from treegen.model.fp8 import linears
-from treegen.model.fp8_experts import fused_experts
+from treegen.model.checkpoint.families import NO_ATTENTION, OWN_ATTENTION, recurrent_types
+from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.text_part import (
+    attention_of_text,
+    auto_class,
+    drop_parts,
+    unreached_parts,
+)
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
-from treegen.model.own_layers import delta_of
-from treegen.model.recurrent import StateProbe, on_states, wrap_recurrent
-from treegen.model.shards import shard
-from treegen.model.text_part import attention_of_text, auto_class, drop_parts, unreached_parts
+from treegen.model.linear.fp8 import linears
+from treegen.model.linear.fp8_experts import fused_experts
+from treegen.model.parallel.shards import shard
+from treegen.model.recurrent.layers import StateProbe, on_states, wrap_recurrent
+from treegen.model.recurrent.own_layers import delta_of
 from treegen.spec import DeltaSpec, StateSpec
 
 _NUM_TOKENS: Final = 3

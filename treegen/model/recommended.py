@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, ModelError
-from treegen.model.files import read_object
+from treegen.model.checkpoint.files import read_object
 from treegen.params import SamplingParams
 
 # Settings that vLLM and transformers take from the file too, by names that SamplingParams shares.

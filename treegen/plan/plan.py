@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from treegen.common.formats import format_bytes
 from treegen.errors import CacheFullError
-from treegen.formats import format_bytes
 from treegen.plan.cost import CostModel, Sharing
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.evals.votes import majority_vote
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
+from treegen.evals.statistics.votes import majority_vote
 from treegen.prompts.tree import Node
 from treegen.report.curves import (
     INVALID,
@@ -24,11 +24,11 @@ from treegen.report.curves import (
     fate,
     vote_shares,
 )
-from treegen.report.figures import Spot
+from treegen.report.plots.figures import Spot
 from treegen.report.prompt_tree import content_text
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView, Sample
-from treegen.search.records import TreeNode, best_path
+from treegen.search.tree.records import TreeNode, best_path
 
 # A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256

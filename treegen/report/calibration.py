@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from treegen.evals.stats import Estimate, estimate
-from treegen.evals.votes import tally
+from treegen.evals.statistics.estimators import Estimate, estimate
+from treegen.evals.statistics.votes import tally
 from treegen.report.view import RunView, Sample
 
 BINS: Final = 10

@@ -29,10 +29,10 @@ from typing import Any, Final
 import numpy as np
 
 from treegen.errors import InputError
-from treegen.evals.metrics import Clusters
-from treegen.evals.stats import mean_interval, pass_at_k
+from treegen.evals.statistics.estimators import mean_interval, pass_at_k
+from treegen.evals.statistics.metrics import Clusters
+from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import tally
 from treegen.report.view import ProblemView, RunView
 
 _RESAMPLES: Final = 9999

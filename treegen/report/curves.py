@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from treegen.evals.stats import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.votes import majority_vote, tally
 from treegen.evals.verdict import Verdict
-from treegen.evals.votes import majority_vote, tally
 from treegen.report.view import RunView, Sample
 
 # Estimating maj@k costs about a millisecond per problem and k.

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from treegen.formats import safe_text
+from treegen.common.formats import safe_text
 from treegen.report.trees import StoredTree
-from treegen.search.records import TreeNode, best_path
+from treegen.search.tree.records import TreeNode, best_path
 
 # Characters of a node's text that are shown.
 _SHOWN: Final = 40

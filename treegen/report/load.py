@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import RunError, TreegenError
-from treegen.evals.account import add_up, stored_parts
-from treegen.evals.metrics import Incomplete, MajorityRow, MetricRow, Report
-from treegen.evals.tables import Grid, Table
+from treegen.evals.course.account import add_up, stored_parts
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
+from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.timeline import read_timeline
 from treegen.evals.verdict import Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
@@ -53,7 +53,7 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: `data` are not the problems of the run.
     """
-    from treegen.evals.scoring import look_back
+    from treegen.evals.judged.scoring import look_back
 
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, data=data)
@@ -89,9 +89,9 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
 
 
 def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
+    from treegen.evals.asked.settings import settle, stored_choices
     from treegen.evals.identity import check_same_data
     from treegen.evals.job import load_job
-    from treegen.evals.settings import settle, stored_choices
 
     try:
         stored = {**beside(run.path, stored_choices(run.info)), "score": True}
@@ -109,9 +109,9 @@ _Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
 
 
 def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
-    from treegen.evals.execution import executing
-    from treegen.evals.scoring import aggregate, judged, look_back, sample_scores
-    from treegen.evals.vote_tables import Votes
+    from treegen.evals.judged.execution import executing
+    from treegen.evals.judged.scoring import aggregate, judged, look_back, sample_scores
+    from treegen.evals.judged.vote_tables import Votes
 
     if job is None:
         return [(record, None) for record in run.records()], _stored_report(run)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import TreegenError
-from treegen.evals.account import stored_parts
-from treegen.evals.metrics import Incomplete, MetricRow, Report, mean_row
-from treegen.evals.timeline import read_timeline
+from treegen.evals.course.account import stored_parts
+from treegen.evals.course.timeline import read_timeline
+from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
 from treegen.report.trees import StoredTree, read_trees
 from treegen.report.view import ProblemView, RunView, Sample, beside, task_name

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import treegen
+from treegen.common.formats import safe_text
 from treegen.errors import InputError
-from treegen.formats import safe_text
 from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
 from treegen.report.comparison_table import comparison_listing
 from treegen.report.pictures import Picture, draw_all
-from treegen.report.searched import cost_listing
+from treegen.report.plots.searches import cost_listing
 from treegen.report.tables import (
     Card,
     Listing,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from treegen.report.compare import Comparison
-from treegen.report.comparison_plots import comparison_plots
 from treegen.report.curves import k_curves
-from treegen.report.figures import Plot, Spot
-from treegen.report.plots import curves_plot, metric_plot, run_plots
-from treegen.report.searched import methods_plot
+from treegen.report.plots.comparison import comparison_plots
+from treegen.report.plots.figures import Plot, Spot
+from treegen.report.plots.runs import curves_plot, metric_plot, run_plots
+from treegen.report.plots.searches import methods_plot
 from treegen.report.tables import headline_of
 from treegen.report.view import RunView
 

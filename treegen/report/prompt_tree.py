@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from treegen.evals.votes import majority_vote
+from treegen.evals.statistics.votes import majority_vote
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.evals.confidence import STOPPED
-from treegen.evals.replay import Drawn, Outcome, plain, until_decided
-from treegen.evals.stats import Estimate, estimate, mean_interval
-from treegen.evals.votes import tally
+from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.statistics.estimators import Estimate, estimate, mean_interval
+from treegen.evals.statistics.replay import Drawn, Outcome, plain, until_decided
+from treegen.evals.statistics.votes import tally
 from treegen.report.curves import some_ks
 from treegen.report.view import RunView
 

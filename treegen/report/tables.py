@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treegen.evals.account import kernels_told, sharing_line
-from treegen.evals.metrics import MajorityRow, MetricRow
-from treegen.formats import format_bytes
+from treegen.common.formats import format_bytes
+from treegen.evals.course.account import kernels_told, sharing_line
+from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.report.view import RunView
 
 

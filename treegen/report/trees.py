@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from treegen.errors import RunError
 from treegen.runs import RecordFile
-from treegen.search.records import TreeNode, best_path
+from treegen.search.tree.records import TreeNode, best_path
 
 FILE: Final = "trees.jsonl"
 

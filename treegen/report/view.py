@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.evals.metrics import Report
+from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
 from treegen.outputs import Thinking, answer_after
 from treegen.report.trees import StoredTree

@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.formats import safe_text
 from treegen.errors import InputError, TreegenError
-from treegen.formats import safe_text
 from treegen.report.load import load_run
 from treegen.report.page import Live, render_page
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.device import to_device
+from treegen.common.device import to_device
 from treegen.params import SamplingParams
 from treegen.sampling.penalties import Penalties, Words
 from treegen.sampling.signals import Signals

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from numpy.typing import NDArray
 
-from treegen.device import to_device
+from treegen.common.device import to_device
 from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
 

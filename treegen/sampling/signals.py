@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.device import to_device
+from treegen.common.device import to_device
 from treegen.params import SamplingParams
 
 CONFIDENCE, CERTAINTY = range(2)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.attention import HostLevel
-from treegen.device import to_device_together
+from treegen.common.device import to_device_together
 
 NOTHING: Final = -1
 """In the place of a token, where a text has none."""

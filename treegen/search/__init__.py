@@ -11,7 +11,6 @@ from treegen.search.aside import Together
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.backend import Backend
 from treegen.search.budget import Budget, BudgetReached, SearchUsage
-from treegen.search.draw import draw_tree
 from treegen.search.evaluate import (
     Evaluate,
     along_path,
@@ -26,7 +25,6 @@ from treegen.search.evaluate import (
     vote_prompt,
 )
 from treegen.search.loop import gather
-from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import (
     Propose,
     Step,
@@ -36,8 +34,6 @@ from treegen.search.propose import (
     sample_step,
     sample_steps,
 )
-from treegen.search.records import NodeRecord, SearchTree
-from treegen.search.result import Found, SearchResult
 from treegen.search.reward import by_verifier, reward_model
 from treegen.search.several import search_with
 from treegen.search.strategies.ab_mcts import ab_mcts
@@ -55,6 +51,10 @@ from treegen.search.strategies.mutual import mutual
 from treegen.search.strategies.rebase import allocate, rebase
 from treegen.search.strategies.refine import prompted, self_refine
 from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.tree.draw import draw_tree
+from treegen.search.tree.node import Search, SearchNode, ended
+from treegen.search.tree.records import NodeRecord, SearchTree
+from treegen.search.tree.result import Found, SearchResult
 from treegen.search.verifier import load_verifier
 
 __all__ = [

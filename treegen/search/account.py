@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Literal, NoReturn
 
+from treegen.common.uncopied import Uncopied
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
-from treegen.uncopied import Uncopied
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before StillAsking is."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
 from treegen.errors import InputError
 from treegen.outputs import Completion, FinishReason, Score
 from treegen.params import SamplingParams
@@ -23,10 +23,10 @@ from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.loop import IdleLoop, end_loop, run_apart
-from treegen.search.node import Search, SearchFn
-from treegen.search.problems import named
-from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.running import Running
+from treegen.search.tree.node import Search, SearchFn
+from treegen.search.tree.problems import named
+from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 MODEL_END: Final = -1
 """A value of `Completion.stop`: the model itself ended the text, by a token that is not known."""

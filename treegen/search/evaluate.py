@@ -18,7 +18,7 @@ from treegen.errors import InputError
 from treegen.params import check_int
 from treegen.search.aside import Threads, in_thread
 from treegen.search.loop import gather
-from treegen.search.node import Search, SearchNode, ended
+from treegen.search.tree.node import Search, SearchNode, ended
 
 Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from treegen.params import check_int
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode, ended
+from treegen.search.tree.node import SearchNode, ended
 
 Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
 """Makes the next steps of a node, as nodes below it; none if there is no way on."""

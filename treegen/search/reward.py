@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from treegen.errors import InputError
-from treegen.model.scorer import SEQUENCE
-from treegen.model.verifier import Verifier
+from treegen.model.judges.scorer import SEQUENCE
+from treegen.model.judges.verifier import Verifier
 from treegen.search.aside import Together
 from treegen.search.evaluate import Evaluate
-from treegen.search.node import SearchNode
 from treegen.search.strategies.common import check_counts
+from treegen.search.tree.node import SearchNode
 from treegen.search.verifier import MEMORY, load_verifier
 
 Encoded = tuple[list[int], list[int]]

@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
+from treegen.common.turns import Alone
 from treegen.engine.stream import status_of
 from treegen.outputs import Status, WorkerStatus
 from treegen.params import SamplingParams
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
 from treegen.search.loop import IdleLoop, end_loop, run_apart
-from treegen.search.node import Search, SearchFn
-from treegen.search.problems import SearchProblem
-from treegen.search.result import SearchResult
 from treegen.search.running import Running
-from treegen.turns import Alone
+from treegen.search.tree.node import Search, SearchFn
+from treegen.search.tree.problems import SearchProblem
+from treegen.search.tree.result import SearchResult
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from treegen.search.budget import BudgetReached
 from treegen.search.loop import IdleLoop
-from treegen.search.node import Search, SearchFn
-from treegen.search.result import SearchResult
+from treegen.search.tree.node import Search, SearchFn
+from treegen.search.tree.result import SearchResult
 
 _AGAIN: Final = 0.1
 """Seconds between ending two waits of one search; in them it cleans up after the first."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
+from treegen.common.turns import Alone
+from treegen.common.uncopied import Uncopied
 from treegen.errors import InputError
 from treegen.outputs import Score, Usage
 from treegen.params import SamplingParams
@@ -21,9 +23,7 @@ from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
 from treegen.search.loop import driven
-from treegen.search.node import Search, SearchNode
-from treegen.turns import Alone
-from treegen.uncopied import Uncopied
+from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ from treegen.params import SamplingParams
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage, check_budget
-from treegen.search.node import SearchFn
-from treegen.search.problems import named
-from treegen.search.result import SearchResult, warn_if_all_failed
 from treegen.search.strategies.common import check_counts
+from treegen.search.tree.node import SearchFn
+from treegen.search.tree.problems import named
+from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from treegen.errors import CapacityError, ModelError, ModelWarning, TreegenError
-from treegen.model.scorer import CAUSAL, Scorer, load_scorer
-from treegen.model.verifier import Verifier
+from treegen.model.judges.scorer import CAUSAL, Scorer, load_scorer
+from treegen.model.judges.verifier import Verifier
 
 if TYPE_CHECKING:
     from treegen.search.live.reading import TreeReader
@@ -75,7 +75,7 @@ def load_verifier(
 def _reader(verifier: Verifier, name: str, memory: int | str) -> TreeReader:
     """What computes a verifier's model from now on, compared with the model's own class."""
     from treegen.model.check import TOLERANCE
-    from treegen.model.judge import as_tree_model, head_of, rows_of
+    from treegen.model.judges.judge import as_tree_model, head_of, rows_of
     from treegen.search.live.reading import TreeReader
 
     scorer = verifier.scorer

@@ -24,7 +24,7 @@ from treegen.attention.gpu.tuning import shared_memory, tallest, tuning
 from treegen.attention.gpu.units import HEIGHTS
 from treegen.attention.level import HostLevel
 from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
-from treegen.device import current
+from treegen.common.device import current
 from treegen.errors import InputError
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

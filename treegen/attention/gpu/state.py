@@ -19,7 +19,7 @@ from treegen.attention.gpu.fold import fold_list
 from treegen.attention.gpu.ragged import are_ragged, ragged_list
 from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, work_list
 from treegen.attention.level import HostLevel
-from treegen.device import Staging, to_device_together
+from treegen.common.device import Staging, to_device_together
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from treegen.attention.level import HostLevel, IntArray
 from treegen.attention.libraries import units as unit
 from treegen.attention.merge import add_sinks, merge_in_place
 from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
-from treegen.device import to_device
+from treegen.common.device import to_device
 from treegen.errors import InputError
 
 MAX_UNITS: Final = 65_535  # the second dimension of a CUDA grid

@@ -110,6 +110,6 @@ def check_memory(job: SearchJob, facts: "ModelFacts") -> None:
 def check_reward(settings: SearchSettings) -> None:
     """Raise ModelError if the settings name a reward model that has no weights to load."""
     if settings.evaluate.startswith(REWARD):
-        from treegen.model.files import check_weights, locate
+        from treegen.model.checkpoint.files import check_weights, locate
 
         check_weights(locate(settings.evaluate.removeprefix(REWARD), None, weights=True))

@@ -13,13 +13,13 @@ from treegen.evals.search.tree_methods import ab_mcts, limits, mcts, rstar
 from treegen.evals.search.typed import signature_of
 
 if TYPE_CHECKING:
-    from treegen.search.result import Found
+    from treegen.search.tree.result import Found
 
 
 async def _sample(on: Tools) -> "Found":
     """Draw one solution; if the task can be checked, `width` of them side by side."""
     from treegen.search.budget import BudgetReached
-    from treegen.search.result import Found
+    from treegen.search.tree.result import Found
 
     if not on.checkable:
         (only,) = await on.root.sample(1)

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.registry import load_file
 from treegen.evals.search.methods import METHODS
 from treegen.evals.search.tools import Method, Tools
 from treegen.evals.search.typed import signature_of
-from treegen.evals.selection import did_you_mean
 
 if TYPE_CHECKING:
-    from treegen.search.result import Found
+    from treegen.search.tree.result import Found
 
 TOOLS: Final = "tools"
 """The name of the parameter that gets the task's functions."""
@@ -98,8 +98,8 @@ class _Run:
 
     async def __call__(self, on: Tools, **arguments: Any) -> "Found":
         from treegen.search.budget import BudgetReached, StillAsking
-        from treegen.search.result import as_found
         from treegen.search.strategies.common import conclude
+        from treegen.search.tree.result import as_found
 
         if self._wants_tools:
             arguments[TOOLS] = on

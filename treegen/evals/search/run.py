@@ -14,19 +14,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
-from treegen.evals.account import Parts, stored_parts
 from treegen.evals.calls import asked
-from treegen.evals.progress import Progress, RightSoFar
-from treegen.evals.results import results_head
+from treegen.evals.course.account import Parts, stored_parts
+from treegen.evals.course.progress import Progress, RightSoFar
+from treegen.evals.judged.results import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
-from treegen.evals.stats import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
     from treegen.llm import LLM
-    from treegen.search.result import SearchResult
+    from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
     "tokens_decoded", "tokens_prefilled", "tokens_reprompted", "calls", "nodes", "seconds",
@@ -53,7 +53,7 @@ def run_searches(
     if run.missing <= 0:
         return
     from treegen.evals.search.searcher import INTERRUPTED, search_function
-    from treegen.search.result import LEFT_OUT
+    from treegen.search.tree.result import LEFT_OUT
 
     settings = job.settings
     tally = RightSoFar()

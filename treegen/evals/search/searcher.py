@@ -27,10 +27,10 @@ from treegen.evals.search.value_functions import (
     own_value_function,
 )
 from treegen.evals.task import TaskData
-from treegen.search.node import Search, SearchNode, ended
 from treegen.search.propose import sample_step
-from treegen.search.result import Found
 from treegen.search.strategies.majority import vote
+from treegen.search.tree.node import Search, SearchNode, ended
+from treegen.search.tree.result import Found
 
 TaskSearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
 

@@ -4,16 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from treegen.common.formats import parse_bytes
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.given import RunChoices, absolute, last_choices, merged, settled
+from treegen.evals.asked.given import RunChoices, absolute, last_choices, merged, settled
+from treegen.evals.asked.verifier_args import known_settings
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
 from treegen.evals.search.own_method import absolute_method, find_method, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.search.tools import Knobs
 from treegen.evals.search.typed import read_values
-from treegen.evals.selection import did_you_mean
-from treegen.evals.verifier_args import known_settings
-from treegen.formats import parse_bytes
 from treegen.params import PENALTIES, SamplingParams
 from treegen.search.budget import Budget
 
@@ -40,7 +40,7 @@ class SearchSettings(RunChoices, Knobs):
     arguments: those of the method's own, by name.
     source: a hash of the method's file; None if it comes with treegen.
     repeats: searches of each problem, each with samples of its own.
-    verifier_args: how a verifier is read; see `treegen.evals.verifier_args`.
+    verifier_args: how a verifier is read; see `treegen.evals.asked.verifier_args`.
     verifier_memory: the cache of a verifier; None for the usual size.
     concurrency: most problems to search at once.
     place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
@@ -115,7 +115,7 @@ class SearchSettings(RunChoices, Knobs):
 def settle_search(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> SearchSettings:
-    """Return the settings that a user's choices come to; see `treegen.evals.settings.settle`."""
+    """Return the settings that a user's choices come to; see `treegen.evals.asked.settings.settle`."""
     if "verifier" in asked:
         if "evaluate" in asked:
             raise InputError("give --verifier or --evaluate, not both")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 from treegen.evals.search.typed import Argument
 
 if TYPE_CHECKING:
-    from treegen.search.node import SearchNode
-    from treegen.search.result import Found
+    from treegen.search.tree.node import SearchNode
+    from treegen.search.tree.result import Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from treegen.evals.search.typed import Count
 if TYPE_CHECKING:
     from treegen.evals.search.tools import Tools
     from treegen.search.evaluate import Evaluate
-    from treegen.search.node import SearchNode
-    from treegen.search.result import Found
+    from treegen.search.tree.node import SearchNode
+    from treegen.search.tree.result import Found
 
 
 async def mcts(

@@ -77,7 +77,7 @@ def read_values(
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.
     """
-    from treegen.evals.selection import did_you_mean  # slow to import, and help does not need it
+    from treegen.common.spelling import did_you_mean  # slow to import, and help does not need it
 
     names = [each.name for each in known]
     for name in given:

@@ -9,7 +9,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.search.names import REWARD
 from treegen.evals.search.task import Evaluator, SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
-from treegen.search.node import SearchNode
+from treegen.search.tree.node import SearchNode
 
 # It is less than the mean log-probability of any state that leads somewhere.
 _LOST: Final = -1e6

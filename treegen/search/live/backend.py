@@ -15,10 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from treegen.engine.finish import Grown
 from treegen.engine.grammars import start_of
+from treegen.engine.requests.finish import Grown
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest, LiveSegment
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams

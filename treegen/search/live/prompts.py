@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from treegen.cache.pool import PagedCache
-from treegen.engine.segment import LiveSegment
-from treegen.engine.splitting import has_room_to_split, split
-from treegen.engine.store import SegmentStore
+from treegen.engine.segments.segment import LiveSegment
+from treegen.engine.segments.splitting import has_room_to_split, split
+from treegen.engine.segments.store import SegmentStore
 from treegen.errors import CacheFullError
 from treegen.plan.plan import Plan, Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix

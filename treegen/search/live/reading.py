@@ -17,10 +17,10 @@ import torch
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.engine.scheduler import Scheduler
-from treegen.model.judge import RIGHT
+from treegen.model.judges.judge import RIGHT
+from treegen.model.judges.scorer import Scorer
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
-from treegen.model.scorer import Scorer
 from treegen.options import EngineOptions
 from treegen.outputs import Usage
 from treegen.params import SamplingParams
@@ -38,7 +38,7 @@ _KNOWN: Final = 65536  # results that are remembered
 
 
 class TreeReader:
-    """Reads a model of two outputs (`treegen.model.judge`) at the ends of prefixes of texts.
+    """Reads a model of two outputs (`treegen.model.judges.judge`) at the ends of prefixes of texts.
 
     scorer: the model with its tokenizer, as it was loaded.
     """

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treegen.closing import Closing
+from treegen.common.closing import Closing
+from treegen.common.uncopied import Uncopied
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segment import LiveRequest
+from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import status_of
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score, Status, Usage
@@ -22,7 +23,6 @@ from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.spec import ModelSpec
-from treegen.uncopied import Uncopied
 
 _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 

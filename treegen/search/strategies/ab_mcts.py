@@ -10,9 +10,7 @@ from treegen.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import Step
-from treegen.search.result import Found
 from treegen.search.strategies.ab_rules import Rule, check_rule, deeper, generator
 from treegen.search.strategies.common import (
     DUPLICATE,
@@ -23,6 +21,8 @@ from treegen.search.strategies.common import (
     text_state,
 )
 from treegen.search.strategies.costs import Costs
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def ab_mcts(

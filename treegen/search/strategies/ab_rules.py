@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from treegen.errors import InputError
-from treegen.search.node import SearchNode
 from treegen.search.posterior import Draw, beta, gaussian, mixed
+from treegen.search.tree.node import SearchNode
 
 Rule = Literal["m", "a", "a-beta"]
 _DRAWS: Final[Mapping[str, Draw]] = {"a": gaussian, "a-beta": beta}

@@ -10,8 +10,8 @@ from typing import Final, Literal, get_args, get_type_hints
 
 from treegen.errors import InputError
 from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 _REWARDS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "leaf": lambda values: values[-1],

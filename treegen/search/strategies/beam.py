@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
-from treegen.search.result import Found
 from treegen.search.strategies.common import (
     OUTRANKED,
     Done,
@@ -20,6 +18,8 @@ from treegen.search.strategies.common import (
     rank,
     text_state,
 )
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def beam(

@@ -7,9 +7,9 @@ from typing import Any
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
 from treegen.search.strategies.common import assess, check_counts, conclude
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any) -> Found:

@@ -14,9 +14,9 @@ from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode, ended
 from treegen.search.propose import Propose
-from treegen.search.result import Found
+from treegen.search.tree.node import SearchNode, ended
+from treegen.search.tree.result import Found
 
 Done = Callable[[SearchNode], bool]
 """Whether a node is the end of a solution, right or wrong. May be called again for a node."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
-from treegen.search.result import Found
 from treegen.search.strategies.beam import beam_down
 from treegen.search.strategies.common import Done, State, check_counts, conclude, text_state
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def dvts(

@@ -9,9 +9,7 @@ from treegen.prompts.expansion import Expand, ScorerName
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
-from treegen.search.node import SearchNode, ended
 from treegen.search.propose import Propose
-from treegen.search.result import Found
 from treegen.search.strategies.common import (
     OUTRANKED,
     assess,
@@ -20,6 +18,8 @@ from treegen.search.strategies.common import (
     prune,
     rank,
 )
+from treegen.search.tree.node import SearchNode, ended
+from treegen.search.tree.result import Found
 
 _SCORERS: Final[dict[ScorerName, Evaluate]] = {
     "mean_logprob": mean_logprob,

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
 from treegen.search.strategies.arms import Arm
 from treegen.search.strategies.common import (
     DEAD_END,
@@ -20,6 +18,8 @@ from treegen.search.strategies.common import (
     rank,
     text_state,
 )
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 Lessons = Sequence[str]
 ProposeAfter = Callable[[SearchNode, Lessons], Awaitable[Sequence[SearchNode]]]

@@ -11,9 +11,9 @@ from typing import Any
 
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
 from treegen.search.strategies.common import check_counts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 Answer = Callable[[SearchNode], str | None]
 """Reads the answer of a solution, in a form that equal answers share; None if it has none."""

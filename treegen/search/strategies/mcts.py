@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
-from treegen.search.result import Found
 from treegen.search.strategies.arms import DEFAULT, Arm, Rules, Visits, arms_of
 from treegen.search.strategies.common import (
     DEAD_END,
@@ -23,6 +21,8 @@ from treegen.search.strategies.common import (
     text_state,
 )
 from treegen.search.strategies.costs import Costs
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def mcts(

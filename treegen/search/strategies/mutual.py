@@ -12,11 +12,11 @@ from treegen.plan.seeds import row_seed
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import Step
-from treegen.search.result import Found
 from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def mutual(

@@ -9,9 +9,7 @@ from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
 from treegen.search.propose import Step
-from treegen.search.result import Found
 from treegen.search.strategies.common import (
     OUTRANKED,
     Done,
@@ -23,6 +21,8 @@ from treegen.search.strategies.common import (
     prune,
     text_state,
 )
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 _ROUNDING = 1e-9
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from treegen.search.budget import BudgetReached
 from treegen.search.loop import gather
-from treegen.search.node import SearchNode
-from treegen.search.result import Found
 from treegen.search.strategies.common import check_counts
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 Continue = Callable[[SearchNode], Awaitable[SearchNode]]
 """Makes one node below another, such as an attempt, or feedback on one."""

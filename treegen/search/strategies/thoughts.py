@@ -7,9 +7,7 @@ from collections.abc import Hashable
 
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.node import SearchNode
 from treegen.search.propose import Propose
-from treegen.search.result import Found
 from treegen.search.strategies.common import (
     DEAD_END,
     OUTRANKED,
@@ -26,6 +24,8 @@ from treegen.search.strategies.common import (
     split,
     text_state,
 )
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import Found
 
 
 async def bfs(

@@ -1,0 +1,1 @@
+"""Decoding measured: workloads in several modes, beside their roofline."""

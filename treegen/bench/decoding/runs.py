@@ -1,0 +1,321 @@
+"""Run workloads through the engine in several modes, and hold each against its roofline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from treegen.bench.ceilings import Ceilings
+from treegen.bench.decoding import stock
+from treegen.bench.decoding.busy import watched
+from treegen.bench.decoding.modes import NO_ATTENTION, OWN_STATES, SHARING_MODES, STOCK_MODES
+from treegen.bench.decoding.no_attention import no_attention
+from treegen.bench.decoding.result import Result, Settings
+from treegen.bench.decoding.roofline import (
+    Floor,
+    ModelSize,
+    levels_of,
+    size_of,
+    state_bytes,
+    step_floor,
+)
+from treegen.bench.decoding.workloads import Case, Workload
+from treegen.bench.timing import Spread, graph_bytes
+from treegen.errors import CapacityError
+from treegen.llm import LLM
+from treegen.model.memory import free_unused
+from treegen.outputs import Usage
+from treegen.plan.cost import Sharing
+from treegen.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from treegen.model.model import Model
+
+MOST_ROWS: Final = 8192
+"""Rows decoded at once at most, even if memory admits more: logits need room too."""
+_WARM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of the engine.
+
+    steps: seconds of each decode step with all rows live.
+    busy: the share of the time in which the GPU was in a pass.
+    """
+
+    usage: Usage
+    plan: Plan
+    steps: tuple[float, ...]
+    busy: float | None
+
+
+class Bench:
+    """One model on one device, its ceilings, and the runs made of it."""
+
+    def __init__(
+        self, model: Model, tokenizer: Any, ceilings: Ceilings, settings: Settings
+    ) -> None:
+        """Take a model that nothing else uses until `close`."""
+        self.model, self.tokenizer = model, tokenizer
+        self.ceilings, self.settings = ceilings, settings
+        self.size: ModelSize | None
+        size = size_of(model)
+        self.size, self.no_roofline = (None, size) if isinstance(size, str) else (size, "")
+        self._llm: LLM | None = None
+        self._impl = ""
+        self._most_rows = 0
+
+    def measure(self, cases: Sequence[Case]) -> Iterator[Result]:
+        """Yield results as they come: treegen's first, then those of transformers' own engines."""
+        self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
+        for case in cases:
+            modes = [mode for mode in case.modes if mode in SHARING_MODES]
+            yield from self._measure(case.workload, modes, "auto")
+        with self._own_states():
+            for case in cases:
+                if OWN_STATES in case.modes:
+                    yield from self._measure(case.workload, [OWN_STATES], "auto")
+        with no_attention() as impl:
+            for case in cases:
+                if NO_ATTENTION in case.modes:
+                    yield from self._measure(case.workload, [NO_ATTENTION], impl)
+        self.close()
+        for engine in STOCK_MODES:
+            for case in cases:
+                if engine in case.modes:
+                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
+                    first = case.workload.first(rows)
+                    yield stock.measure(
+                        engine, self.model, self.tokenizer, first, self.settings.repeats
+                    )
+
+    def close(self) -> None:
+        """Free the cache."""
+        self._llm = None
+        self.model.reset()
+        free_unused(self.model.device)
+
+    # treegen
+
+    @contextmanager
+    def _own_states(self) -> Iterator[None]:
+        """While open, rows do not list updates of states."""
+        model, spec = self.model, self.model.spec
+        if spec.delta is None:
+            yield
+            return
+        self.close()
+        model.spec = replace(spec, delta=None)
+        try:
+            yield
+        finally:
+            self.close()
+            model.spec = spec
+
+    def _engine(self, impl: str) -> LLM:
+        if self._llm is None or self._impl != impl:
+            self.close()
+            self._impl = impl
+            self._llm = LLM(
+                self.model,
+                tokenizer=self.tokenizer,
+                memory=self.settings.memory,
+                max_rows=self._most_rows or None,
+                impl=impl,
+                eager=self.settings.eager,
+                reproducible=self.settings.reproducible,
+            )
+        return self._llm
+
+    def _measure(self, workload: Workload, modes: Sequence[str], impl: str) -> Iterator[Result]:
+        """Run the modes in turn in each repeat, so that drift of the device hits all alike."""
+        if not modes:
+            return
+        start = time.perf_counter()
+        llm = self._engine(impl)
+        made = time.perf_counter() - start
+        runs: dict[str, list[_Run]] = {}
+        startup: dict[str, float] = {}
+        skipped: dict[str, str] = {}
+        rows = {mode: self._rows(llm, workload, mode) for mode in modes}
+        if workload.equal:
+            rows = dict.fromkeys(rows, min(rows.values()))
+        peaks: dict[str, int] = {}
+        # Where rows come and go, some sizes are captured only when they come again.
+        warm_ups = 2 if workload.random_ends else 1
+        for turn in range(warm_ups + self.settings.repeats):
+            repeat = turn - warm_ups
+            # Every other turn goes through the modes backwards, so that no mode is always first.
+            for mode in reversed(modes) if turn % 2 else modes:
+                if mode in skipped:
+                    continue
+                try:
+                    if repeat < 0:
+                        self._check(llm, workload, mode, rows[mode])
+                    run = self._run(llm, workload, mode, rows[mode], warm_up=repeat < 0)
+                except CapacityError as error:
+                    skipped[mode] = str(error)
+                except torch.cuda.OutOfMemoryError:
+                    skipped[mode] = "the GPU ran out of memory"
+                if mode in skipped:  # out of the except block, which holds on to tensors
+                    free_unused(self.model.device)
+                    continue
+                if repeat < 0:
+                    startup.setdefault(mode, made + run.usage.seconds)
+                    made = 0.0
+                else:
+                    runs.setdefault(mode, []).append(run)
+                    peaks[mode] = self._device_peak(llm, run.usage)
+        for mode in modes:
+            if mode in skipped:
+                yield Result(workload, mode, rows[mode], skipped=skipped[mode])
+            else:
+                result = self._result(workload, mode, rows[mode], runs[mode])
+                yield replace(
+                    result, startup_seconds=startup[mode], device_bytes=peaks[mode] or None
+                )
+
+    def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
+        """Run a workload.
+
+        warm_up: run only its first batch, and few tokens, if it has several batches. A workload in
+        which rows come and go is run in full.
+        """
+        if warm_up and workload.rows > rows and not workload.random_ends:
+            workload = workload.first(rows, _WARM_TOKENS)
+        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
+        if self.model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.model.device)
+        tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
+        steps = []
+        params = workload.params(llm.spec.vocab_size)
+        with watched(self.model) as clock, llm.stream(tree, params) as stream:
+            usage = stream.usage
+            while stream.has_work:
+                before, tokens = usage.decode_steps, usage.decoded_tokens
+                prefill, start = usage.prefill_seconds, time.perf_counter()
+                stream.step()
+                seconds = time.perf_counter() - start
+                # Where passes run ahead, a step waits for the pass before it. If that was a prefill
+                # pass, the time is not that of a decode step.
+                is_decode = usage.decode_steps > before and usage.prefill_seconds == prefill
+                if is_decode and usage.decoded_tokens - tokens == rows:
+                    steps.append(seconds)
+            return _Run(usage, stream.plan, tuple(steps), clock.share())
+
+    def _rows(self, llm: LLM, workload: Workload, mode: str) -> int:
+        """Return how many rows to decode at once."""
+        if workload.max_rows is not None and mode == OWN_STATES:
+            llm.engine.sharing, llm.engine.max_rows = _sharing(mode), workload.max_rows
+            size = llm.spec.vocab_size
+            plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
+            pages = llm.cache.pool.num_pages
+            fit = plan.rows_that_fit(pages, llm.cache.page_size, llm.engine.num_states)
+            return max(min(workload.max_rows, workload.rows, fit), 1)
+        if workload.max_rows is not None:
+            return min(workload.max_rows, workload.rows)
+        pool = llm.cache.pool.num_pages
+        most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
+        return max(min(most, workload.rows, MOST_ROWS), 1)
+
+    def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
+        """Raise CapacityError if a workload does not fit context or memory, or is too long."""
+        length = workload.prompt_tokens + workload.most_tokens
+        if length > llm.spec.context_length:
+            raise CapacityError(
+                f"{length:,} tokens are more than the model's {llm.spec.context_length:,} at most"
+            )
+        llm.engine.sharing, llm.engine.max_rows = _sharing(mode), rows
+        size = llm.spec.vocab_size
+        plan = llm.plan(workload.tree(self.tokenizer, size), workload.params(size))
+        cache, num_states = llm.cache, llm.engine.num_states
+        fit = plan.rows_that_fit(cache.pool.num_pages, cache.page_size, num_states)
+        if fit < rows and workload.max_rows is not None:
+            raise CapacityError(f"{fit:,} of {rows:,} rows fit in memory")
+        floor = self._floor(plan, rows, workload.mean_generated, mode)
+        if floor is not None:
+            least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
+            if least > self.settings.time_limit:
+                raise CapacityError(f"takes at least {least:,.0f} s a run (--time-limit)")
+
+    def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> Floor | None:
+        if self.size is None:
+            return None
+        levels = [] if mode == NO_ATTENTION else levels_of(plan, rows, generated)
+        own = mode == OWN_STATES
+        states = state_bytes(self.model.spec, plan, rows, generated, own=own)
+        return step_floor(self.size, self.ceilings, rows, levels, states)
+
+    def _device_peak(self, llm: LLM, usage: Usage) -> int:
+        """Return the most bytes of GPU memory in use at a time; 0 on a CPU.
+
+        Of the cache only the pages count that were in use. The run must have captured no graph.
+        Memory that CUDA graphs compute in counts in full, because they keep it.
+        """
+        device = self.model.device
+        if device.type != "cuda":
+            return 0
+        unused = usage.num_pages + 1 - usage.peak_pages
+        page_bytes = usage.page_size * llm.spec.kv_bytes_per_token
+        return torch.cuda.max_memory_allocated(device) + graph_bytes() - unused * page_bytes
+
+    def _result(self, workload: Workload, mode: str, rows: int, runs: Sequence[_Run]) -> Result:
+        usage, plan = runs[-1].usage, runs[-1].plan
+        spec = self.model.spec
+        token_bytes = spec.kv_bytes_per_token
+        decoded = usage.decoded_tokens - workload.rows  # first tokens are drawn in prefill
+        speed = floor = share = None
+        if decoded:
+            speed = Spread.of([decoded / run.usage.decode_seconds for run in runs])
+            floor = self._floor(
+                plan, round(decoded / usage.decode_steps), workload.mean_generated, mode
+            )
+        if floor is not None and speed is not None:
+            share = floor.seconds * usage.decode_steps * speed.median / decoded
+        steps = [Spread.of(run.steps).median * 1e3 for run in runs if run.steps]
+        busy = [run.busy for run in runs if run.busy is not None]
+        kept: dict[int, list[int]] = {}
+        for segment in plan.segments:
+            if segment.kept:
+                kept.setdefault(segment.depth, []).append(segment.stop - segment.base)
+        return Result(
+            workload,
+            mode,
+            rows,
+            tokens_per_second=speed,
+            job=Spread.of([run.usage.decoded_tokens / run.usage.seconds for run in runs]),
+            seconds=Spread.of([run.usage.seconds for run in runs]),
+            step_ms=Spread.of(steps) if steps else None,
+            busy=Spread.of(busy) if busy else None,
+            prefill_seconds=Spread.of([run.usage.prefill_seconds for run in runs]),
+            floor_ms=None if floor is None else floor.seconds * 1e3,
+            floor_parts_ms=None if floor is None else floor.parts_ms,
+            share=share,
+            impl=usage.impl,
+            kernels=usage.kernels,
+            levels=tuple((f"level {d}", len(keys), sum(keys)) for d, keys in sorted(kept.items())),
+            read_bytes=usage.key_tokens_read * token_bytes,
+            saved_bytes=(usage.key_tokens_unshared - usage.key_tokens_read) * token_bytes,
+            prompt_tokens=usage.prompt_tokens_computed,
+            unshared_prompt_tokens=usage.prompt_tokens_unshared,
+            kv_bytes=usage.peak_pages * usage.page_size * token_bytes,
+            notes=tuple(
+                note
+                for note in (
+                    usage.eager_because,
+                    usage.uncompiled_because,
+                    self.no_roofline and f"no roofline: {self.no_roofline}",
+                )
+                if note
+            ),
+        )
+
+
+def _sharing(mode: str) -> Sharing:
+    return "all" if mode in (NO_ATTENTION, OWN_STATES) else cast(Sharing, mode)

@@ -1,0 +1,180 @@
+"""Jobs to measure: prompt trees of token ids with given lengths, whose samples all run to the end.
+
+Tokens are drawn at random. Time depends on how many there are and on what is shared, but not on
+which tokens they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import InputError
+from treegen.prompts.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.params import SamplingParams
+    from treegen.plan.cost import Sharing
+
+_MOST_LENGTHS = 4  # the longest sample has this many times the mean length
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A tree: prefixes, problems under each, samples under each problem. Lengths are in tokens.
+
+    prefix: the length of a prefix.
+    new_tokens: the length of a sample, or its mean with `random_ends`.
+    samples: samples of each problem.
+    problems: problems under each prefix.
+    problem_tokens: the length of a problem; 0 puts the samples under the prefixes.
+    prefixes: roots, which share nothing.
+    max_rows: samples decoded at once at most; None for as many as memory admits in the mode.
+    equal: if max_rows is None, decode as many in each mode as memory admits in all modes compared.
+    random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
+    about as likely, as with random weights. A stop string is looked for too.
+
+    Raises:
+        InputError: a number is too low, or several problems have no tokens.
+    """
+
+    name: str
+    prefix: int
+    new_tokens: int
+    samples: int
+    problems: int = 1
+    problem_tokens: int = 0
+    prefixes: int = 1
+    max_rows: int | None = None
+    equal: bool = False
+    random_ends: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("prefix", "new_tokens", "samples", "problems", "prefixes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.problem_tokens < 0 or (not self.problem_tokens and self.problems > 1):
+            raise InputError(
+                f"{self.problems} problems need at least 1 token each, got {self.problem_tokens}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """All samples of the workload."""
+        return self.prefixes * self.problems * self.samples
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of one whole prompt."""
+        return self.prefix + self.problem_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a sample generates at most."""
+        return self.new_tokens * (_MOST_LENGTHS if self.random_ends else 1)
+
+    @property
+    def mean_generated(self) -> float:
+        """Tokens that a live row has generated, on average."""
+        # Where samples end at random, a live one has new_tokens tokens to go on average, and as
+        # many behind it.
+        return self.new_tokens if self.random_ends else self.new_tokens / 2
+
+    def params(self, vocab_size: int) -> SamplingParams:
+        """Sampling parameters: every sample has all its tokens, unless ends are random."""
+        from treegen.params import SamplingParams
+
+        if not self.random_ends:
+            return SamplingParams(max_tokens=self.most_tokens, ignore_eos=True)
+        return SamplingParams(
+            max_tokens=self.most_tokens,
+            stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
+            stop=("\n\n##",),
+            ignore_eos=True,
+        )
+
+    def scaled(self, jobs: float, lengths: float) -> Workload:
+        """Return the workload with a share of the problems, and with all lengths multiplied.
+
+        Of each there is at least 1.
+        """
+
+        def part(number: int, factor: float) -> int:
+            return max(math.ceil(number * factor), 1) if number else 0
+
+        # There are fewer roots before a root has fewer problems, so that a prefix is shared alike.
+        prefixes = part(self.prefixes, jobs)
+        return replace(
+            self,
+            prefix=part(self.prefix, lengths),
+            problem_tokens=part(self.problem_tokens, lengths),
+            new_tokens=part(self.new_tokens, lengths),
+            prefixes=prefixes,
+            problems=part(self.problems, jobs * self.prefixes / prefixes),
+        )
+
+    def first(self, rows: int, new_tokens: int | None = None) -> Workload:
+        """Return the smallest part of the workload that has its first rows.
+
+        rows: how many rows.
+        new_tokens: the length of a sample, if it is to be shorter.
+        """
+        rows = min(rows, self.rows)
+        return replace(
+            self,
+            new_tokens=min(self.new_tokens, new_tokens or self.new_tokens),
+            prefixes=min(self.prefixes, -(-rows // (self.problems * self.samples))),
+            problems=min(self.problems, -(-rows // self.samples)),
+            samples=min(self.samples, rows),
+        )
+
+    def rows_stored(self, sharing: Sharing, num_pages: int, page_size: int) -> int:
+        """How many rows fit in a pool if each row stores a copy of the keys that no level shares.
+
+        That is what an engine with these levels admits. (treegen itself stores every prompt token
+        once, however it is read.)
+        """
+        by_all = 0 if sharing == "off" else self.prefix
+        by_some = self.problem_tokens if sharing in ("auto", "all") else 0
+        own = self.prompt_tokens - by_all - by_some + self.new_tokens
+        row, shared = -(-own // page_size), -(-by_some // page_size)
+        left = num_pages - self.prefixes * -(-by_all // page_size)
+        problems, rest = divmod(max(left, 0), row * self.samples + shared)
+        return problems * self.samples + max(rest - shared, 0) // row
+
+    def tree(self, tokenizer: Any, vocab_size: int) -> Node:
+        """Return the prompts. Siblings differ in their first token if the vocabulary allows it."""
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        # Prompts are tokens of words. So finished samples are decoded after text, as in a real run.
+        ids = tokenizer(
+            "the quick brown fox jumps over a lazy dog", add_special_tokens=False
+        )["input_ids"]  # fmt: skip
+        words = np.unique([i for i in ids if i < vocab_size])
+
+        def content(length: int, number: int) -> list[int]:
+            tokens: list[int] = rng.choice(words, length).tolist()
+            return [number % vocab_size, *tokens[1:]]
+
+        roots = []
+        for root in range(self.prefixes):
+            prefix = content(self.prefix, root)
+            if not self.problem_tokens:
+                roots.append(Node(prefix, samples=self.samples, id=f"{root}"))
+                continue
+            leaves = [
+                Node(content(self.problem_tokens, leaf), samples=self.samples, id=f"{root}/{leaf}")
+                for leaf in range(self.problems)
+            ]
+            roots.append(Node(prefix, children=leaves, samples=0))
+        return roots[0] if len(roots) == 1 else Node("", children=roots, samples=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload, and the modes to run it in; see `treegen.bench.decoding.modes`."""
+
+    workload: Workload
+    modes: tuple[str, ...]

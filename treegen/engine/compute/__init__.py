@@ -1,0 +1,1 @@
+"""Passes as computations: levels, one decode step, CUDA graphs, and who runs them."""

@@ -1,0 +1,280 @@
+"""What computes passes: from their description on the host to logits and draws on the device.
+
+A pass is described by numbers alone. So the ranks of a tensor-parallel model compute the same pass
+from the same description, which rank 0 sends to the others before it computes it itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.attention import HostLevel, Implementation, Prepared, choose, prepare_host
+from treegen.cache.pool import PagedCache
+from treegen.common.device import to_device, to_device_together
+from treegen.engine.compute.agreement import STEPS, Agreement
+from treegen.engine.compute.layout import Ints
+from treegen.engine.compute.step import POSITION, DecodeStep, Undrawn
+from treegen.errors import ModelError
+from treegen.model.batch import Batch, Forward
+from treegen.model.recurrent.states import Piece, fold_lists, states_of_pieces, states_of_rows
+from treegen.params import SamplingParams
+from treegen.sampling.batch import Bias, SamplingBatch
+from treegen.sampling.draw import Draws
+from treegen.sampling.masks import Masks
+from treegen.sampling.memo import SamplingMemo
+from treegen.sampling.texts import Texts
+
+if TYPE_CHECKING:
+    from treegen.engine.compute.graphs import DecodeGraphs
+    from treegen.engine.compute.prefill_graphs import PrefillGraphs
+    from treegen.model.parallel.ranks import Lead, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillInputs:
+    """A prefill pass of T tokens.
+
+    tokens, positions, slots: [T] as in `Batch`.
+    wanted: the tokens after which logits are wanted.
+    levels: what the tokens attend to.
+    pieces: the tokens by sequence, for recurrent layers; None for a model without any.
+    """
+
+    tokens: Ints
+    positions: Ints
+    slots: Ints
+    wanted: Ints
+    levels: Sequence[HostLevel]
+    pieces: Sequence[Piece] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """What stays the same as long as the same rows are decoded.
+
+    levels: the levels above their own tokens.
+    params, biases: their sampling parameters, each once.
+    index: [T] which of these each row has.
+    drawn: [T, runs, 2] the runs of tokens that were drawn, as in `Texts`; None if no draw depends
+    on the text before it.
+    masked: whether grammars say what some rows may draw, which is known later than the rest.
+    """
+
+    levels: Sequence[HostLevel]
+    params: Sequence[SamplingParams]
+    biases: Sequence[Bias]
+    index: Ints
+    drawn: Ints | None = None
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateInputs:
+    """Where the recurrent states of a decode step of T rows are.
+
+    inputs: [2, T] the slots that the rows read and write, or [4 + P, T] as in `RowSlots`.
+    folds: [3 + P, F] each, the lists that are folded into states before the step, one after
+    another. By row: the slots of the states that F lists go on from, those of the new states, how
+    many updates there are, and their pages.
+    """
+
+    inputs: Ints
+    folds: Sequence[Ints] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A decode step of T rows.
+
+    inputs: [7, T] as in `DecodeStep`.
+    own: the level of the rows' own tokens.
+    rows: None if they are those of the step before.
+    goes_on: whether some tokens are those that the step before draws.
+    states: where the rows' recurrent states are; None for a model without any.
+    graphs: whether it may be a CUDA graph.
+    number: how many steps the run has had, from 0 on.
+    """
+
+    inputs: Ints
+    own: HostLevel
+    rows: StepRows | None
+    goes_on: bool
+    states: StateInputs | None
+    graphs: bool
+    number: int = 0
+
+
+class Executor:
+    """Computes passes with one model and its cache, and leads or follows other ranks that do.
+
+    sampling: makes what rows are drawn with.
+    """
+
+    def __init__(
+        self,
+        model: Forward,
+        cache: PagedCache,
+        graphs: DecodeGraphs | None,
+        impl: str,
+        ranks: Ranks | None = None,
+        vocab_size: int = 0,
+        beside: Executor | None = None,
+        prefills: PrefillGraphs | None = None,
+    ) -> None:
+        """graphs: replays decode steps. impl: the attention. ranks: of which this is one.
+
+        vocab_size: logits of a row, where several ranks each have a part of them.
+        beside: of another model under the same pages, which computes the keys of prompts too.
+        prefills: replays small prefill passes, of a model that one process computes.
+        """
+        self._beside = beside
+        self._model, self._cache, self._graphs, self._impl = model, cache, graphs, impl
+        self._ranks, self._vocab_size, self._prefills = ranks, vocab_size, prefills
+        self._rows: StepRows | None = None
+        self._sampling: SamplingBatch | None = None
+        self.sampling = SamplingMemo(model.device)
+        self._drawn_P1: Tensor | None = None
+        self._agreement: Agreement | None = None
+
+    def check(self) -> None:
+        """Raise WorkerError if what was computed may be wrong because a rank has failed."""
+        if self._ranks is not None:
+            self._ranks.check()
+
+    @property
+    def num_captured(self) -> int:
+        """How many decode steps were captured as CUDA graphs, each of which takes long."""
+        mine = self._graphs.num_captured if self._graphs is not None else 0
+        return mine + (self._beside.num_captured if self._beside is not None else 0)
+
+    @functools.cached_property
+    def _implementation(self) -> Implementation:
+        """The attention; to look for it at each pass would cost the host time."""
+        return choose(self._impl, self._model.device)
+
+    def prefill(self, given: PrefillInputs) -> tuple[Tensor, Prepared]:
+        """The logits [wanted, V] of a prefill pass, and how it attended."""
+        if self._beside is not None:
+            self._beside.prefill(replace(given, wanted=given.wanted[:0]))
+        with self._together("prefill", given):
+            device, cache = self._model.device, self._cache
+            arrays = [given.tokens, given.positions, given.slots, given.wanted]
+            prefills = self._prefills
+            if prefills is not None and not prefills.take(self._implementation):
+                prefills = None
+            # A graph is filled from the host.
+            place = device if prefills is None else torch.device("cpu")
+            tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, place)
+            states = None
+            if given.pieces is not None and cache.states is not None:
+                states = states_of_pieces(given.pieces, cache.states.layers)
+            levels = prepare_host(given.levels, positions_T, device, self._implementation)
+            batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
+            if prefills is None:
+                cache.note_tokens(slots_T, tokens_T)
+                return self._model.forward(batch), levels
+            cache.note_tokens(*to_device_together([given.slots, given.tokens], device))
+            return prefills.run(batch), levels
+
+    def texts(self, levels: Sequence[HostLevel], lengths: Ints, drawn: Ints) -> Texts:
+        """The texts of rows that levels have, as `Texts.of` reads them."""
+        return Texts.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
+
+    def decode(self, given: StepInputs) -> tuple[Draws | Undrawn, Prepared]:
+        """The draws of a decode step, which are valid until the next one, and how it attended.
+
+        Of rows with grammars the logits, which `finish` draws from.
+        """
+        told = given
+        if given.rows is not None and given.rows is self._rows:
+            told = replace(given, rows=None)
+        with self._together("decode", told):
+            device, cache, graphs = self._model.device, self._cache, self._graphs
+            if given.rows is not None and given.rows is not self._rows:
+                self._rows = given.rows
+                self._sampling = self.sampling.of(
+                    given.rows.params, given.rows.biases, given.rows.index
+                )
+                if given.rows.masked:
+                    self._sampling = replace(self._sampling, masked=True)
+            rows, sampling = self._rows, self._sampling
+            assert rows is not None and sampling is not None
+            # A graph is filled from the host.
+            is_filled = graphs is not None and given.graphs and graphs.take(self._implementation)
+            inputs_7T = to_device(given.inputs, torch.device("cpu") if is_filled else device)
+            levels = [*rows.levels, given.own]
+            prepared = prepare_host(levels, inputs_7T[POSITION], device, self._implementation)
+            states = None
+            if given.states is not None and cache.states is not None:
+                fold_lists(cache.states, given.states.folds)
+                states = states_of_rows(given.states.inputs, cache.states.layers)
+            drawn_P1 = self._drawn_P1 if given.goes_on else None
+            texts = None
+            if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
+                texts = self.texts(levels, given.inputs[POSITION] + 1, rows.drawn)
+            step = DecodeStep(
+                inputs_7T, drawn_P1, prepared, sampling, cache, states, texts, self._ranks,
+                self._vocab_size,
+            )  # fmt: skip
+            if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
+                # Others replay graphs, whose rows are padded, and this rank cannot.
+                raise ModelError(f"a rank cannot use CUDA graphs: {graphs.off}; try eager=True")
+            if graphs is None or not given.graphs:
+                draws = step.compute(self._model.forward)
+            else:
+                draws = graphs.run(step)
+            if isinstance(draws, Draws):
+                self._note_drawn(draws, given.number)
+            return draws, prepared
+
+    def finish(self, undrawn: Undrawn, masks: Masks | None, number: int) -> Draws:
+        """Draw from the logits of a step. number: as in `StepInputs`."""
+        with torch.inference_mode():
+            draws = undrawn.draw(masks)
+        self._note_drawn(draws, number)
+        return draws
+
+    def _note_drawn(self, draws: Draws, number: int) -> None:
+        self._drawn_P1 = draws.tokens_PN
+        if self._ranks is not None:
+            self._agree(self._ranks, number, draws.tokens_PN)
+
+    def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
+        """Note the tokens of a step, and compare them now and then with what the others drew."""
+        if self._agreement is None or number == 0:
+            self._agreement = Agreement(ranks)
+        self._agreement.note(tokens)
+        if number % STEPS == STEPS - 1:
+            self._agreement.compare()
+
+    def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """`PagedCache.copy_tokens`, of a follower."""
+        self._cache.copy_tokens(source, target)
+
+    def _together(self, name: str, *arguments: Any) -> _Together:
+        lead = self._ranks.lead if self._ranks is not None else None
+        if lead is not None:
+            lead.tell(name, *arguments)
+        return _Together(lead)
+
+
+class _Together:
+    """What ranks compute together. If this one fails in it, the others wait for it in vain."""
+
+    def __init__(self, lead: Lead | None) -> None:
+        self._lead = lead
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self._lead is not None:
+            self._lead.fail(f"rank 0 failed in a pass: {type(error).__name__}: {error}")

@@ -1,0 +1,257 @@
+"""Decode steps as CUDA graphs: the GPU is handed a whole step at once, from token to token.
+
+A graph bakes in every size and address of the step that it was captured from. So each graph is for
+one number of rows (live rows are padded up to it), one page pool, one trunk that the dense kernel
+reads, and fixed capacities of the attention's work list. What changes from step to step is copied
+into the graph's input tensors.
+
+A step that fits no graph runs eagerly once, on the inputs of a new graph, which is then captured
+for the steps to come. Only plain draws are part of a graph. Draws that filter tokens or report
+alternatives take much memory, which each graph would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.attention import Implementation
+from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.common.device import Staging
+from treegen.engine.compute.capture import CAPTURED, Captures, borrowed
+from treegen.engine.compute.padding import padded_rows, several_rows
+from treegen.engine.compute.patience import Patience
+from treegen.engine.compute.step import NUM_INPUTS, POSITION, DecodeStep, Undrawn
+from treegen.model.batch import Batch
+from treegen.model.recurrent.states import states_in_slots
+from treegen.recurrence import RowSlots
+from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.draw import Draws
+
+_MAX_GRAPHS = 48
+_FIRST_ROOM = 4096  # drawn tokens to have room for at first
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """A captured step: its inputs, its attention work list and what it computes.
+
+    step: the step whose tensors are the graph's inputs.
+    state: the work list of its attention.
+    out: the draws, or logits [T, V] if draws are made outside the graph.
+    filled: rows whose inputs are set; those of further rows are 0.
+    sampling: the sampling parameters that are in place.
+    size: how many rows it has. several: whether they are several of each item.
+    """
+
+    step: DecodeStep
+    state: StaticState
+    graph: torch.cuda.CUDAGraph
+    out: Draws | Tensor
+    filled: int
+    sampling: SamplingBatch
+    size: int
+    several: bool
+
+
+class DecodeGraphs:
+    """Captures and replays decode steps of one model.
+
+    off: why graphs are not used; None while they are.
+    num_captured: steps that were captured, or could not be.
+    """
+
+    def __init__(self, forward: Callable[[Batch], Tensor], row_seconds: float) -> None:
+        """`forward` computes a batch eagerly. row_seconds: what a row takes in a pass of many."""
+        self._forward = forward
+        self._graphs: list[_Graph] = []
+        self._patience = Patience(row_seconds)
+        self._captures = Captures()
+        # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
+        # `_known_as` is the tensor under which the caller knows these tokens.
+        self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
+        self._staging = Staging()
+        self.off: str | None = None
+        self.num_captured = 0
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return len(self._graphs)
+
+    def take(self, implementation: Implementation) -> bool:
+        """Whether steps with this attention are captured."""
+        return self.off is None and implementation.name in CAPTURED
+
+    @torch.inference_mode()
+    def run(self, step: DecodeStep) -> Draws | Undrawn:
+        """What a step draws; valid until the next step. If it may be captured, its inputs are on
+        the host.
+        """
+        state = step.levels.state
+        if self.off is not None or not isinstance(state, TritonState):
+            return step.on_device().compute(self._forward)
+        self._take_drawn(step, state.device)
+        entry = self._find(step, state)
+        if entry is None:
+            return self._capture(step.on_device(), state)
+        self._fill(entry, step)
+        state.kernels = entry.state.kernels
+        entry.graph.replay()
+        return self._draws(entry.out, step, entry.step)
+
+    def _take_drawn(self, step: DecodeStep, device: torch.device) -> None:
+        """Put the last step's tokens where graphs read them, unless a graph has done so."""
+        drawn_P1 = step.drawn_P1
+        rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
+        if rows > len(self._drawn_P1):
+            self._graphs.clear()
+            self._captures.forget()
+            self._drawn_P1 = torch.zeros(
+                max(2 * rows, _FIRST_ROOM), 1, dtype=torch.int64, device=device
+            )
+            self._known_as = self._drawn_P1
+        if drawn_P1 is not None and drawn_P1 is not self._known_as:
+            self._drawn_P1[: len(drawn_P1)] = drawn_P1
+
+    def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
+        """A graph with the step's levels in place: the smallest that has room for its rows.
+
+        None if to capture one of its size costs less than further padding.
+        """
+        size, several = _size_of(step, state), _draws_several(state)
+        usable = [
+            each
+            for each in self._graphs
+            if size <= each.size
+            and each.several == several
+            and each.step.cache is step.cache
+            and each.step.sampling.is_plain == step.sampling.is_plain
+        ]
+        usable.sort(key=lambda each: each.size)
+        for entry in usable:
+            # Ranks must compute equally many rows, whichever graphs each of them has.
+            must_fit = step.ranks is not None or self._patience.is_over(size, entry.size)
+            if must_fit and entry.size > size:
+                return None
+            if entry.state.load(state, self._staging):
+                self._patience.served(size, entry.size)
+                self._graphs.remove(entry)
+                self._graphs.append(entry)  # it is now the last to be dropped
+                return entry
+        return None
+
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws | Undrawn:
+        size = _size_of(step, state)
+        self._patience.captured()
+        self.num_captured += 1
+        if self.num_graphs >= _MAX_GRAPHS:
+            del self._graphs[0]
+        static_state = StaticState(state.levels, state.device, invariant=state.invariant)
+        static = _static_step(step, size, static_state, self._drawn_P1)
+        draws = self._draws(self._compute(static), step, static)
+        state.kernels = static_state.kernels
+        try:
+            graph, out = self._captures.capture(lambda: self._compute(static), state.device)
+        except RuntimeError as error:
+            # A model cannot be captured if it asks the device for a number in the middle of a
+            # layer, as some mixtures of experts do. Or no memory is left for the capture.
+            self._graphs.clear()
+            self._captures.forget()
+            self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
+            torch.cuda.synchronize()
+            return draws
+        if isinstance(out, Tensor):
+            out = borrowed(out)
+        several = _draws_several(state)
+        self._graphs.append(
+            _Graph(static, static_state, graph, out, step.num_rows, step.sampling, size, several)
+        )
+        return draws
+
+    def _compute(self, static: DecodeStep) -> Draws | Tensor:
+        """What the graph of a step computes."""
+        logits_TV = static.logits(self._forward)
+        if not static.sampling.is_plain:
+            return logits_TV.contiguous()
+        draws = static.draw_now(logits_TV)
+        self._drawn_P1[: static.num_rows] = draws.tokens_PN
+        return draws
+
+    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws | Undrawn:
+        """The draws of a step's own rows. static: the step of the graph that computes it."""
+        if isinstance(out, Tensor):
+            inputs_7T = static.inputs_7T[:, : step.num_rows]
+            return replace(step, inputs_7T=inputs_7T).draw(out[: step.num_rows])
+        draws = out.first(step.num_rows)
+        self._known_as = draws.tokens_PN
+        return draws
+
+    def _fill(self, entry: _Graph, step: DecodeStep) -> None:
+        """Put a step's inputs in the place of the last one's."""
+        num_rows, static = step.num_rows, entry.step
+        inputs_7T = step.inputs_7T.numpy()
+
+        def write(flat: NDArray[np.int64]) -> None:
+            there_7T = flat.reshape(NUM_INPUTS, -1)
+            there_7T[:, :num_rows] = inputs_7T
+            there_7T[:, num_rows:] = 0
+
+        self._staging.fill(static.inputs_7T, static.inputs_7T.numel(), write)
+        if step.states is not None and step.states.rows is not None:
+            assert static.states is not None and static.states.rows is not None
+            target_RT = static.states.rows.inputs_RT
+            target_RT[:, :num_rows] = step.states.rows.inputs_RT
+            target_RT[:, num_rows : max(num_rows, entry.filled)] = 0
+        entry.filled = num_rows
+        if entry.sampling is not step.sampling:
+            if step.sampling.is_plain:
+                static.sampling.load(step.sampling)
+            entry.sampling = step.sampling
+
+
+def _draws_several(state: TritonState) -> bool:
+    """Whether rows have several query rows each, of which one must not see the keys of the next."""
+    return any(level.causal for level in state.levels)
+
+
+def _size_of(step: DecodeStep, state: TritonState) -> int:
+    """The number of rows of the graph of a step."""
+    if not _draws_several(state):
+        return padded_rows(step.num_rows)
+    return several_rows(step.num_rows)
+
+
+def _most_padded(num_rows: int) -> int:
+    return max(padded_rows(num_rows), several_rows(num_rows))
+
+
+def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:
+    """A step of `size` rows with a graph's inputs in place of another step's.
+
+    Rows past the live ones write to the padding page, and nobody takes their draws.
+    """
+    inputs_7T = step.inputs_7T.new_zeros(NUM_INPUTS, size)
+    inputs_7T[:, : step.num_rows] = step.inputs_7T
+    sampling = step.sampling
+    if sampling.is_plain:
+        sampling = SamplingBatch.greedy(size, inputs_7T.device)
+        sampling.load(step.sampling)
+    levels = replace(
+        step.levels, positions_T=inputs_7T[POSITION], state=state, checked=False, seen=set()
+    )
+    states = None
+    if step.states is not None:
+        # Rows past the live ones have the slot of no state, whatever they make of it.
+        assert step.states.rows is not None
+        live_RT = step.states.rows.inputs_RT
+        inputs_RT = live_RT.new_zeros(len(live_RT), size)
+        inputs_RT[:, : step.num_rows] = live_RT
+        states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
+    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.cache, states)
+    return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)

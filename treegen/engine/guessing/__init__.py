@@ -1,0 +1,1 @@
+"""Who guesses tokens for the rows, and how many."""

@@ -1,0 +1,1 @@
+"""What the next pass computes: spans of prompts, decode steps, guesses to verify."""

@@ -1,0 +1,235 @@
+"""Decode steps: the rows of the next one, and its launch while the one before still runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treegen.attention import Prepared
+from treegen.common.device import Fetch
+from treegen.engine.compute.execute import StepInputs, StepRows
+from treegen.engine.compute.layout import Ints, make_level, shared_levels, with_rows
+from treegen.engine.compute.padding import several_rows
+from treegen.engine.compute.step import (
+    COUNT,
+    FORCED,
+    NUM_INPUTS,
+    POSITION,
+    SEED,
+    SLOT,
+    SOURCE,
+    TOKEN,
+    Undrawn,
+)
+from treegen.engine.drawn import step_rows
+from treegen.engine.passes.guesses import Guesses
+from treegen.engine.passes.inputs import slots_of
+from treegen.engine.rows.queue import LiveRows
+from treegen.engine.rows.run_state import RunState
+from treegen.sampling.draw import Draws
+
+if TYPE_CHECKING:
+    from treegen.engine.compute.graphs import DecodeGraphs
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One draw for each of some rows, or several for each, which may be under way.
+
+    slots: the slots of the rows, of each draw.
+    serials: their serial numbers, which tell whether a slot still has the same row.
+    draws: the draws, on the device.
+    fetch: the same draws on their way to the host.
+    guesses: what a row draws more than once for; None if each draws once.
+    keys: that were read in each layer.
+    """
+
+    slots: Ints
+    serials: Ints
+    draws: Draws
+    fetch: Fetch
+    guesses: Guesses | None = None
+    keys: int = 0
+
+    @classmethod
+    def of(
+        cls, slots: Ints, serials: Ints, draws: Draws, guesses: Guesses | None = None,
+        keys: int = 0,
+    ) -> Flight:  # fmt: skip
+        """A flight that has begun to copy its draws to the host."""
+        tensors = (draws.tokens_PN, draws.logprobs_PN, draws.lse_P, draws.top_tokens_PK,
+                   draws.top_logprobs_PK, draws.signals_P2)  # fmt: skip
+        fetch = Fetch([t for t in tensors if t is not None])
+        return cls(slots, serials, draws, fetch, guesses, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A decode step whose draws wait until the tokens before are known, by which grammars go on.
+
+    number: how many steps the run has had before. The rest is as in `Flight`.
+    """
+
+    slots: Ints
+    serials: Ints
+    undrawn: Undrawn
+    number: int
+    guesses: Guesses | None
+    keys: int
+
+
+class DecodeSteps:
+    """Launches the decode steps of one run."""
+
+    def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
+        """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
+        self._run, self._live, self._graphs = run, live, graphs
+        self._state: tuple[Ints, StepRows, int] | None = None
+        self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
+
+    def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
+        """Rows of the next step, the number of their tokens, and their places in the last step.
+
+        flight: the last step, if its tokens are not known yet. The number of tokens is known even
+        then, so rows that reach their limit in it are left out. Rows that have reached it are left
+        out too, which may not have left yet. So are rows whose budget for thinking it uses up: only
+        their tokens tell whether the thinking has ended by then.
+        A row that was not in that step has the place -1.
+        """
+        order, rows, budgets = self._live.order, self._run.rows, self._live.budgets
+        counts, source = rows.count[order], np.full(len(order), -1)
+        if flight is not None:
+            place = np.full(len(rows.serial), -1)
+            place[flight.slots] = np.arange(len(flight.slots))
+            source = place[order]
+            source[flight.serials[source] != rows.serial[order]] = -1
+            counts = counts + (source >= 0)
+        goes_on = counts < rows.limit[order]
+        if budgets.used:
+            goes_on &= budgets.decide(order, counts, source < 0)
+        if goes_on.all():
+            return order, counts, source
+        return order[goes_on], counts[goes_on], source[goes_on]
+
+    def launch(
+        self, order: Ints, counts: Ints, source: Ints, before: Flight | None
+    ) -> Flight | Pending:
+        """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
+        run, usage = self._run, self._run.usage
+        rows, page_size = run.rows, run.cache.page_size
+        same, shared_keys = self._same_rows(order)
+        ends, base = rows.stop[order] + counts, rows.base[order]
+        pages = rows.table[order, : int(rows.num_pages[order].max())]
+        index = np.arange(len(order) + 1)
+        own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
+        slots = slots_of(pages, ends - 1 - base, page_size)
+        forced = self._live.budgets.forced(order, counts)
+        inputs = np.stack(
+            [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced]
+        )
+        draws, levels = run.executor.decode(
+            StepInputs(
+                inputs=inputs,
+                own=own,
+                rows=same,
+                goes_on=before is not None,
+                states=self._live.states.step(order) if self._live.states is not None else None,
+                graphs=self._graphs is not None and self._graphs.off is None,
+                number=usage.decode_steps,
+            )
+        )
+        keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
+        self._count(levels, len(order), keys, int(ends.sum()))
+        if isinstance(draws, Undrawn):
+            return Pending(order, rows.serial[order], draws, number, None, keys)
+        return Flight.of(order, rows.serial[order], draws, keys=keys)
+
+    def draw(self, pending: Pending) -> Flight:
+        """Draw what a step computes, once the tokens before it are known."""
+        slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
+        masks = self._live.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
+        draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
+        return Flight.of(slots, pending.serials, draws, guesses, pending.keys)
+
+    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight | Pending:
+        """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
+
+        It is a decode step with several consecutive query rows for each row. They attend to the
+        same levels; of the row's own keys each sees those up to its own.
+
+        order, counts: as `next_rows` gave them for tokens that are all known.
+        """
+        run, usage = self._run, self._run.usage
+        rows, page_size = run.rows, run.cache.page_size
+        row_T, offsets, num = guesses.row_T, guesses.offsets, len(guesses.row_T)
+        slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
+        keys_R = first + guesses.num_R + 1 - base
+        pages = rows.table[order, : int(rows.num_pages[order].max())]
+        same, shared_keys = self._same_rows(order)
+        levels = [with_rows(level, offsets) for level in same.levels]
+        place = np.arange(len(order) + 1)
+        own = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
+        columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
+        columns_T[:3] += guesses.place_T
+        positions_T, at_T, counts_T, seeds_T = columns_T
+        graphs = self._graphs is not None and self._graphs.off is None
+        inputs = np.zeros((NUM_INPUTS, several_rows(num) if graphs else num), dtype=np.int64)
+        inputs[TOKEN, :num] = guesses.inputs(rows.last[order])
+        inputs[SOURCE] = -1
+        inputs[POSITION, :num] = positions_T
+        page_T = pages[row_T, at_T // page_size].astype(np.int64)
+        inputs[SLOT, :num] = page_T * page_size + at_T % page_size
+        inputs[SEED, :num], inputs[COUNT, :num] = seeds_T, counts_T
+        inputs[FORCED, :num] = self._live.budgets.forced(slots_T, counts_T)
+        index = np.zeros(inputs.shape[1], dtype=np.int64)
+        index[:num] = same.index[row_T]
+        drawn = None
+        if same.drawn is not None:
+            drawn = np.zeros((len(index), *same.drawn.shape[1:]), dtype=np.int64)
+            drawn[:num] = same.drawn[row_T]
+        draws, prepared = run.executor.decode(
+            StepInputs(
+                inputs=inputs,
+                own=with_rows(own, offsets, self._own_memo),
+                rows=replace(same, levels=levels, index=index, drawn=drawn),
+                goes_on=False,
+                states=None,
+                graphs=graphs,
+                number=usage.decode_steps,
+            )
+        )
+        keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
+        self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
+        usage.drafted_tokens += num - len(order)
+        if isinstance(draws, Undrawn):
+            return Pending(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
+        return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+
+    def look_ahead(self) -> None:
+        """Make what the next step needs of the rows that are live now, if they are others."""
+        if len(self._live.order):
+            self._same_rows(self._live.order)
+
+    def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
+        """Count a step: its rows, the keys it reads, and those it would read without levels."""
+        usage = self._run.usage
+        usage.impl = levels.impl
+        usage.count_kernels(levels.kernels)
+        usage.key_tokens_read += read
+        usage.key_tokens_unshared += unshared
+        usage.peak_rows = max(usage.peak_rows, num_rows)
+        usage.decode_steps += 1
+
+    def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
+        """What stays the same for these rows, and the keys of their levels; made for new rows."""
+        run = self._run
+        if self._state is not None and self._state[0] is order:
+            return self._state[1:]
+        chains = run.rows.chain[order]
+        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
+        keys = sum(int(level.kv_len_G.sum()) for level in levels)
+        rows = step_rows(run, order, levels)
+        self._state, self._own_memo = (order, rows, keys), {}
+        return rows, keys

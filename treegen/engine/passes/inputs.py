@@ -1,0 +1,120 @@
+"""Make the inputs of a prefill pass from the spans of tokens that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.attention import HostLevel
+from treegen.cache.pool import Pages
+from treegen.cache.states import NO_STATE
+from treegen.engine.compute.execute import PrefillInputs
+from treegen.engine.compute.layout import Ints, make_level, pad_tables, shared_levels
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.segments.segment import LiveSegment
+from treegen.engine.segments.states import StateSpan
+from treegen.model.recurrent.states import Piece
+from treegen.prompts.radix import Tokens
+
+_LONG = 512  # fewest keys that are worth a level of their own in a pass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one segment or row, computed in one prefill pass.
+
+    key: sorts spans depth first.
+    tokens: the token ids. start: the position of the first.
+    table: the pages for their keys and values. base: the position of the first key in these pages.
+    chain: indices of the kept segments above the tokens, root first.
+    wanted: positions whose logits are wanted.
+    segment: the segment of the tokens; None if they are a row's.
+    slot: the slot of the row; -1 if they are a segment's.
+    states: where the recurrent states around the tokens are; None for a model without any.
+    """
+
+    key: int
+    tokens: Tokens
+    start: int
+    table: Pages
+    base: int
+    chain: tuple[int, ...]
+    wanted: Ints
+    segment: LiveSegment | None = None
+    slot: int = -1
+    states: StateSpan | None = None
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+
+def prefill_inputs(run: RunState, spans: Sequence[Span]) -> PrefillInputs:
+    """The pass that computes spans, in their order."""
+    cache = run.cache
+    lengths = np.array([len(span.tokens) for span in spans])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    pages = pad_tables([span.table for span in spans])
+    base = np.array([span.base for span in spans])
+    stops = np.array([span.stop for span in spans])
+    own = _own_levels(spans, offsets, pages, base, stops - base, cache.page_size)
+    wanted = np.concatenate(
+        [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
+    )
+    item = np.repeat(np.arange(len(spans)), lengths)
+    chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
+    for row, span in enumerate(spans):
+        chains[row, : len(span.chain)] = span.chain
+    levels = [*shared_levels(chains, offsets, run.store.keys_of), *own]
+    tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
+    slots = slots_of(pages[item], positions - base[item], cache.page_size)
+    return PrefillInputs(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        wanted=wanted.astype(np.int64),
+        levels=levels,
+        pieces=_pieces(spans, offsets) if cache.states is not None else None,
+    )
+
+
+def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
+    """What the spans read of recurrent states, and write."""
+    pieces: list[Piece] = []
+    for span, start in zip(spans, offsets.tolist(), strict=False):
+        assert span.states is not None
+        num, (reads, leaves, writes) = len(span.tokens), span.states
+        if leaves != NO_STATE:
+            pieces.append(Piece(start, num - 1, reads, leaves))
+            start, num, reads = start + num - 1, 1, leaves
+        pieces.append(Piece(start, num, reads, writes))
+    return pieces
+
+
+def _own_levels(
+    spans: Sequence[Span], offsets: Ints, pages: Pages, base: Ints, kv_len: Ints, page_size: int
+) -> list[HostLevel]:
+    """Levels of the spans' own page tables. A span that is alone has a level for its earlier keys.
+
+    A long document is computed in several passes. All rows of a pass see all keys of the passes
+    before, so that level needs no causal mask. The fastest kernels take none.
+    """
+    start, stop = offsets[:-1], offsets[1:]
+    width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
+    if width * page_size < _LONG:
+        return [make_level(start, stop, pages, kv_len, base, causal=True)]
+    done = np.array([width * page_size])
+    return [
+        make_level(start, stop, pages[:, :width], done, base, causal=False),
+        make_level(start, stop, pages[:, width:], kv_len - done, base + done, causal=True),
+    ]
+
+
+def slots_of(pages: Pages, offsets: Ints, page_size: int) -> Ints:
+    """Cache slots of offsets in page tables, one of each. pages: [N, P]. offsets: [N]."""
+    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
+    return page * page_size + offsets % page_size

@@ -1,0 +1,179 @@
+"""Prefill passes: what one computes, its launch, and the draws of first tokens after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.common.device import Fetch, to_device_together
+from treegen.engine.compute.layout import Ints
+from treegen.engine.drawn import prompt_texts
+from treegen.engine.passes.decode import Flight
+from treegen.engine.passes.inputs import Span, prefill_inputs
+from treegen.engine.passes.spans import pick_spans
+from treegen.engine.rows.queue import LiveRows
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.segments.scores import Scored, score_after
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.sampling.draw import draw, log_sum_exp
+
+_LOGITS = 2**26  # most numbers in the logits of a pass
+_MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDraws:
+    """The first tokens of the rows of some requests, which have equally many rows.
+
+    at: for each request, the row of the pass's logits that they are drawn from.
+    """
+
+    requests: Sequence[LiveRequest]
+    at: Ints
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFlight:
+    """A prefill pass that may be under way.
+
+    spans: what it computes.
+    lse: log-sum-exp of the logits at each wanted position; None if `first` draws from them all.
+    scored: scores of tokens of segments.
+    first: draws of first tokens.
+    """
+
+    spans: Sequence[Span]
+    lse: Fetch | None
+    scored: Sequence[Scored]
+    first: Sequence[FirstDraws]
+
+    def wait(self) -> NDArray[np.float32]:
+        """Wait for the pass; returns log-sum-exp of the logits at each wanted position."""
+        if self.lse is not None:
+            (found,) = self.lse.wait()
+            return found
+        found = np.empty(sum(len(span.wanted) for span in self.spans), dtype=np.float32)
+        for each in self.first:
+            _, _, found[each.at], *_ = each.flight.fetch.wait()
+        return found
+
+    def ended(self) -> Iterator[LiveSegment]:
+        """Segments whose last token the pass computes."""
+        for span in self.spans:
+            if span.segment is not None and span.stop == span.segment.stop:
+                yield span.segment
+
+    def name(self, at: int) -> str:
+        """The prompt and token of row `at` of the logits, for an error message."""
+        for span in self.spans:
+            if at < len(span.wanted):
+                below = span.segment.requests if span.segment else []
+                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
+                return f"{who} at token {int(span.wanted[at])}"
+            at -= len(span.wanted)
+        raise AssertionError("a row of logits belongs to no span")
+
+
+class PrefillPasses:
+    """Launches the prefill passes of one run."""
+
+    def __init__(self, run: RunState, live: LiveRows, *, chunk: int) -> None:
+        """Passes of `chunk` tokens at most."""
+        self._run, self._live = run, live
+        self._chunk = chunk
+        self._max_logits = max(
+            _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
+        )
+
+    def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
+        """Queue a pass over segments, by index, and over tokens of rows that resume."""
+        run, usage = self._run, self._run.usage
+        spans = pick_spans(run, self._live, to_compute, self._chunk, self._max_logits)
+        logits, levels = run.executor.prefill(prefill_inputs(run, spans))
+        usage.impl = levels.impl
+        usage.prefill_steps += 1
+        prompts: list[tuple[LiveRequest, int]] = []
+        to_score: list[tuple[Span, LiveSegment, slice]] = []
+        offset = 0
+        resumed: list[int] = []
+        for span in spans:
+            end = offset + len(span.wanted)
+            if span.segment is None:
+                resumed += self._on_row(span)
+            else:
+                prompts += [(request, end - 1) for request in self._on_segment(span, span.segment)]
+                if span.segment.scored < span.stop:
+                    to_score.append((span, span.segment, slice(offset, end)))
+            offset = end
+        if resumed:
+            self._live.join(np.array(resumed, dtype=np.int64))
+        lse: Fetch | None = None
+        scored: list[Scored] = []
+        if not prompts or to_score or len({at for _, at in prompts}) < len(logits):
+            logits = logits.float()
+            lse_S = log_sum_exp(logits)
+            lse = Fetch([lse_S])
+            for span, segment, mine in to_score:
+                scored += score_after(segment, span.wanted, logits[mine], lse_S[mine])
+        return PrefillFlight(spans, lse, scored, self._draw_first(prompts, logits))
+
+    def _on_row(self, span: Span) -> list[int]:
+        """Account for a row's tokens, computed again; returns its slot after the last one."""
+        run, rows, slot = self._run, self._run.rows, span.slot
+        run.usage.recomputed_tokens += len(span.tokens)
+        run.requests[int(rows.request[slot])].num_prefilled += len(span.tokens)
+        self._live.resuming[slot] = span.stop
+        is_whole = span.stop >= rows.stop[slot] + rows.count[slot] - 1
+        return [slot] if is_whole else []
+
+    def _on_segment(self, span: Span, segment: LiveSegment) -> list[LiveRequest]:
+        """Account for a piece of a segment; returns the requests to draw first tokens for."""
+        usage = self._run.usage
+        again = max(min(span.stop, segment.was_computed) - span.start, 0)
+        usage.recomputed_tokens += again
+        usage.prompt_tokens_computed += len(span.tokens) - again
+        segment.mark_computed(span.stop)
+        next(iter(segment.openers)).num_prefilled += len(span.tokens)
+        if span.stop < segment.stop:
+            return []
+        if self._run.store.states is not None:
+            self._run.store.states.on_whole(segment)
+        return [r for r in segment.requests if r.samples and r.slots is None]
+
+    def _draw_first(
+        self, prompts: Sequence[tuple[LiveRequest, int]], logits_SV: Tensor
+    ) -> list[FirstDraws]:
+        """Draw the first tokens of all samples of requests from their prompts' last logits.
+
+        prompts: each request, and the row of the logits that its first tokens are drawn from.
+        """
+        by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
+        for request, row in prompts:
+            by_rows.setdefault(request.num_rows, []).append((request, row))
+        drawn: list[FirstDraws] = []
+        for num_rows, group in by_rows.items():
+            requests = [request for request, _ in group]
+            slots_PN = self._live.add(requests, num_rows)
+            seeds = self._run.rows.seed[slots_PN]
+            at = np.array([row for _, row in group])
+            arrays = [at, seeds, np.zeros_like(seeds)]
+            forced = self._live.budgets.first(slots_PN)
+            if forced is not None:
+                arrays.append(forced)
+            at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
+            forced_P = rest[0] if rest else None
+            sampling = self._run.sampling_of(np.array([request.params for request in requests]))
+            texts = prompt_texts(self._run, requests) if sampling.penalties is not None else None
+            masks = self._live.grammars.begin(requests, slots_PN)
+            if masks is not None:
+                sampling = replace(sampling, masked=True)
+            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
+            slots = slots_PN.ravel()
+            flight = Flight.of(slots, self._run.rows.serial[slots], draws)
+            drawn.append(FirstDraws(requests, at, flight))
+        return drawn

@@ -1,0 +1,90 @@
+"""Choose what a prefill pass computes: pieces of segments, and tokens of rows that resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treegen.engine.passes.inputs import Span
+from treegen.engine.rows.queue import LiveRows
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.segments.segment import LiveSegment
+from treegen.engine.segments.store import SegmentStore
+
+_KEY_BITS = 32  # a sort key is the segment's index above, the sample index below
+
+
+def pick_spans(
+    run: RunState,
+    live: LiveRows,
+    to_compute: Mapping[int, LiveSegment],
+    room: int,
+    max_logits: int,
+) -> list[Span]:
+    """Spans of the next pass, depth first.
+
+    to_compute: segments by index; some may be computed already.
+    live: the rows; those that resume are computed again.
+    room: most tokens of the pass.
+    max_logits: most rows of logits of the pass.
+    """
+    spans: list[Span] = []
+    reached: dict[int, int] = {}
+    for slot, start in live.resuming.items():
+        if room == 0:
+            break
+        span = _row_span(run, live, slot, start, room)
+        spans.append(span)
+        room -= len(span.tokens)
+    logits = 0
+    for index in sorted(to_compute):
+        if room == 0 or logits >= max_logits:
+            break
+        segment = to_compute[index]
+        if segment.computed < segment.stop and run.store.is_ready(segment, reached):
+            span = _segment_span(run.store, segment, room, max_logits - logits)
+            spans.append(span)
+            reached[index] = span.stop
+            room -= len(span.tokens)
+            logits += len(span.wanted)
+    # Sort by what spans share first. Then the spans below any segment are consecutive.
+    return sorted(spans, key=lambda span: (span.chain, span.key))
+
+
+def _row_span(run: RunState, live: LiveRows, slot: int, start: int, room: int) -> Span:
+    rows = run.rows
+    segment = run.requests[int(rows.request[slot])].segment
+    chain = rows.chain[slot]
+    first = start - int(rows.stop[slot])
+    last = min(int(rows.count[slot]) - 1, first + room)
+    return Span(
+        key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
+        tokens=rows.generated.between(slot, first, last),
+        start=start,
+        table=rows.table[slot, : rows.num_pages[slot]],
+        base=int(rows.base[slot]),
+        chain=tuple(chain[chain >= 0].tolist()),
+        wanted=np.empty(0, dtype=np.int64),
+        slot=slot,
+        states=live.states.span(slot, last - first) if live.states is not None else None,
+    )
+
+
+def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
+    store.tables.continue_parent(segment)
+    start = segment.computed
+    first_logit = max(start, segment.first_logit)
+    stop = min(segment.stop, start + room, first_logit + max_logits)
+    assert segment.table is not None
+    return Span(
+        key=segment.index << _KEY_BITS,
+        tokens=segment.tokens[start - segment.start : stop - segment.start],
+        start=start,
+        table=segment.table,
+        base=segment.base,
+        chain=segment.above,
+        wanted=np.arange(first_logit, stop),
+        segment=segment,
+        states=store.states.span(segment, start, stop) if store.states is not None else None,
+    )

@@ -1,0 +1,1 @@
+"""Requests from when they are asked for until their last sample ends."""

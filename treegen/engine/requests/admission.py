@@ -1,0 +1,296 @@
+"""Which requests are open, waiting or over, and who gives way when pages run out.
+
+A request is opened: the segments that it needs get pages. Then its segments are computed, its
+samples run, and it leaves. When pages run out, an open request without active rows goes back to
+waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from treegen.engine.rows.queue import LiveRows
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.rows.table import RowState
+from treegen.engine.segments.scores import score_of
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.errors import CapacityError
+
+
+class Admission:
+    """Opens and closes the requests of one run.
+
+    to_compute: by index, the segments of open requests that are not known to be computed. The last
+    tokens of a segment may be in the pass under way.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        live: LiveRows,
+        on_prefilled: Callable[[LiveRequest], None] | None,
+    ) -> None:
+        """No requests yet.
+
+        on_prefilled: called with each request that wants no samples, once its keys are in place and
+        before its pages are freed.
+        """
+        self._run, self._live = run, live
+        self.to_compute: dict[int, LiveSegment] = {}
+        self._pool, self._page_size = run.pool, run.cache.page_size
+        self._on_prefilled = on_prefilled
+        self._waiting: deque[LiveRequest] = deque()
+        self._open: dict[LiveRequest, None] = {}  # in the order they were opened
+        # Open requests whose first tokens are not drawn, with their rows, and the sum of these.
+        self._undrawn: dict[LiveRequest, int] = {}
+        self._num_undrawn = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether some request is not over."""
+        return bool(self._waiting or self._open)
+
+    def add(self, requests: Sequence[LiveRequest]) -> None:
+        """Queue requests, given depth first; one whose samples are all skipped is over at once."""
+        for request in requests:
+            self._run.requests[request.index] = request
+            self._run.store.attach(request)
+        for request in requests:
+            self._waiting.append(request)
+            if request.spec.rows and not request.samples:
+                self.leave(request)
+
+    def admit(self) -> None:
+        """Activate ready rows and open requests until enough rows are on their way.
+
+        Raises CapacityError if nothing runs and nothing can be started.
+        """
+        self._live.activate(self._run.max_rows)
+        started = self._live.num_active + len(self._live.ready)
+        if started + self._num_undrawn < self._run.max_rows and self._waiting:
+            growth = self._live.expected_growth()
+            # Open somewhat more than is needed now, so that refills prefill many at once.
+            most = self._run.max_rows * 5 // 4 + 1
+            while self._waiting and started + self._num_undrawn < most:
+                if not self._try_open(self._waiting[0], growth):
+                    break
+            self._live.activate(self._run.max_rows)
+        if len(self._live.ready) and not self._live.num_active and not self.to_compute:
+            # Nothing runs, yet the first ready row does not fit: others must give way.
+            request = self._run.requests[int(self._run.rows.request[self._live.ready[0]])]
+            self._make_room(
+                request,
+                lambda: request.row_pages(self._page_size),
+                lambda: self._live.slots_short(request),
+            )
+            self._live.activate(1)
+
+    def _try_open(self, request: LiveRequest, growth: int) -> bool:
+        """Open a request if its pages fit beside what active rows are expected to need."""
+        if self._open:
+            # A run that takes requests keeps idle segments. They leave before this one waits.
+            while not self._fits(request, growth):
+                if not request.added or not self._run.store.evict_idle(request):
+                    return False
+        else:
+            self._make_room(
+                request,
+                lambda: self._run.store.pages_to_open(request),
+                lambda: self._live.slots_short(request, self._run.store.slots_to_open(request)),
+            )
+        self._waiting.popleft()
+        self._open[request] = None
+        if request.slots is None:
+            self._note_undrawn(request, request.num_rows)
+        to_compute, reused = self._run.store.open(request)
+        self._run.usage.prompt_tokens_reused += reused
+        self.to_compute.update((segment.index, segment) for segment in to_compute)
+        self._go_on([request])
+        return True
+
+    def _fits(self, request: LiveRequest, growth: int) -> bool:
+        """Whether a request can be opened beside what active rows are expected to need."""
+        store = self._run.store
+        pages = store.pages_to_open(request) + self._live.first_pages(request)
+        if pages > self._pool.num_free - growth:
+            return False
+        return not self._live.slots_short(request, store.slots_to_open(request))
+
+    def on_computed(self, segments: Iterable[LiveSegment]) -> None:
+        """Note that segments are computed, unless they were evicted or dropped since."""
+        openers: dict[LiveRequest, None] = {}
+        for segment in segments:
+            if segment.index in self.to_compute and segment.computed == segment.stop:
+                del self.to_compute[segment.index]
+                openers.update(segment.openers)
+        self._go_on(openers)
+
+    def _go_on(self, requests: Iterable[LiveRequest]) -> None:
+        """Go on with requests for which every needed segment is in place: parked rows get ready."""
+        going = [request for request in requests if not self._waits(request)]
+        for request in going:
+            if not request.spec.rows and request in self._open:
+                self._finish_prefilled(request)
+        parked = self._live.of(going, RowState.PARKED)
+        if len(parked):
+            self._live.push(parked)
+
+    def _finish_prefilled(self, request: LiveRequest) -> None:
+        """End a request that wants no samples; all its keys are in place."""
+        if request.spec.score_from is not None:
+            self._run.scores[request.index] = score_of(request)
+        if self._on_prefilled is not None:
+            self._on_prefilled(request)
+        self._close(request, finished=True)
+
+    def _waits(self, request: LiveRequest) -> bool:
+        """Whether a segment that an open request needs is not computed."""
+        return any(segment.index in self.to_compute for segment in request.opened or ())
+
+    def leave(self, request: LiveRequest) -> None:
+        """End a request, whether it is open or waiting."""
+        if request in self._open:
+            self._close(request, finished=True)
+        else:
+            self._waiting.remove(request)
+            self._end(request)
+
+    def _close(self, request: LiveRequest, *, finished: bool) -> None:
+        del self._open[request]
+        self._note_undrawn(request, 0)
+        done = self._end(request) if finished else self._run.store.close(request)
+        for segment in done:
+            self.to_compute.pop(segment.index, None)
+        # Segments that were computed anew for this request alone are whole for others.
+        others = {other: None for segment in done for other in segment.openers}
+        if others:
+            self._go_on(others)
+
+    def _note_undrawn(self, request: LiveRequest, num_rows: int) -> None:
+        """Note of how many rows of a request the first tokens are to be drawn."""
+        self._num_undrawn += num_rows - self._undrawn.pop(request, 0)
+        if num_rows:
+            self._undrawn[request] = num_rows
+
+    def _end(self, request: LiveRequest) -> list[LiveSegment]:
+        del self._run.requests[request.index]
+        unwanted = self._run.store.close(request)
+        request.segment.requests.remove(request)
+        self._run.store.release(request.segment)
+        return unwanted
+
+    def _make_room(
+        self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
+    ) -> None:
+        """Free pages for a request until it has what it needs; freeing may raise that number.
+
+        needed: how many pages it needs.
+        slots_short: how many slots for recurrent states it lacks.
+        """
+        while self._pool.num_free < needed() or slots_short():
+            if not self.give_way(request):
+                if slots_short():
+                    raise CapacityError(
+                        f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
+                        "recurrent states than can be had; give more memory"
+                    )
+                raise CapacityError(
+                    f"prompt {request.spec.id!r} needs {needed()} cache pages but "
+                    f"only {self._pool.num_free} can be had; give more memory"
+                )
+
+    def give_way(self, keep: LiveRequest | None = None) -> bool:
+        """Free some pages, but none of request `keep`. False if nothing can give way.
+
+        In this order: an idle segment, a kept prefix, an open request without active rows, the last
+        active row.
+        """
+        if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
+            return True
+        preempted = self._live.preempt_last()
+        self._run.usage.preemptions += preempted
+        return preempted
+
+    def _close_idle(self, keep: LiveRequest | None) -> bool:
+        """Send the last open request without active rows back to waiting, but never `keep`."""
+        active = set(self._run.rows.request[self._live.active()].tolist())
+        idle = [r for r in self._open if r is not keep and r.index not in active]
+        if not idle:
+            return False
+        request = max(idle, key=lambda r: r.rank)
+        if request.slots is not None:
+            self._live.park(self._live.of([request], RowState.READY))
+        self._close(request, finished=False)
+        self._waiting.appendleft(request)
+        return True
+
+    def add_rows(self, requests: Iterable[LiveRequest]) -> None:
+        """Note that the first tokens of requests are drawn; their rows wait for pages."""
+        drawn = [request for request in requests if request.slots]
+        for request in drawn:
+            self._note_undrawn(request, 0)
+        self._live.park(self._live.of(drawn, RowState.DRAWN))
+        self._go_on(request for request in drawn if request in self._open)
+
+    def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
+        """End or cancel rows of requests; a request leaves with its last row."""
+        slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
+        (self._live.end if ended else self._live.cancel)(slots)
+        for request, mine in gone.items():
+            assert request.slots is not None
+            request.slots.difference_update(mine)
+            if not request.slots:
+                self.leave(request)
+
+    def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
+        """Drop one sample of a request, or all that have not ended, and free their pages."""
+        if not request.spec.rows:
+            self.leave(request)
+            return
+        wanted = request.samples
+        gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
+        for index in gone:
+            wanted.remove(index)
+        if request in self._undrawn:
+            self._note_undrawn(request, request.num_rows)
+        if gone and request.slots is not None:
+            mine = np.array(sorted(request.slots), dtype=np.int64)
+            if not greedy:  # greedy samples share one slot
+                mine = mine[~np.isin(self._run.rows.sample[mine], wanted)]
+            if len(mine) and not (greedy and wanted):
+                self.retire({request: mine.tolist()}, ended=False)
+        elif gone and not wanted:
+            self.leave(request)
+
+    def check(self) -> None:
+        """Assert that each request is open or waiting, as the states of its rows say."""
+        queued = [*self._waiting, *self._open]
+        assert len(set(queued)) == len(queued), "a request is in two queues"
+        assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
+        assert self._undrawn.keys() <= self._open.keys(), "a request to be drawn is not open"
+        rows_of = {request: request.num_rows for request in self._undrawn}
+        assert rows_of == self._undrawn, "rows that are to be drawn are miscounted"
+        assert self._num_undrawn == sum(rows_of.values()), "the sum of these rows is wrong"
+        rows, requests = self._run.rows, self._run.requests
+        started = np.unique(rows.request[self._live.started()]).tolist()
+        assert all(requests[i] in self._open for i in started), "a row's request is not open"
+        for request in self._open:
+            states = rows.state[list(request.slots or ())]
+            if request in self._undrawn:
+                assert (states == RowState.DRAWN).all(), "a request is drawn already"
+            else:
+                assert request.slots is not None, "a request is never drawn"
+            goes_on = request.slots and (states != RowState.PARKED).all()
+            assert goes_on or self._waits(request), "an open request waits for nothing"
+
+    def clear(self) -> None:
+        """Forget all requests, as when a run is abandoned."""
+        self._waiting.clear()
+        self._open.clear()
+        self._undrawn.clear()
+        self._num_undrawn = 0
+        self.to_compute.clear()
+        self._run.requests.clear()

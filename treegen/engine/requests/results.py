@@ -1,0 +1,146 @@
+"""What a pass has computed, once it is known: drawn tokens go to their rows, and samples end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.layout import Ints
+from treegen.engine.guessing.speculation import Speculation
+from treegen.engine.passes.decode import Flight
+from treegen.engine.passes.guesses import Guesses
+from treegen.engine.passes.prefill import PrefillFlight
+from treegen.engine.requests.admission import Admission
+from treegen.engine.requests.failures import check_numbers
+from treegen.engine.requests.finish import Endings
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.rows.table import RowState
+
+
+class Results:
+    """Notes the results of the passes of one run."""
+
+    def __init__(
+        self,
+        run: RunState,
+        admission: Admission,
+        endings: Endings,
+        speculation: Speculation | None,
+    ) -> None:
+        """speculation: told what was drawn where it guessed; None for a run without guesses."""
+        self._run, self._admission, self._endings = run, admission, endings
+        self._speculation = speculation
+        self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
+
+    def note(self, flight: PrefillFlight | Flight) -> None:
+        """Wait for a pass, and note its results. Rows that are over stay until `end`."""
+        if isinstance(flight, PrefillFlight):
+            self._note_prefill(flight)
+        else:
+            self._note_draws(flight)
+
+    def end(self) -> bool:
+        """End the samples that are over by what was noted; whether there were any."""
+        over, self._over = self._over, []
+        if over:
+            self._endings.end(np.concatenate(over))
+        return bool(over)
+
+    def _note_prefill(self, flight: PrefillFlight) -> None:
+        """Note the results of a prefill pass, and the first tokens that were drawn after it."""
+        lse = flight.wait()
+        self._run.executor.check()
+        check_numbers(lse, flight.name)
+        for scored in flight.scored:
+            scored.add()
+        self._admission.on_computed(flight.ended())
+        for first in flight.first:
+            self._note_draws(first.flight)
+            self.end()
+            self._admission.add_rows(first.requests)
+
+    def _note_draws(self, flight: Flight) -> None:
+        """Note the drawn tokens of rows that are still there."""
+        rows, num = self._run.rows, len(flight.slots)
+        tokens, logprobs, *more = flight.fetch.wait()
+        self._run.executor.check()
+        # Several draws may come from one distribution.
+        more = [np.repeat(array, num // len(array), axis=0) for array in more]
+        columns = [tokens.ravel(), logprobs.ravel(), *more]
+        alive = rows.serial[flight.slots] == flight.serials
+        if self._speculation is not None:
+            self._speculation.note(flight, columns[0], alive)
+        if flight.guesses is None:
+            self._note_tokens(flight, columns, np.flatnonzero(alive))
+            return
+        self._note_rows(flight, flight.guesses, columns, alive)
+
+    def _note_rows(
+        self,
+        flight: Flight,
+        guesses: Guesses,
+        columns: Sequence[NDArray[Any]],
+        alive: NDArray[np.bool_],
+    ) -> None:
+        """Note all tokens that rows have drawn where the guess before each was accepted."""
+        rows, tokens, slots = self._run.rows, columns[0], flight.slots
+        draws, is_last = guesses.counted(tokens)
+        is_last, draws = is_last[alive[draws]], draws[alive[draws]]
+        may_end = self._run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
+        # A row that may end at a token before its last one is asked about after each token.
+        slow = np.zeros(len(rows.state), dtype=np.bool_)
+        slow[slots[draws[may_end & ~is_last]]] = True
+        if rows.watches:
+            slow[slots[draws]] = True
+        in_turn = slow[slots[draws]]
+        self._note_tokens(flight, columns, draws[~in_turn], is_last[~in_turn])
+        self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
+        rest = draws[in_turn]
+        place = guesses.place_T[rest]
+        for turn in range(int(place.max(initial=-1)) + 1):
+            now = rest[place == turn]
+            # Rows may be over after one of the tokens before.
+            stays = rows.serial[slots[now]] == flight.serials[now]
+            stays &= rows.state[slots[now]] == RowState.LIVE
+            self._note_tokens(flight, columns, now[stays])
+            self.end()
+            self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
+
+    def _note_tokens(
+        self,
+        flight: Flight,
+        columns: Sequence[NDArray[Any]],
+        draws: NDArray[np.int64],
+        is_last: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Note tokens of some rows, and which rows may be over. columns: of a flight's draws.
+
+        draws: which of them these are, row by row.
+        is_last: which of these is the last of its row; None if each row has one.
+        """
+        rows, slots = self._run.rows, flight.slots[draws]
+        tokens, logprobs, lse, *more = (column[draws] for column in columns)
+        check_numbers(lse, lambda at: self._row_name(slots[at]))
+        signals = more.pop() if flight.draws.signals_P2 is not None else None
+        top_tokens, top_logprobs = more or (None, None)
+        self._run.usage.decoded_tokens += len(slots)
+        if is_last is None:
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals)
+        else:
+            place = flight.guesses.place_T[draws] if flight.guesses is not None else None
+            rows.append(slots, tokens, logprobs, top_tokens, top_logprobs, signals, place)
+            slots, tokens = slots[is_last], tokens[is_last]
+        may_end = self._run.param_sets.may_end(rows.params[slots], tokens)
+        over = may_end | (rows.count[slots] >= rows.limit[slots])
+        if rows.watches:
+            over |= rows.unsure(slots)
+        if over.any():
+            self._over.append(slots[over])
+
+    def _row_name(self, slot: int) -> str:
+        rows = self._run.rows
+        request = self._run.requests[int(rows.request[slot])].spec
+        return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"

@@ -1,0 +1,1 @@
+"""Rows: samples being decoded, their tokens and states, and which go into the next step."""

@@ -1,0 +1,119 @@
+"""Budgets for thinking: which rows have used theirs up, and the tokens that they are given then.
+
+A row whose thinking has taken its budget is looked at once, when all its tokens until then are
+known. If it still thinks, its next tokens are those that close a thinking. They are decided on the
+host, and take the place of draws in the pass that would have drawn them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.layout import Ints
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.segments.segment import LiveRequest
+
+_NEVER: Final = -1
+_FAR: Final = 2**62
+
+
+class ThinkingBudgets:
+    """The budgets of the rows of one run.
+
+    used: whether some row has had a budget. Without any, nothing is done for rows.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        """No row has a budget."""
+        self._run = run
+        self.used = False
+        # By slot: the number of tokens at which the row is to be looked at; the number of tokens
+        # after which some are forced; and these.
+        self._due: Ints = np.empty(0, dtype=np.int64)
+        self._start: Ints = np.empty(0, dtype=np.int64)
+        self._tokens: Ints = np.empty((0, 1), dtype=np.int64)
+
+    def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> None:
+        """Note the budgets of new rows, [requests, rows of each]; the slots may have had others."""
+        budgets = [self._run.param_sets[r.params].params.max_thinking_tokens for r in requests]
+        self.used |= any(budget is not None for budget in budgets)
+        if not self.used:
+            return
+        self._grow(len(self._run.rows.state))
+        self._due[slots_PN] = self._start[slots_PN] = _NEVER
+        for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
+            tags = self._run.param_sets[request.params].stopping.thinking
+            if tags is None or budget is None:
+                continue
+            self._due[slots] = due = tags.due(request.spec.tokens, budget)
+            if not due:  # the prompt opens the thinking, which must end at once
+                self._force(slots, tags.end, 0)
+
+    def decide(self, order: Ints, counts: Ints, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Look at rows whose thinking has taken its budget; returns which rows can go on.
+
+        Call it where a budget is `used`.
+
+        order: slots. counts: how many tokens each has. known: whether all of these are known. A row
+        goes on unless it must be looked at and they are not.
+        """
+        due = self._due[order] == counts
+        ready = due & known
+        for slot in order[ready].tolist():
+            self._look(slot)
+        going_on: NDArray[np.bool_] = ~due | ready
+        return going_on
+
+    def due(self, order: Ints, counts: Ints) -> Ints | int:
+        """The number of tokens at which each row must be looked at; a large one if never."""
+        if not self.used:
+            return _FAR
+        due = self._due[order]
+        return np.where(due > counts, due, _FAR)
+
+    def _look(self, slot: int) -> None:
+        rows = self._run.rows
+        request = self._run.requests[int(rows.request[slot])]
+        tags = self._run.param_sets[int(rows.params[slot])].stopping.thinking
+        assert tags is not None
+        at = np.array([slot])
+        (tokens,) = rows.tokens(at)
+        if tags.is_open(request.spec.tokens, tokens):
+            self._force(at, tags.end, len(tokens))
+        self._due[slot] = _NEVER
+
+    def _force(self, slots: Ints, tokens: Sequence[int], start: int) -> None:
+        short = len(tokens) - self._tokens.shape[1]
+        if short > 0:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, short)), constant_values=-1)
+        self._tokens[slots] = -1
+        self._tokens[slots, : len(tokens)] = tokens
+        self._due[slots], self._start[slots] = _NEVER, start
+
+    def forced(self, order: Ints, counts: Ints) -> Ints:
+        """The token that each row is given next, or -1. order, counts: as for `decide`."""
+        if not self.used:
+            return np.full(len(order), -1)
+        start = self._start[order]
+        place = counts - start
+        inside = (start != _NEVER) & (place >= 0) & (place < self._tokens.shape[1])
+        return np.where(inside, self._tokens[order, np.where(inside, place, 0)], -1)
+
+    def first(self, slots_PN: Ints) -> Ints | None:
+        """The first token that the rows of each request are given, or -1; None if all are drawn."""
+        if not self.used:
+            return None
+        slots = slots_PN[:, 0]
+        forced = self.forced(slots, np.zeros_like(slots))
+        return forced if (forced >= 0).any() else None
+
+    def _grow(self, num: int) -> None:
+        more = num - len(self._due)
+        if more > 0:
+            self._due = np.pad(self._due, (0, more), constant_values=_NEVER)
+            self._start = np.pad(self._start, (0, more), constant_values=_NEVER)
+            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)), constant_values=-1)

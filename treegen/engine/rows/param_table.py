@@ -1,0 +1,89 @@
+"""The sampling parameters of a run, by index, and the tokens that may end a row of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.layout import Ints
+from treegen.sampling.param_set import ParamSet
+
+if TYPE_CHECKING:
+    from treegen.prompts.stops import Stopping
+
+_FEW: Final = 256
+
+
+class ParamTable(Sequence[ParamSet]):
+    """Sampling parameters by index. Equal ones have one index.
+
+    A run that goes on for long is given ever more of them, such as a seed for each request. Those
+    that nothing uses give up their index to others once there are many.
+    """
+
+    def __init__(self, first: ParamSet) -> None:
+        """A table of the first parameters, whose index is always 0."""
+        self._sets = [first]
+        self._index = {first.params.drawing: 0}
+        self._free: list[int] = []
+        self._most = _FEW
+        # The tokens that may end a row, for each Stopping; and the Stopping of each parameter set.
+        self._stoppings: dict[Stopping, int] = {first.stopping: 0}
+        self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
+        self._stopping_of = np.zeros(1, dtype=np.int64)
+
+    @overload
+    def __getitem__(self, index: int) -> ParamSet: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ParamSet]: ...
+
+    def __getitem__(self, index: int | slice) -> ParamSet | Sequence[ParamSet]:
+        return self._sets[index]
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def may_end(self, params: Ints, tokens: Ints) -> NDArray[np.bool_]:
+        """Whether a row may be over after a token. params: the index of each row's parameters."""
+        found: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
+        return found
+
+    def add(self, each: ParamSet, in_use: Callable[[], Collection[int]]) -> int:
+        """The index of some parameters, which are added if they are new.
+
+        in_use: gives the indices that are needed.
+        """
+        key = each.params.drawing
+        if key in self._index:
+            return self._index[key]
+        if len(self._index) >= self._most:
+            self._drop_all_but({0, *in_use()})
+        if self._free:
+            index = self._free.pop()
+            self._sets[index] = each
+        else:
+            index = len(self._sets)
+            self._sets.append(each)
+            self._stopping_of = np.append(self._stopping_of, 0)
+        if each.stopping not in self._stoppings:
+            self._stoppings[each.stopping] = len(self._stoppings)
+            self._may_end = np.concatenate([self._may_end, each.stopping.may_end[None]])
+        self._stopping_of[index] = self._stoppings[each.stopping]
+        self._index[key] = index
+        return index
+
+    def _drop_all_but(self, needed: Collection[int]) -> None:
+        self._index = {key: index for key, index in self._index.items() if index in needed}
+        self._free = [index for index in range(len(self._sets)) if index not in needed]
+        self._most = max(2 * len(self._index), _FEW)
+        for index in self._free:
+            self._sets[index] = self._sets[0]
+            self._stopping_of[index] = 0
+        places, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
+        self._may_end = self._may_end[places]
+        by_place = {place: stopping for stopping, place in self._stoppings.items()}
+        self._stoppings = {by_place[old]: new for new, old in enumerate(places.tolist())}

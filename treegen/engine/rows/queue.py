@@ -1,0 +1,367 @@
+"""The states of rows, the queues that they wait in and the pages that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from treegen.cache.pool import Pages
+from treegen.engine.compute.layout import Ints
+from treegen.engine.grammars import RowGrammars
+from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.rows.growth import Growth
+from treegen.engine.rows.lists import RowLists
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.rows.states import RowStates
+from treegen.engine.rows.table import RowState
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.plan.seeds import sample_seed
+
+_PAUSE: Final = 16
+_KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
+_LATE: Final = 3 << (_KEY_BITS - 1)  # behind the first samples of the next request
+
+FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowState
+
+_NEXT: Final = {
+    FREE: [DRAWN],
+    DRAWN: [PARKED, ENDED, FREE],
+    PARKED: [READY, FREE],
+    READY: [RESUMING, LIVE, PARKED, FREE],
+    RESUMING: [LIVE, READY, FREE],
+    LIVE: [READY, ENDED, FREE],
+    ENDED: [FREE],
+}
+ALLOWED: Final = np.array([[after in _NEXT[before] for before in RowState] for after in RowState])
+
+
+class LiveRows:
+    """Moves the rows of a run from state to state; nothing else does.
+
+    order: LIVE slots, depth first.
+    ready: READY slots, depth first.
+    resuming: for each RESUMING slot, the position up to which its keys are computed.
+    states: where the recurrent states of the rows are; None for a model without any.
+    budgets: of the rows' thinking.
+    grammars: of the rows' texts.
+    """
+
+    def __init__(self, run: RunState, *, scouts: int = 0) -> None:
+        """No rows yet.
+
+        scouts: so many samples of a request run before the others, beside those of the request
+        before; 0 for all one after another. What they draw can then be guessed of the others.
+        """
+        self._scouts = scouts
+        self.budgets = ThinkingBudgets(run)
+        self.grammars = RowGrammars(run)
+        self._run = run
+        self._pool, self._page_size = run.pool, run.cache.page_size
+        self.states: RowStates | RowLists | None = None
+        if run.cache.states is not None and run.cache.states.delta is not None:
+            self.states = RowLists(run.rows, run.cache.states)
+        elif run.cache.states is not None:
+            per_row = 2 if run.store.rewinds else 1
+            self.states = RowStates(run.rows, run.cache.states, per_row=per_row)
+        self.order: Ints = np.empty(0, dtype=np.int64)
+        self.resuming: dict[int, int] = {}
+        self.ready: Ints = np.empty(0, dtype=np.int64)
+        self._growth = Growth(run)
+        # What was so when no row could start, and for how many steps no row is tried again.
+        self._refused, self._pause = (-1, -1, -1), 0
+
+    @property
+    def num_active(self) -> int:
+        """Rows that hold pages."""
+        return len(self.order) + len(self.resuming)
+
+    def active(self) -> Ints:
+        """Slots that hold pages."""
+        return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
+
+    def started(self) -> Ints:
+        """Slots that hold pages, and ready ones."""
+        return np.concatenate([self.active(), self.ready])
+
+    def tables(self) -> Iterator[Pages]:
+        """Page tables of all rows, for the pool's check."""
+        return (self._run.rows.table[s, : self._run.rows.num_pages[s]] for s in self.active())
+
+    def of(self, requests: Iterable[LiveRequest], state: RowState) -> Ints:
+        """Slots of those rows of requests that are in a state."""
+        mine = [slot for request in requests for slot in request.slots or ()]
+        slots: Ints = np.array(mine, dtype=np.int64)
+        found: Ints = slots[self._run.rows.state[slots] == state]
+        return found
+
+    def _move(self, slots: Ints, state: RowState) -> None:
+        """Set the state of rows. The table of `RowState` says which changes are allowed."""
+        states = self._run.rows.state
+        assert ALLOWED[state, states[slots]].all(), f"a row may not become {state.name}"
+        states[slots] = state
+
+    def add(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
+        """Add `num_rows` rows to each request; their first tokens are about to be drawn.
+
+        Returns their slots, [requests, num_rows].
+        """
+        rows = self._run.rows
+        slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
+        self._move(slots_PN, DRAWN)
+        samples = [request.samples[:num_rows] for request in requests]
+        of_each = {
+            "request": [request.index for request in requests],
+            "params": [request.params for request in requests],
+            "stop": [request.segment.stop for request in requests],
+            "limit": [request.spec.max_tokens for request in requests],
+        }
+        for name, values in of_each.items():
+            getattr(rows, name)[slots_PN] = np.array(values)[:, None]
+        ranks = np.array([request.rank for request in requests])
+        rows.sample[slots_PN] = samples
+        rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
+        if self._scouts:
+            rows.key[slots_PN[:, self._scouts :]] += _LATE
+        rows.seed[slots_PN] = [
+            [self._seed(request, index) for index in wanted]
+            for request, wanted in zip(requests, samples, strict=True)
+        ]
+        self.budgets.begin(requests, slots_PN)
+        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
+            request.slots = set(slots)
+            request.rewinds = None
+            params = self._run.param_sets[request.params].params
+            floor = params.min_confidence if request.floor is None else request.floor
+            if floor is not None:
+                rows.watch(np.array(slots), floor, params.confidence_window)
+        return slots_PN
+
+    def _seed(self, request: LiveRequest, sample: int) -> int:
+        run_seed = self._run.param_sets[request.params].params.seed
+        return sample_seed(run_seed, request.spec, sample)
+
+    def park(self, slots: Ints) -> None:
+        """Let rows wait for the keys of their prompts."""
+        self._move(slots, PARKED)
+        self._drop_moved()
+
+    def push(self, slots: Ints) -> None:
+        """Let rows wait for pages."""
+        self._move(slots, READY)
+        self._enqueue(slots)
+
+    def _enqueue(self, slots: Ints) -> None:
+        ready = np.concatenate([self.ready, slots])
+        self.ready = ready[self._run.rows.key[ready].argsort()]
+
+    def _drop_moved(self) -> None:
+        """Drop rows that are no longer READY or LIVE from `ready` and `order`."""
+        state = self._run.rows.state
+        staying = state[self.ready] == READY
+        if not staying.all():
+            self.ready = self.ready[staying]
+        staying = state[self.order] == LIVE
+        if not staying.all():
+            self.order = self.order[staying]
+
+    def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
+        """For each request of slots: its segment, and the slice of its slots."""
+        requests = self._run.rows.request[slots]
+        starts = np.flatnonzero(np.diff(requests, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(slots)], strict=True):
+            yield self._run.requests[int(requests[start])].segment, slice(start, stop)
+
+    def _siblings(self, slots: Ints) -> Ints:
+        """How many rows the request of each slot has."""
+        indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
+        requests = (self._run.requests[index] for index in indices.tolist())
+        return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
+
+    def activate(self, max_rows: int) -> None:
+        """Give ready rows their pages, depth first, while the pool is expected to last.
+
+        For rows of requests that were added to the run, idle segments are evicted to make room.
+        """
+        while len(self.ready) and self.num_active < max_rows:
+            slots = self.ready[: max_rows - self.num_active]
+            # Where there was no room there is none until pages are freed, or others come nearer to
+            # their end. To look at each step would take long.
+            refused = self._pool.num_freed, len(slots), int(slots[0])
+            self._pause -= 1
+            if refused == self._refused and self._pause > 0 and self.num_active:
+                return
+            # The segment above may have become a kept one since the rows were made ready.
+            for segment, run in self._by_segment(slots):
+                self._run.rows.base[slots[run]] = segment.base_below
+            chosen = self._growth.startable(slots, self.active(), self._pool.num_free)
+            if self.states is not None:
+                chosen = chosen[: self.states.startable(chosen, self._siblings(chosen))]
+            if len(chosen):
+                self._start(chosen)
+            else:
+                request = self._run.requests[int(self._run.rows.request[slots[0]])]
+                # A run that takes requests keeps idle segments. They leave before a row waits.
+                if not request.added or not self._run.store.evict_idle():
+                    self._refused, self._pause = refused, _PAUSE
+                    return
+
+    def _start(self, slots: Ints) -> None:
+        """Take the pages that the first ready rows need now, and make these rows active."""
+        rows, pool, size = self._run.rows, self._pool, self._page_size
+        self.ready = self.ready[~np.isin(self.ready, slots)]
+        # A row's table may begin with tokens of folded segments above it. It shares their full
+        # pages, and it copies a last page that is not full.
+        above = rows.stop[slots] - rows.base[slots]
+        num_shared, num_copied = above // size, above % size
+        source = np.zeros(len(slots), dtype=np.int64)
+        for segment, run in self._by_segment(slots):
+            mine, full = slots[run], int(num_shared[run.start])
+            rows.set_chain(mine, segment.chain)
+            if self.states is not None:
+                self.states.take(mine, segment.end_state, int(self._siblings(mine[:1])[0]))
+            if above[run.start]:
+                assert segment.table is not None
+                first = int(rows.base[mine[0]]) - segment.base + full * size
+                page = segment.table[min(first // size, len(segment.table) - 1)]
+                source[run] = int(page) * size + first % size
+                for _ in mine:
+                    pool.share(segment.table[:full])
+                rows.add_pages(mine, np.tile(segment.table[:full], len(mine)), full)
+        fresh = -(-(above + rows.count[slots] - 1) // size) - num_shared
+        rows.add_pages(slots, pool.allocate(int(fresh.sum())), fresh)
+        at = np.flatnonzero(num_copied)
+        target = rows.table[slots[at], num_shared[at]].astype(np.int64)
+        offset = np.arange(size)
+        within = offset < num_copied[at, None]
+        self._run.cache.copy_tokens(
+            (source[at, None] + offset)[within], (target[:, None] * size + offset)[within]
+        )
+        # A prefill pass computes the keys of all generated tokens but the last; a decode step
+        # computes that one.
+        again = rows.count[slots] > 1
+        self._move(slots[again], RESUMING)
+        self.resuming.update((slot, int(rows.stop[slot])) for slot in slots[again].tolist())
+        if not again.all():
+            self.join(slots[~again])
+
+    def join(self, slots: Ints) -> None:
+        """Let rows go live; their keys are in place."""
+        self._move(slots, LIVE)
+        self._stop_resuming(slots)
+        rows, joined = self._run.rows, np.concatenate([self.order, slots])
+        # Sort by what rows share first. Then the rows below any segment are consecutive.
+        self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
+
+    def pages_short(self, order: Ints, counts: Ints) -> int:
+        """Take the pages that a decode step of rows needs; `counts` says how many tokens each has.
+
+        Returns how many pages are lacking. If any are, none is taken.
+        """
+        rows = self._run.rows
+        offset = rows.stop[order] + counts - 1 - rows.base[order]
+        need = order[offset // self._page_size >= rows.num_pages[order]]
+        if len(need) > self._pool.num_free:
+            return len(need) - self._pool.num_free
+        if len(need):
+            rows.add_pages(need, self._pool.allocate(len(need)))
+        return 0
+
+    def extended(self, order: Ints, counts: Ints, more: Ints) -> Ints:
+        """How many further tokens each row has pages for, at most `more`.
+
+        Their pages are taken, unless that takes more than half of those that are free.
+        """
+        rows, size = self._run.rows, self._page_size
+        used = rows.stop[order] + counts - rows.base[order]
+        lacking = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
+        need = np.flatnonzero(lacking)
+        if len(need):
+            total = int(lacking.sum())
+            if 2 * total > self._pool.num_free:
+                found: Ints = np.minimum(more, rows.num_pages[order] * size - used)
+                return found
+            rows.add_pages(order[need], self._pool.allocate(total), lacking[need])
+        return more
+
+    def preempt_last(self) -> bool:
+        """Make the last active row ready again and free its pages. False if only one is active."""
+        if self.num_active <= 1:
+            return False
+        active = self.active()
+        last = active[[np.argmax(self._run.rows.key[active])]]
+        self._leave(last, READY)
+        self._enqueue(last)
+        return True
+
+    def end(self, slots: Ints) -> None:
+        """End rows whose samples are over; their slots are released once these are reported."""
+        self._growth.learn(slots)
+        self._leave(slots, ENDED)
+
+    def cancel(self, slots: Ints) -> None:
+        """Drop rows of any state, and release their slots."""
+        self._leave(slots, FREE)
+        self._run.rows.release(slots)
+
+    def release(self, slots: Ints) -> None:
+        """Give back the slots of rows that have ended."""
+        self._move(slots, FREE)
+        self._run.rows.release(slots)
+
+    def clear(self) -> None:
+        """Forget all rows but those that have ended; the caller has freed their pages."""
+        self.resuming.clear()
+        if self.states is not None:
+            self.states.clear()
+        self.release(np.flatnonzero(~np.isin(self._run.rows.state, [FREE, ENDED])))
+        self._drop_moved()
+
+    def _leave(self, slots: Ints, state: RowState) -> None:
+        """Free the pages of rows and move them to a state without pages."""
+        self._pool.free(self._run.rows.take_pages(slots))
+        if self.states is not None:
+            self.states.give_back(slots)
+        self._move(slots, state)
+        self._stop_resuming(slots)
+        self._drop_moved()
+
+    def _stop_resuming(self, slots: Ints) -> None:
+        if self.resuming:
+            for slot in slots.tolist():
+                self.resuming.pop(slot, None)
+
+    def slots_short(self, request: LiveRequest, more: int = 0) -> int:
+        """Slots for recurrent states that a row of a request lacks, if it has rows, and `more`."""
+        if self.states is None:
+            return 0
+        assert self._run.cache.states is not None
+        wanted = more + (self.states.per_row if request.spec.rows else 0)
+        return max(wanted - self._run.cache.states.num_free, 0)
+
+    def expected_growth(self) -> int:
+        """Pages that active rows are still expected to take."""
+        return self._growth.to_come(self.active())
+
+    def first_pages(self, request: LiveRequest) -> int:
+        """Pages that a new row of a request is expected to take."""
+        return self._growth.of_new_row(request)
+
+    def check(self, drawn: Ints, ended: Ints) -> None:
+        """Assert that every row is where its state says, and nowhere else.
+
+        drawn: slots whose first tokens are being drawn.
+        ended: slots whose samples wait to be reported.
+        """
+        rows, state = self._run.rows, self._run.rows.state
+        resuming = np.fromiter(self.resuming, dtype=np.int64)
+        places = {DRAWN: drawn, READY: self.ready, RESUMING: resuming, LIVE: self.order,
+                  ENDED: ended}  # fmt: skip
+        for each, place in places.items():
+            found = np.flatnonzero(state == each)
+            assert np.array_equal(np.sort(place), found), f"a row is in no queue: {each.name}"
+        assert np.array_equal(np.flatnonzero(state != FREE), rows.used()), "a row has no slot"
+        paged = np.flatnonzero((rows.num_pages > 0) & (state != FREE))
+        is_active = (state[paged] == RESUMING) | (state[paged] == LIVE)
+        assert is_active.all(), "a row that is not active has pages"

@@ -1,0 +1,260 @@
+"""The samples being decoded, as arrays: one slot per sample, no Python object per row.
+
+A slot holds what a sample has generated and, while it is live, the page table of its own tokens.
+Slots are reused; the order in which rows are decoded is kept apart, as an array of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.cache.pool import Pages
+from treegen.engine.rows.token_store import TokenStore
+
+
+class RowState(IntEnum):
+    """Where the row in a slot is. Each is in one of these states, and `LiveRows` moves it.
+
+    State     What it is                              What it may become
+    FREE      the slot has no row                     DRAWN
+    DRAWN     its first token is being drawn          PARKED, ENDED, FREE
+    PARKED    its prompt's keys are not in place      READY, FREE
+    READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
+    RESUMING  its own keys are computed once more     LIVE, READY, FREE
+    LIVE      a decode step draws its next token      READY, ENDED, FREE
+    ENDED     its sample is over and not reported     FREE
+
+    A row becomes FREE when its sample is cancelled or reported.
+    Only RESUMING and LIVE rows hold pages.
+    """
+
+    FREE = 0
+    DRAWN = 1
+    PARKED = 2
+    READY = 3
+    RESUMING = 4
+    LIVE = 5
+    ENDED = 6
+
+
+class RowTable:
+    """Arrays over slots; all grow by doubling.
+
+    state: a `RowState`.
+    request: index of the request. sample: index of the sample in it.
+    key: sorts slots depth first.
+    seed: seed of the sample's draws.
+    stop: number of prompt tokens.
+    limit: most tokens to generate.
+    params: index of the sampling parameters.
+    serial: a number that no other row of the run has; -1 once the slot is given back.
+    count: tokens generated so far. last: the last of them.
+    table: the row's own pages. num_pages: how many there are. base: position of their first token.
+    chain: kept segments that the row reads above that table, root first, then -1.
+    generated: the generated tokens, and what is recorded of each.
+    state_now: slot of the recurrent state after the row's last input; see `RowStates`.
+    state_before: slot of the state one input earlier.
+    state_from: slot of the state after the row's prompt.
+    inputs: how many tokens the row has computed.
+    floor: the row ends once its mean confidence over its last tokens is lower; see `unsure`.
+    window: how many tokens that is; 0 for a row that does not end so.
+    sum_confidence: the sum of their confidences.
+    is_unsure: whether the row ends so.
+    watches: whether some row may end so.
+    """
+
+    def __init__(self, num_logprobs: int = 0) -> None:
+        """An empty table that records `num_logprobs` alternatives per token."""
+        self.num_logprobs = num_logprobs
+        self.state = np.zeros(0, dtype=np.int8)
+        self.request = np.zeros(0, dtype=np.int64)
+        self.sample = np.zeros(0, dtype=np.int64)
+        self.key = np.zeros(0, dtype=np.int64)
+        self.seed = np.zeros(0, dtype=np.int64)
+        self.stop = np.zeros(0, dtype=np.int64)
+        self.limit = np.zeros(0, dtype=np.int64)
+        self.count = np.zeros(0, dtype=np.int64)
+        self.last = np.zeros(0, dtype=np.int64)
+        self.base = np.zeros(0, dtype=np.int64)
+        self.num_pages = np.zeros(0, dtype=np.int64)
+        self.params = np.zeros(0, dtype=np.int64)
+        self.serial = np.zeros(0, dtype=np.int64)
+        self.state_now = np.zeros(0, dtype=np.int64)
+        self.state_before = np.zeros(0, dtype=np.int64)
+        self.state_from = np.zeros(0, dtype=np.int64)
+        self.inputs = np.zeros(0, dtype=np.int64)
+        self.floor = np.zeros(0, dtype=np.float64)
+        self.window = np.zeros(0, dtype=np.int64)
+        self.sum_confidence = np.zeros(0, dtype=np.float64)
+        self.is_unsure = np.zeros(0, dtype=np.bool_)
+        self.watches = False
+        self._num_added = 0
+        self.chain = np.full((0, 1), -1, dtype=np.int64)
+        self.table = np.zeros((0, 4), dtype=np.int32)
+        self.generated = TokenStore(num_logprobs)
+        self._free: list[int] = []
+
+    _PER_SLOT = (
+        "state", "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count",
+        "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs", "floor",
+        "window", "sum_confidence", "is_unsure",
+    )  # fmt: skip
+
+    def record(self, num_logprobs: int) -> None:
+        """Record at least so many alternatives per token from now on."""
+        if num_logprobs > self.num_logprobs:
+            self.num_logprobs = num_logprobs
+            self.generated.widen(num_logprobs)
+
+    def record_signals(self) -> None:
+        """Record confidence and self-certainty from now on."""
+        self.generated.record_signals()
+
+    def add(self, num: int) -> NDArray[np.int64]:
+        """Take `num` slots and return them; the caller sets what is in them."""
+        if num > len(self._free):
+            old = len(self.request)
+            new = max(2 * old, old + num, 64)
+            for name in (*self._PER_SLOT, "table", "chain"):
+                array = getattr(self, name)
+                grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
+                grown[:old] = array
+                setattr(self, name, grown)
+            self.generated.add_slots(new)
+            self._free.extend(range(new - 1, old - 1, -1))
+        slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
+        self.serial[slots] = np.arange(self._num_added, self._num_added + num)
+        self._num_added += num
+        self.count[slots] = 0
+        self.num_pages[slots] = 0
+        self.window[slots] = 0
+        self.sum_confidence[slots] = 0.0
+        self.is_unsure[slots] = False
+        return slots
+
+    def watch(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
+        """End new rows once their mean confidence over `window` tokens is below a floor."""
+        self.floor[slots], self.window[slots] = floor, window
+        self.watches = True
+
+    def release(self, slots: NDArray[np.int64]) -> None:
+        """Give slots back."""
+        self.serial[slots] = -1
+        self.generated.release(slots, self.count[slots])
+        self._free.extend(slots.tolist())
+
+    @property
+    def num_used(self) -> int:
+        """Slots in use."""
+        return len(self.request) - len(self._free)
+
+    def used(self) -> NDArray[np.int64]:
+        """Slots in use, in order."""
+        return np.setdiff1d(np.arange(len(self.request)), self._free)
+
+    def append(
+        self,
+        slots: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        top_tokens: NDArray[np.int64] | None = None,
+        top_logprobs: NDArray[np.float32] | None = None,
+        signals: NDArray[np.float32] | None = None,
+        place: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Record one generated token for each slot.
+
+        place: if a slot has several, one after another, the number of each among them.
+        """
+        counts = self.count[slots]
+        if place is not None:
+            counts += place
+        self.generated.append(slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals)
+        self.last[slots] = tokens  # of a slot that is there several times, the last one stays
+        self.count[slots] = counts + 1
+
+    def unsure(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Note the confidence of the last token of each slot; whether the row ends by it.
+
+        Sums are float64, in which adding and taking away float32 numbers of like size is exact.
+        """
+        confidences = self.generated.signals[..., 0]
+        count, window = self.count[slots], self.window[slots]
+        latest = self.generated.at(confidences, slots, count - 1)
+        total = self.sum_confidence[slots] + latest.astype(np.float64)
+        left = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
+        if len(left):
+            gone = count[left] - 1 - window[left]
+            total[left] -= self.generated.at(confidences, slots[left], gone)
+        self.sum_confidence[slots] = total
+        whole = (window > 0) & (count >= window)
+        found: NDArray[np.bool_] = whole & (total / np.maximum(window, 1) < self.floor[slots])
+        self.is_unsure[slots] = found
+        return found
+
+    def tokens(self, slots: NDArray[np.int64]) -> list[tuple[int, ...]]:
+        """Generated tokens of each slot."""
+        return self._numbers(slots, self.generated.tokens)
+
+    def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
+        """Log-probability of each generated token of each slot."""
+        return self._numbers(slots, self.generated.logprobs)
+
+    @property
+    def records_signals(self) -> bool:
+        """Whether confidence and self-certainty are recorded."""
+        return self.generated.signals.shape[-1] > 0
+
+    def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
+        """For each slot, the signals at all its tokens in one row."""
+        return self._numbers(slots, self.generated.signals)
+
+    def alternatives(
+        self, slots: NDArray[np.int64]
+    ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
+        """For each slot, the likeliest tokens at all its tokens in one row, and their logprobs."""
+        store = self.generated
+        return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
+
+    def _numbers(
+        self, slots: NDArray[np.int64], array: NDArray[np.generic]
+    ) -> list[tuple[Any, ...]]:
+        return self.generated.numbers(slots, self.count[slots], array)
+
+    def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
+        """Set the kept segments that slots read as attention parts of their own."""
+        short = len(chain) - self.chain.shape[1]
+        if short > 0:
+            self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
+        self.chain[slots] = -1
+        self.chain[slots, : len(chain)] = chain
+
+    def add_pages(
+        self, slots: NDArray[np.int64], pages: Pages, num: NDArray[np.int64] | int = 1
+    ) -> None:
+        """Append `num` pages to the table of each slot; `pages` lists them slot by slot."""
+        at = self.num_pages[slots]
+        num = np.broadcast_to(num, at.shape)
+        self._widen(int((at + num).max(initial=0)))
+        place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
+        self.table[np.repeat(slots, num), place] = pages
+        self.num_pages[slots] = at + num
+
+    def take_pages(self, slots: NDArray[np.int64]) -> Pages:
+        """Empty the tables of slots and return all pages that were in them."""
+        tables, sizes = self.table[slots], self.num_pages[slots]
+        pages = tables[np.arange(tables.shape[1]) < sizes[:, None]]
+        self.table[slots] = 0
+        self.num_pages[slots] = 0
+        return pages
+
+    def _widen(self, width: int) -> None:
+        if width > self.table.shape[1]:
+            grown = np.zeros((len(self.table), max(width, 2 * self.table.shape[1])), np.int32)
+            grown[:, : self.table.shape[1]] = self.table
+            self.table = grown

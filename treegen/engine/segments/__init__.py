@@ -1,0 +1,1 @@
+"""Segments in memory: their pages, tables and states, from when they open until they close."""

@@ -1,0 +1,76 @@
+"""Log-probabilities of given tokens, gathered while their segments are prefilled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from treegen.common.device import Fetch, to_device
+from treegen.engine.compute.layout import Ints
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.outputs import Score
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores of some tokens of a segment, on their way to the host.
+
+    at: [N] indices of the tokens in the segment.
+    fetch: their log-probabilities [N], and whether each is the likeliest token [N].
+    """
+
+    segment: LiveSegment
+    at: Ints
+    fetch: Fetch
+
+    def add(self) -> None:
+        """Wait for the scores and note them at the segment."""
+        target = self.segment
+        if target.logprobs is None or target.is_best is None:
+            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
+            target.is_best = np.zeros(len(target.tokens), np.bool_)
+        target.logprobs[self.at], target.is_best[self.at] = self.fetch.wait()
+
+
+def score_after(
+    segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor
+) -> list[Scored]:
+    """Score the tokens that follow some positions of a segment, given the logits there.
+
+    The first tokens of all its children follow the segment's last position.
+
+    positions: [S] in order. logits_SV: the logits at each. lse_S: their log-sum-exp.
+    """
+    next_index = positions - segment.start + 1
+    inside = next_index < len(segment.tokens)
+    targets = [(segment, np.flatnonzero(inside), next_index[inside])]
+    if not inside.all():
+        last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
+        below = segment.children.values()
+        targets += [(child, last, first) for child in below if child.scored < child.start]
+    best_S = logits_SV.argmax(dim=-1)
+    scored = []
+    for target, rows, at in targets:
+        token = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
+        row = to_device(rows, logits_SV.device)
+        fetch = Fetch([logits_SV[row, token] - lse_S[row], best_S[row] == token])
+        scored.append(Scored(target, at, fetch))
+    return scored
+
+
+def score_of(request: LiveRequest) -> Score:
+    """The score of a request's tokens from position `score_from` on; all are computed."""
+    assert request.spec.score_from is not None
+    path = []
+    for segment in request.segment.path():
+        path.append(segment)
+        if segment.start <= request.spec.score_from:
+            break
+    path.reverse()
+    skip = request.spec.score_from - path[0].start
+    tokens = np.concatenate([segment.tokens for segment in path])[skip:]
+    logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
+    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
+    return Score(tuple(tokens.tolist()), tuple(logprobs.tolist()), bool(is_best.all()))

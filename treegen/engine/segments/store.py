@@ -1,0 +1,360 @@
+"""The segments of a run: their page tables, references, and what of them is computed.
+
+A segment gets pages when the first request that needs it is opened. Prefill passes compute it. It
+is freed when nothing refers to it any more. When pages run out, a segment that no open request
+needs may be evicted: it loses its pages, and is computed again when it is needed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from treegen.cache.kept import KeptPrefixes
+from treegen.cache.pool import PagedCache, Pages
+from treegen.cache.states import NO_STATE, Slots
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.engine.segments.states import SegmentStates
+from treegen.engine.segments.supply import Supply
+from treegen.engine.segments.tables import SegmentTables
+from treegen.plan.cost import keep_or_fold
+from treegen.plan.plan import Plan
+from treegen.prompts.radix import Tokens
+
+
+class SegmentStore:
+    """Segments of one run, by index, and their pages.
+
+    tables: makes their page tables whole.
+    states: their recurrent states; None for a model without recurrent layers.
+    rewinds: whether requests may come that have the last token of a segment computed again.
+    """
+
+    def __init__(
+        self, plan: Plan, cache: PagedCache, kept: KeptPrefixes, *, rewinds: bool = False
+    ) -> None:
+        """The segments of a plan; nothing is in memory yet and nothing refers to them.
+
+        rewinds: whether requests may come that have the last token of a segment computed again.
+        """
+        self.cache, self.rewinds = cache, rewinds
+        self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
+        self.segments: dict[int, LiveSegment] = {}
+        self._plan, self._supply = plan, Supply(kept, self.states)
+        self.tables = SegmentTables(cache, self._supply, self.states)
+        self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
+        self._next_index = 0
+        self.add_plan(plan)
+
+    # Segments that come and go
+
+    def add_plan(self, plan: Plan) -> list[LiveSegment]:
+        """Add all segments of a plan."""
+        live: list[LiveSegment] = []
+        for segment in plan.segments:
+            parent = live[segment.parent] if segment.parent >= 0 else None
+            live.append(self.new(parent, segment.tokens, kept=segment.kept))
+        self._supply.match([segment for segment in live if segment.parent is None])
+        return live
+
+    def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
+        """A new segment; it goes when what is attached to it or below it does."""
+        start = parent.stop if parent is not None else 0
+        segment = LiveSegment(
+            index=self._next_index,
+            parent=parent,
+            start=start,
+            tokens=tokens,
+            kept=kept,
+            base=parent.base_below if parent is not None else 0,
+            above=parent.chain if parent is not None else (),
+            align=self._plan.align,
+            computed=start,
+            was_computed=start,
+        )
+        self._next_index += 1
+        self.segments[segment.index] = segment
+        if parent is not None:
+            self.hold(parent).children[segment.index] = segment
+        return segment
+
+    def add(self, parent: LiveSegment | None, tokens: Tokens) -> LiveSegment:
+        """A new segment, with one reference for the caller."""
+        segment = self.hold(self.new(parent, tokens))
+        self.promote(segment, 1)
+        self._supply.match_one(segment)
+        return segment
+
+    def adopt(
+        self,
+        parent: LiveSegment,
+        tokens: Tokens,
+        *,
+        num_computed: int,
+        table: Pages,
+        base: int,
+        above: tuple[int, ...],
+        states: tuple[int, int, int] | None = None,
+        structure: tuple[str, str] | None = None,
+    ) -> LiveSegment:
+        """A segment made of what a row has generated, with one reference for the caller.
+
+        num_computed: how many of the tokens have their keys in the pages; may be 0.
+        table: the row's pages, which the segment takes over; may be empty.
+        base, above: the first position of `table`, and the kept segments above it, root first.
+        states: for a model with recurrent layers, how many of the tokens a kept state has seen, the
+        slot of that state and the slot of the state before it. The segment takes over the slots.
+        structure: what the sample had to be.
+        """
+        segment = self.hold(self.new(parent, tokens))
+        segment.drawn, segment.structure = True, structure
+        if len(table):
+            segment.base, segment.above = base, above
+            segment.table, segment.continued = table, True
+            segment.computed = segment.was_computed = segment.start + num_computed
+            if self.states is not None and states is not None:
+                num_seen, now, before = states
+                segment.computed = segment.start + num_seen
+                if num_seen:
+                    self.states.adopt(segment, now, before)
+            surplus = table[segment.num_pages(self.cache.page_size) :]
+            if len(surplus):
+                segment.table = table[: len(table) - len(surplus)]
+                self.cache.pool.free(surplus)
+            self._idle[segment.index] = segment
+        return segment
+
+    def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
+        """A new segment of the tokens up to position `cut`, with one reference for the caller.
+
+        It shares the segment's pages if their keys are in place. Otherwise, and if the model has
+        recurrent layers, it is computed for itself.
+        """
+        tokens = segment.tokens[: cut - segment.start]
+        part = self.hold(self.new(segment.parent, tokens))
+        part.base, part.above = segment.base, segment.above
+        part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
+        whole = segment.continued or not segment.reads_on
+        # Within a segment no recurrent state is kept.
+        whole = whole and self.states is None
+        if segment.table is not None and segment.computed >= cut and whole:
+            part.table = self.cache.pool.share(
+                segment.table[: part.num_pages(self.cache.page_size)]
+            )
+            part.computed = part.was_computed = cut
+            part.continued = True
+            self._idle[part.index] = part
+        self.promote(part, rows)
+        return part
+
+    def promote(self, segment: LiveSegment, rows: int) -> None:
+        """Make a segment a kept one if that pays with so many rows below it.
+
+        Segments and rows that are below it already go on reading it through their own pages.
+        """
+        plan = self._plan
+        keys = segment.stop // plan.align * plan.align - segment.base
+        segment.kept = segment.kept or keep_or_fold(
+            plan.sharing, rows, keys, plan.layer_bytes, plan.cost,
+            root=segment.parent is None, live_rows=rows,
+        )[0]  # fmt: skip
+
+    def keep_new(self, segment: LiveSegment) -> None:
+        """Keep a segment that is all new, so that one pass computes it with what is below.
+
+        What is below a folded segment waits for a pass that computes that one.
+        """
+        plan = self._plan
+        can = self.states is None and plan.align == 1 and plan.sharing != "off"
+        if can and segment.is_untouched:
+            segment.kept = True
+
+    def hold(self, segment: LiveSegment) -> LiveSegment:
+        """Take one reference to a segment, and return the segment."""
+        segment.refs += 1
+        return segment
+
+    def release(self, segment: LiveSegment | None) -> None:
+        """Give up one reference. Free the segment, and those above, if nothing refers to them."""
+        while segment is not None:
+            segment.refs -= 1
+            if segment.refs > 0:
+                return
+            self._free(segment)
+            del self.segments[segment.index]
+            if segment.parent is not None:
+                del segment.parent.children[segment.index]
+            segment = segment.parent
+
+    # Requests
+
+    def attach(self, request: LiveRequest) -> None:
+        """Note a new request at its segment, and at which positions it wants logits."""
+        segment = self.hold(request.segment)
+        segment.requests.append(request)
+        if request.spec.rows:
+            segment.first_logit = min(segment.first_logit, segment.stop - 1)
+        if request.spec.score_from is not None:
+            first = request.spec.score_from - 1
+            for above in segment.path():
+                if first >= above.stop:
+                    break
+                above.scored = min(above.scored, first)
+                above.first_logit = min(above.first_logit, first)
+
+    def keys_of(self, index: int) -> tuple[Pages, int, int]:
+        """Page table, number of keys and first position of a kept segment."""
+        segment = self.segments[index]
+        assert segment.table is not None
+        return segment.table, segment.base_below - segment.base, segment.base
+
+    def pages_to_open(self, request: LiveRequest) -> int:
+        """Most pages that opening a request takes."""
+        return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request))
+
+    def slots_to_open(self, request: LiveRequest) -> int:
+        """Most slots for recurrent states that opening a request takes."""
+        if self.states is None:
+            return 0
+        again, total = request.rewinds, 0
+        for segment in self._needed(request):
+            computed = self._rewound(segment) if segment is again else segment.computed
+            total += self.states.missing(segment, computed)
+        return total
+
+    def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
+        """Give every segment that a request needs its pages.
+
+        Returns the segments that are not computed yet, root first, and how many tokens kept
+        prefixes supplied.
+        """
+        request.opened = self._needed(request)
+        reused = 0
+        to_compute = []
+        if request.rewinds in request.opened:
+            again = request.rewinds
+            assert again is not None
+            start = self._rewound(again)
+            if self.states is not None:
+                self.states.leave_end(again, start)
+            again.rewound |= start < again.computed == again.stop and bool(again.openers)
+            again.computed = start
+        for segment in reversed(request.opened):
+            segment.openers[request] = None
+            self._idle.pop(segment.index, None)
+            reused += self.tables.place(segment)
+            if segment.computed < segment.stop:
+                to_compute.append(segment)
+        return to_compute, reused
+
+    def _rewound(self, segment: LiveSegment) -> int:
+        """Up to where a segment counts as computed if its last token's logits are wanted again."""
+        last = segment.stop - 1 if self.states is None else self.states.rewound(segment)
+        return min(segment.computed, last)
+
+    def _needed(self, request: LiveRequest) -> list[LiveSegment]:
+        """Segments that must be in memory to compute or read that of a request, leaf first."""
+        segment, needed = request.segment, []
+        while True:
+            needed.append(segment)
+            computed = self._rewound(segment) if segment is request.rewinds else segment.computed
+            if self.states is not None and computed == segment.start and segment.parent is not None:
+                segment = segment.parent  # It goes on from the state there.
+            elif segment.reads_on and not segment.continued:
+                assert segment.parent is not None
+                segment = segment.parent
+            elif segment.above:
+                segment = self.segments[segment.above[-1]]
+            else:
+                return needed
+
+    def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
+        """Whether a segment can be computed in the next pass.
+
+        reached: the positions up to which this pass computes other segments, by index.
+
+        A kept segment above may be computed in the same pass, for a layer writes all keys before
+        it attends. A folded parent must be computed before: its last page is copied first. The
+        segment whose recurrent state this one goes on from may be computed in the same pass, for a
+        layer computes what is above first.
+        """
+        parent = segment.parent
+        if (
+            self.states is not None
+            and segment.computed == segment.start
+            and parent is not None
+            and reached.get(parent.index, parent.computed) != parent.stop
+        ):
+            return False
+        if segment.reads_on and not segment.continued:
+            assert segment.parent is not None
+            return segment.parent.computed == segment.start
+        if not segment.above:
+            return True
+        above = self.segments[segment.above[-1]]
+        return reached.get(above.index, above.computed) == above.stop
+
+    def close(self, request: LiveRequest) -> list[LiveSegment]:
+        """Undo `open`, if the request is open; returns segments that need not be computed now."""
+        unwanted = []
+        for segment in request.opened or ():
+            del segment.openers[request]
+            if not segment.openers:
+                unwanted.append(segment)
+                segment.rewound = False
+                self._idle[segment.index] = segment
+                if self.states is not None:
+                    self.states.on_idle(segment)
+            elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
+                # It is whole for the others. They may not have what it would be computed from.
+                unwanted.append(segment)
+                segment.mark_computed(segment.stop)
+                if self.states is not None:
+                    self.states.on_undone(segment)
+        request.opened = None
+        return unwanted
+
+    def evict_idle(self, keep: LiveRequest | None = None) -> bool:
+        """Free the pages of an idle segment that request `keep` does not need. False if none.
+
+        Segments with a child in memory stay. Of the others the one that was idle for longest goes,
+        if possible one that no request waits for.
+        """
+        needed = self._needed(keep) if keep is not None else []
+        awaited = None
+        for segment in self._idle.values():
+            if segment in needed or any(c.table is not None for c in segment.children.values()):
+                continue
+            if not segment.requests:
+                self._free(segment)
+                return True
+            awaited = awaited or segment
+        if awaited is not None:
+            self._free(awaited)
+        return awaited is not None
+
+    def _free(self, segment: LiveSegment) -> None:
+        self._idle.pop(segment.index, None)
+        if segment.table is not None:
+            self.cache.pool.free(segment.table)
+            segment.table = None
+            if self.states is not None:
+                self.states.free(segment)
+            segment.computed, segment.continued = segment.start, False
+
+    def clear(self) -> None:
+        """Forget all page tables; the caller has freed their pages."""
+        self._idle.clear()
+        for segment in self.segments.values():
+            segment.table = None
+            segment.end_state = segment.last_state = NO_STATE
+
+    def owned(self) -> Iterator[Pages]:
+        """All page tables, for the pool's check."""
+        return (s.table for s in self.segments.values() if s.table is not None)
+
+    def owned_states(self) -> Slots:
+        """All slots of recurrent states, for the check of these."""
+        slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
+        return np.array(slots, dtype=np.int64)

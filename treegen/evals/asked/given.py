@@ -1,0 +1,173 @@
+"""What a run of any kind was asked for: a user's choices over those of a stored run.
+
+Choices travel as a flat mapping of names to values. `merged` puts a user's choices over stored
+ones. `settled` makes settings of the mapping. `RunChoices` takes the settings apart for run.json.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from treegen import demo
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError, RunError
+from treegen.evals.task import TaskOptions
+from treegen.options import EngineOptions
+
+if TYPE_CHECKING:
+    from treegen.runs import RunInfo
+
+_GUESSING: Final = ("speculate", "draft_model")
+# Two choices that exclude each other: if a user gives one, the stored other one is dropped.
+_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
+# Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
+# the second group a bare word may be a name that the task knows, such as train.
+_PATHS: Final = ("model", "draft_model", "fewshot_file")
+_PATHS_OR_NAMES: Final = ("data", "fewshot_data")
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
+class RunChoices(ABC):
+    """What a run of any kind was asked for; every default is filled in.
+
+    FREE: the names of a kind's own choices that change no sample.
+    task: a name, or path/to/file.py:Class.
+    options: choices about the task's data.
+    engine: how the model is loaded and run.
+    """
+
+    FREE: ClassVar[tuple[str, ...]]
+
+    task: str
+    options: TaskOptions
+    engine: EngineOptions
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the choices that change a sample, as run.json groups them."""
+
+    def useless(self, name: str) -> str | None:
+        """Return why a choice of that name says nothing beside the others; None if it does."""
+        return None
+
+    def free_choices(self) -> dict[str, Any]:
+        """Return those that change no sample, or only by way of what identity has hashes of."""
+        options = asdict(self.options)
+        del options["seed"]
+        own = {name: getattr(self, name) for name in self.FREE}
+        return {"task": self.task, **options, **asdict(self.engine), **own}
+
+
+_Choices = TypeVar("_Choices", bound=RunChoices)
+
+
+def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a user's choices over stored ones, with absolute paths."""
+    given: dict[str, Any] = dict(stored or {})
+    for pair in _EXCLUSIVE:
+        if any(name in asked for name in pair):
+            for name in pair:
+                given.pop(name, None)
+    for name, value in asked.items():
+        is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
+        is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
+        is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
+        given[name] = absolute(value) if is_path else value
+    guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
+    if not guesses and "draft_tokens" not in asked:
+        given.pop("draft_tokens", None)  # it says nothing any more
+    if "extra" in asked:
+        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return given
+
+
+def check_read(asked: Mapping[str, Any], runs: Sequence[RunChoices]) -> None:
+    """Raise InputError for a user's choice that none of some runs reads."""
+    for name in asked:
+        told = [each.useless(name) for each in runs]
+        if told and all(told):
+            flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
+            raise InputError(f"--{flag} is of no use {told[0]}")
+
+
+def settled(
+    kind: type[_Choices],
+    given: dict[str, Any],
+    chosen: Mapping[str, Any],
+    *,
+    data: Mapping[str, Any],
+    also: Iterable[str],
+) -> _Choices:
+    """Return settings of a kind, made of what is in `given`; their values are taken out of it.
+
+    chosen: values of fields that are known already.
+    data: values of fields of the task's options that are known already.
+    also: further names that users may give, for hints.
+
+    Raises:
+        InputError: no model is named, a name is unknown, or the settings refuse a value.
+    """
+    task = absolute_task(str(given.pop("task")))
+    options = TaskOptions(**_take(given, TaskOptions), **data)
+    if not given.get("model"):
+        raise InputError(
+            "no model is given; name one with --model: a directory made by save_pretrained, a hub "
+            "name, or --model demo for the small one that comes with treegen"
+        )
+    engine = EngineOptions(**_take(given, EngineOptions))
+    settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
+    if given:
+        known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
+        hint = did_you_mean(min(given), [*known, *also])
+        raise InputError(f"there is no setting {min(given)!r}{hint}")
+    return settings
+
+
+def last_choices(
+    info: "RunInfo",
+    command: str,
+    *,
+    groups: Iterable[str],
+    names: Iterable[str],
+    absent: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    groups: names of mappings of choices in the run's identity.
+    names: names of single choices in it.
+    absent: choices that hold if an old run does not say.
+
+    Raises:
+        RunError: the run is not one of the command's.
+    """
+    latest = info.resumes[-1]["free"] if info.resumes else info.free
+    found = {**latest, **(absent or {})}
+    try:
+        for group in groups:
+            found |= dict(info.identity[group])
+        return found | {name: info.identity[name] for name in names}
+    except (KeyError, TypeError, ValueError):
+        raise RunError(f"its run.json is not that of a run of `treegen {command}`") from None
+
+
+def absolute_task(task: str) -> str:
+    """Return a task's name; path/to/file.py:Class comes back with an absolute path."""
+    path, colon, class_name = task.rpartition(":")
+    return f"{absolute(path)}:{class_name}" if colon else task
+
+
+def absolute(value: Any) -> Any:
+    """Return the absolute path of something that exists, and anything else as it is."""
+    # Names on a hub and names of data sets stay as they are.
+    return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
+
+
+def _take(given: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Take the fields of a dataclass out of `given` and return them."""
+    return {name: given.pop(name) for name in _names(kind) if name in given}
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]

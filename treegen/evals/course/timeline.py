@@ -1,0 +1,70 @@
+"""How a run went over time: `progress.jsonl` in its directory, for a plot.
+
+The file has one line of JSON for each moment. Moments are further apart the longer a run takes:
+some 600 lines for an hour, 1,300 for a month. Nothing depends on the file. If it cannot be
+written, the run goes on.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final
+
+from treegen.evals.course.progress import Progress
+
+NAME: Final = "progress.jsonl"
+# The first moments are this many seconds apart, later ones a hundredth of the time so far.
+_FIRST: Final = 0.25
+_GROWTH: Final = 0.01
+
+
+class Timeline:
+    """The moments of one part of a run, appended as they come."""
+
+    def __init__(self, folder: Path, part: int) -> None:
+        """Append to the file in the run directory `folder`. part: counts from 0."""
+        self._part = part
+        self._due = 0.0
+        self._file: IO[str] | None = None
+        with suppress(OSError):
+            self._file = (folder / NAME).open("a", encoding="ascii")
+
+    def note(self, progress: Progress, *, last: bool = False, **more: int) -> None:
+        """Write a moment if one is due. last: nothing comes after it, so write it in any case."""
+        if self._file is None or (progress.seconds < self._due and not last):
+            return
+        self._due = progress.seconds + max(_FIRST, _GROWTH * progress.seconds)
+        moment = {
+            "part": self._part,
+            "seconds": round(progress.seconds, 3),
+            "done": progress.done,
+            "tokens": progress.tokens,
+            "rows": progress.rows,
+            "pages": progress.pages,
+            **more,
+            "level_rows": [level.rows for level in progress.levels],
+        }
+        with suppress(OSError):
+            # A moment is one write. So only the last one may be torn, by a kill.
+            self._file.write(json.dumps(moment, separators=(",", ":")) + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
+    """Return the moments of a run in order, without torn lines; empty if there is no file."""
+    moments: list[Mapping[str, Any]] = []
+    with suppress(OSError):
+        for line in (folder / NAME).read_bytes().split(b"\n"):
+            with suppress(ValueError):
+                moment = json.loads(line)
+                if isinstance(moment, dict) and {"part", "seconds", "tokens"} <= moment.keys():
+                    moments.append(moment)
+    return moments

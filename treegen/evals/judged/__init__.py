@@ -1,0 +1,1 @@
+"""Samples judged and summed up: scores, verifiers, votes, results.json."""

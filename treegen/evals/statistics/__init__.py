@@ -1,0 +1,1 @@
+"""Numbers over scored samples: estimates, votes, tables, power."""

@@ -1,0 +1,318 @@
+"""From scored samples to metrics, as a pure function. Nothing here prints."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import InputError
+from treegen.evals.statistics.estimators import estimate, pass_at_k
+from treegen.evals.statistics.tables import Grid, Table
+from treegen.evals.statistics.votes import tally
+from treegen.evals.verdict import SampleScore, Verdict
+
+if TYPE_CHECKING:
+    from treegen.evals.problem import Problem
+
+
+Clusters = Sequence[Hashable] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What a report is about.
+
+    problem_ids: the problems that were planned, so that missing ones are seen.
+    num_samples: samples planned for each.
+    num_fewshot: solved examples before each problem.
+    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
+    problems: the planned problems themselves, for tasks that report by their metadata. Without
+        them such tables are left out.
+    """
+
+    problem_ids: Sequence[str]
+    num_samples: int
+    num_fewshot: int = 0
+    pass_ks: Sequence[int] | None = None
+    maj_ks: Sequence[int] | None = None
+    problems: Sequence["Problem"] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
+        for k in (*(self.pass_ks or ()), *(self.maj_ks or ())):
+            if k < 1:
+                raise InputError(f"k must be at least 1, got {k}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRow:
+    """One line of the result table.
+
+    task, version: of the task.
+    filter: how answers were read from the texts.
+    num_fewshot: solved examples before each problem; None if that is not known.
+    metric: its name.
+    value: None if the metric is undefined; `reason` then says why.
+    stderr: the standard error over problems; None for a single one.
+    low, high: the bounds of a 95% interval over problems.
+    """
+
+    task: str
+    version: str
+    filter: str
+    num_fewshot: int | None
+    metric: str
+    value: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    higher_is_better: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MajorityRow:
+    """maj@k of one filter; the fields are as in `MetricRow`.
+
+    tie_rate: the share of votes without a single winner.
+    """
+
+    filter: str
+    k: int
+    value: float | None
+    stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    tie_rate: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """A problem that has fewer samples than planned."""
+
+    problem_id: str
+    num_samples: int
+    planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a run measured. It has no NaN.
+
+    metrics: the lines of the result table.
+    majority: maj@k by filter and k.
+    num_problems: problems with at least one scored sample.
+    num_samples: scored samples.
+    incomplete: problems with fewer samples than planned.
+    tables, grids: what only this task reports, such as accuracy by depth.
+    label: what tells its problems or prompts from others of the same task.
+    """
+
+    metrics: tuple[MetricRow, ...]
+    majority: tuple[MajorityRow, ...]
+    num_problems: int
+    num_samples: int
+    incomplete: tuple[Incomplete, ...]
+    tables: tuple[Table, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    label: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts and lists; an empty label is left out."""
+        found = asdict(self)
+        return found if self.label else {name: found[name] for name in found if name != "label"}
+
+    def value(self, metric: str, filter: str) -> float | None:
+        """Return one metric of the table.
+
+        Raises:
+            InputError: it is not there.
+        """
+        for row in self.metrics:
+            if (row.metric, row.filter) == (metric, filter):
+                return row.value
+        raise InputError(f"the report has no metric {metric!r} for filter {filter!r}")
+
+
+def default_maj_ks(num_samples: int) -> tuple[int, ...]:
+    """Return 1, the fifths of num_samples, and num_samples."""
+    return tuple(sorted({1, *(max(1, round(num_samples * i / 5)) for i in range(1, 6))}))
+
+
+def default_pass_ks(num_samples: int) -> tuple[int, ...]:
+    """Return those of 10, 100, 1000 below num_samples, and num_samples if above 1.
+
+    pass@1 is not among them: it is exact_match.
+    """
+    return tuple(k for k in (10, 100, 1000) if k < num_samples) + (
+        (num_samples,) if num_samples > 1 else ()
+    )
+
+
+def summarise(
+    scores: Sequence[SampleScore],
+    options: ReportOptions,
+    *,
+    task: str,
+    version: str,
+    filters: Sequence[str],
+) -> Report:
+    """Aggregate scored samples; the same scores in any order give the same report.
+
+    Every metric is a mean over problems of a per-problem estimate. A metric that is undefined for
+    any problem is reported as undefined, never as the mean of the rest.
+
+    If problems have choices, the metrics are `acc`, the accuracy of the likeliest choice, and
+    `acc_norm`, that of the choice that is likeliest for its length. There are no votes, and no
+    sample is unreadable or cut off.
+
+    Raises:
+        InputError: a sample is there twice, or its problem was not planned.
+    """
+    samples_of = _group(scores, options.problem_ids)
+    incomplete = tuple(
+        Incomplete(problem_id, len(samples_of[problem_id]), options.num_samples)
+        for problem_id in options.problem_ids
+        if len(samples_of[problem_id]) < options.num_samples
+    )
+    groups = [group for group in samples_of.values() if group]
+    clusters = clusters_of(options.problems, [p for p in samples_of if samples_of[p]])
+    chosen = any(problem.choices for problem in options.problems)
+    metrics: list[MetricRow] = []
+    majority: list[MajorityRow] = []
+    for name in filters:
+        verdicts = [[sample.verdicts[name] for sample in group] for group in groups]
+        head: dict[str, Any] = {"task": task, "version": version, "filter": name}
+        rows = (
+            _choice_rows(groups, name, clusters)
+            if chosen
+            else _filter_rows(verdicts, options, clusters)
+        )
+        for row in rows:
+            metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))
+        if not chosen:
+            votes = _majority(verdicts, options, clusters)
+            majority.extend(MajorityRow(filter=name, **row) for row in votes)
+    if chosen:
+        return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
+    metrics += [
+        MetricRow(
+            task=task,
+            version=version,
+            filter="none",
+            num_fewshot=options.num_fewshot,
+            metric=metric,
+            higher_is_better=False,
+            **mean_row([_share(list(map(is_cut, group))) for group in groups], clusters=clusters),
+        )
+        for metric, is_cut in _TRUNCATED.items()
+        if metric == "truncated" or any(sample.closed is not None for sample in scores)
+    ]
+    return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
+
+
+def _in_thinking(sample: SampleScore) -> bool:
+    return sample.closed is False
+
+
+def _in_answer(sample: SampleScore) -> bool:
+    return sample.finish_reason == "length" and sample.closed is not False
+
+
+# A sample whose thinking never ended has no answer, whatever ended it.
+_TRUNCATED: Final[Mapping[str, Callable[[SampleScore], bool]]] = {
+    "truncated": lambda sample: _in_thinking(sample) or _in_answer(sample),
+    "truncated_thinking": _in_thinking,
+    "truncated_answer": _in_answer,
+}
+
+
+def _group(
+    scores: Sequence[SampleScore], problem_ids: Sequence[str]
+) -> dict[str, list[SampleScore]]:
+    samples_of: dict[str, list[SampleScore]] = {problem_id: [] for problem_id in problem_ids}
+    seen: set[tuple[str, int]] = set()
+    for sample in scores:
+        key = (sample.problem_id, sample.sample_index)
+        if sample.problem_id not in samples_of:
+            raise InputError(f"a sample belongs to problem {key[0]!r}, which was not planned")
+        if key in seen:
+            raise InputError(f"problem {key[0]!r} has sample {key[1]} twice")
+        seen.add(key)
+        samples_of[sample.problem_id].append(sample)
+    return samples_of
+
+
+def clusters_of(
+    problems: Sequence["Problem"], problem_ids: Sequence[str]
+) -> list[tuple[str, ...]] | None:
+    """Return the cluster of each problem id for error bars; None if no problem has a group."""
+    group_of = {problem.id: problem.group for problem in problems if problem.group}
+    if not group_of:
+        return None
+    return [(group_of[each],) if each in group_of else ("", each) for each in problem_ids]
+
+
+def _filter_rows(
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions, clusters: Clusters
+) -> list[dict[str, Any]]:
+    correct = [[verdict.correct for verdict in group] for group in verdicts]
+    rows = [
+        {"metric": "exact_match", **mean_row([_share(flags) for flags in correct], None, clusters)}
+    ]
+    pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
+    for k in pass_ks:
+        values = [pass_at_k(len(flags), sum(flags), k) for flags in correct]
+        rows.append({"metric": f"pass@{k}", **mean_row(values, k, clusters)})
+    invalid = [_share([verdict.answer is None for verdict in group]) for group in verdicts]
+    rows.append(
+        {"metric": "invalid", **mean_row(invalid, None, clusters), "higher_is_better": False}
+    )
+    return rows
+
+
+def _choice_rows(
+    groups: Sequence[Sequence[SampleScore]], name: str, clusters: Clusters
+) -> list[dict[str, Any]]:
+    right = [_share([sample.verdicts[name].correct for sample in group]) for group in groups]
+    rows = [{"metric": "acc", **mean_row(right, None, clusters)}]
+    if all(sample.by_length for group in groups for sample in group):
+        right = [_share([sample.by_length[name].correct for sample in group]) for group in groups]
+        rows.append({"metric": "acc_norm", **mean_row(right, None, clusters)})
+    return rows
+
+
+def _majority(
+    verdicts: Sequence[Sequence[Verdict]], options: ReportOptions, clusters: Clusters
+) -> list[dict[str, Any]]:
+    tallies = [tally(group) for group in verdicts]
+    rows = []
+    for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
+        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k, clusters), "tie_rate": None}
+        if row["value"] is not None:
+            row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
+        rows.append(row)
+    return rows
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
+def mean_row(
+    values: Sequence[float], k: int | None = None, clusters: Clusters = None
+) -> dict[str, Any]:
+    """Return the fields of a MetricRow that follow from per-problem values.
+
+    k: of the metric. clusters: of each problem, as `clusters_of` gives them.
+    """
+    if not values:
+        return {"value": None, "reason": "no samples"}
+    undefined = sum(math.isnan(value) for value in values)
+    if undefined:
+        reason = f"{undefined} of {len(values)} problems have fewer than {k} samples"
+        return {"value": None, "reason": reason}
+    mean = estimate(values, clusters)
+    return {"value": mean.value, "stderr": mean.stderr, "low": mean.low, "high": mean.high}

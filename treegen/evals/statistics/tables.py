@@ -1,0 +1,76 @@
+"""Results that only some tasks have, as tables and grids that any command can show."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.evals.statistics.estimators import estimate
+from treegen.evals.verdict import SampleScore
+
+Cell = str | int | float | None
+
+GROUP_COLUMNS: Final = ("Problems", "Accuracy", "Stderr", "Low", "High")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Lines under a title. Floats are values from 0 to 1; None is a value that is not defined."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Values from 0 to 1 over two axes, for a heat map; None if nothing was measured.
+
+    values: one row for each of row_labels, from the top.
+    """
+
+    title: str
+    row_name: str
+    row_labels: tuple[str, ...]
+    column_name: str
+    column_labels: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, float]:
+    """Return for every problem the mean credit of its samples under one filter."""
+    marks: dict[str, list[float]] = {}
+    for sample in scores:
+        verdict = sample.verdicts[filter]
+        credit = float(verdict.correct) if verdict.credit is None else verdict.credit
+        marks.setdefault(sample.problem_id, []).append(credit)
+    return {problem_id: math.fsum(each) / len(each) for problem_id, each in marks.items()}
+
+
+def table_by(
+    title: str,
+    name: str,
+    groups: Sequence[tuple[str, Collection[str]]],
+    values: Mapping[str, float],
+) -> Table:
+    """Return the mean value of each group of problems, with error bars over its problems.
+
+    groups: (label, problem ids) pairs. A problem without a value has no samples and is left out.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for label, ids in groups:
+        known = [values[problem_id] for problem_id in ids if problem_id in values]
+        if known:
+            mean = estimate(known)
+            rows.append((label, len(known), mean.value, mean.stderr, mean.low, mean.high))
+        else:
+            rows.append((label, 0, None, None, None, None))
+    return Table(title, (name, *GROUP_COLUMNS), tuple(rows))
+
+
+def by_decile(depth_of: Mapping[str, float]) -> list[tuple[str, list[str]]]:
+    """Group problem ids into the ten tenths of a document. depth_of: by id, from 0 to 1."""
+    tenths: list[list[str]] = [[] for _ in range(10)]
+    for problem_id, depth in depth_of.items():
+        tenths[min(9, int(depth * 10))].append(problem_id)
+    return [(f"{10 * i}-{10 * (i + 1)}%", ids) for i, ids in enumerate(tenths)]

@@ -1,0 +1,79 @@
+"""Majority votes over extracted answers.
+
+An answer that could not be read has no vote. A vote in which no answer could be read is wrong.
+
+In a metric each tied answer counts for its share (see `stats.maj_at_k`). A rule that looks at the
+order of the samples would make the score depend on that order, and breaking ties at random only
+adds noise around the same mean. If one answer must be shown, it is the tied answer that was given
+first.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from treegen.evals.statistics.estimators import maj_at_k, tie_at_k
+from treegen.evals.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a vote came to.
+
+    answer: the winner, of tied answers the one that was given first; None if none was readable.
+    votes: how many the winner has.
+    tied: every answer with the most votes, in the order in which they were first given.
+    """
+
+    answer: str | None
+    votes: int
+    tied: tuple[str, ...]
+
+
+def majority_vote(answers: Iterable[str | None]) -> Vote:
+    """Return the most frequent answer, None never counting."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    top = max(counts.values(), default=0)
+    tied = tuple(answer for answer, votes in counts.items() if votes == top)
+    return Vote(tied[0] if tied else None, top, tied)
+
+
+# Of many problems most have the counts of another one, and a run has several tables of votes.
+_maj_at_k = lru_cache(maxsize=1 << 16)(maj_at_k)
+_tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many samples of one problem gave each answer.
+
+    correct, wrong: for each distinct correct or wrong answer, its number of samples.
+    invalid: samples without a readable answer.
+    """
+
+    correct: tuple[int, ...]
+    wrong: tuple[int, ...]
+    invalid: int
+
+    @property
+    def num_samples(self) -> int:
+        """All samples, the unreadable ones included."""
+        return sum(self.correct) + sum(self.wrong) + self.invalid
+
+    def maj_at_k(self, k: int) -> float:
+        """Return the expected share of a correct answer in a vote of k; NaN if k is too many."""
+        return _maj_at_k(self.correct, self.wrong, self.invalid, k)
+
+    def tie_at_k(self, k: int) -> float:
+        """Return the chance that a vote of k has no single winner; NaN if k is too many."""
+        return _tie_at_k((*self.correct, *self.wrong), self.invalid, k)
+
+
+def tally(verdicts: Sequence[Verdict]) -> Tally:
+    """Count the answers of one problem's samples."""
+    right = Counter(v.answer for v in verdicts if v.answer is not None and v.correct)
+    wrong = Counter(v.answer for v in verdicts if v.answer is not None and not v.correct)
+    invalid = sum(v.answer is None for v in verdicts)
+    # Sorted, so that problems with the same counts share the cached work of the estimators.
+    return Tally(tuple(sorted(right.values())), tuple(sorted(wrong.values())), invalid)

@@ -1,0 +1,387 @@
+"""The calls that sample, score and search: what they take, and what they give back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.uncopied import Uncopied
+from treegen.engine.stream import RunResult, ScoreStream, Stream
+from treegen.errors import InputError
+from treegen.outputs import Completion, Score
+from treegen.params import SamplingParams, check_int, check_params, check_tree_params
+from treegen.plan.plan import Plan, Request
+from treegen.plan.requests import (
+    ScoreInput,
+    expand_requests,
+    flat_requests,
+    sample_requests,
+    score_requests,
+)
+from treegen.plan.unnamed import DrawnBefore
+from treegen.prompts.expansion import sum_levels
+from treegen.prompts.tree import Message, Node, as_list, chat_arguments, expansions_of, generates
+from treegen.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from treegen.search.budget import Budget
+    from treegen.search.run import SearchRun
+    from treegen.search.tree.node import SearchFn, SearchNode
+    from treegen.search.tree.problems import SearchProblem
+    from treegen.search.tree.result import Found, SearchResult
+
+
+class Calls(Uncopied, ABC):
+    """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
+
+    tokenizer, spec: those of the model.
+    """
+
+    tokenizer: Any
+    spec: ModelSpec
+    _before: DrawnBefore
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InputError(
+            f"no {type(self).__name__} can be pickled: it lives in the memory of its process. Make "
+            "one in each process that samples"
+        )
+
+    @abstractmethod
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        """Lay requests out."""
+
+    @abstractmethod
+    def _check_ready(self) -> None:
+        """Raise InputError while a run is not finished."""
+
+    @abstractmethod
+    def _start(
+        self,
+        plan: Plan,
+        params: Sequence[SamplingParams],
+        samples: Sequence[Sequence[int]],
+    ) -> Stream:
+        """Begin a run of a plan; params and the samples wanted are those of each request."""
+
+    @abstractmethod
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        """Begin a run of a plan of which only what `Stream.deal` adds is drawn."""
+
+    @abstractmethod
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+    ) -> SearchRun:
+        """Begin searches of problems; how: what `SearchRun` takes."""
+
+    # Sampling
+
+    def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
+        """What running a tree would share, store and read; nothing is computed.
+
+        If a tree declares generated levels, its prompts are planned as if all rows of the largest
+        level were drawn below them. `Plan.generated` then sums up the levels.
+
+        Raises:
+            TreeError: the tree is malformed.
+            InputError: the tokenizer or the chat template refuses a prompt.
+            CapacityError: a prompt is too long for the model.
+        """
+        params = check_tree_params(params)
+        if not generates(tree):
+            return self._plan(sample_requests(tree, self.tokenizer, params, self.spec))
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        levels = [each.levels for each in expansions_of(tree)]
+        return replace(self._plan(requests), generated=sum_levels(levels, params))
+
+    def stream(
+        self,
+        tree: Node,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        skip: Collection[tuple[str, int]] = (),
+    ) -> Stream:
+        """Sample a tree; an iterator over completions as they finish.
+
+        The draws of a sample follow from the seed, the node's id and the sample's index. For a node
+        without an id they follow from the prompt's tokens. Then, as with `generate`, another call
+        with the same prompt draws further samples, unless params have a seed or `skip` is given.
+
+        params: of all sampled nodes, or one for each in the order that the tree declares.
+        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
+        other samples are the same with or without them.
+
+        Raises what `plan` raises, InputError for params or skip that cannot be used and while
+        another run of this LLM is not finished, CacheFullError for a prompt that the cache cannot
+        hold even alone. The iterator raises NumericsError for logits that are not numbers, and
+        CapacityError if the GPU's memory is full.
+        """
+        given = _of_nodes(params)
+        requests = sample_requests(tree, self.tokenizer, given, self.spec)
+        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
+        known = {request.id: request.samples for request in requests}
+        skipped = defaultdict(set)
+        for prompt_id, index in skip:
+            if index not in range(known.get(prompt_id, 0)):
+                raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
+            skipped[prompt_id].add(index)
+        samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+        self._check_ready()
+        before = DrawnBefore(None if any(skipped.values()) else self._before)
+        requests = before.continued_flat(requests, [own.seed for own in each])
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        return stream
+
+    def dealt(self, tree: Node, params: SamplingParams) -> Stream:
+        """A run of a tree of which only what `Stream.deal` adds is drawn, while it goes on.
+
+        The samples are those of `stream`, in whatever order and parts they are dealt. Raises what
+        `stream` raises.
+        """
+        params = check_tree_params(params)
+        requests = sample_requests(tree, self.tokenizer, params, self.spec)
+        self._check_ready()
+        return self._dealt(self._plan(requests), [params] * len(requests))
+
+    def run(
+        self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> RunResult:
+        """Sample a tree to its end; completions in the order the tree declares.
+
+        params: as for `stream`.
+
+        Raises:
+            TreegenError: as for `stream` and its iterator.
+        """
+        return _finished(self.stream(tree, params))
+
+    def generate(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[list[Completion]]:
+        """params.n completions of each flat prompt; shared prefixes are found in the tokens.
+
+        params: of all prompts, or one for each.
+        tools, chat_template_kwargs: for the chat template.
+
+        The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
+        another call with the same prompt draws further samples: its indices go on after those that
+        this LLM has drawn. With a seed each call draws the same samples. A prompt that is given
+        twice in one call gets different samples each time.
+
+        Raises:
+            InputError: params are not as many as prompts, and as for `stream`.
+            TreegenError: as for `stream` and its iterator.
+        """
+        contents = as_list("prompts", prompts)
+        each = _of_each(params, len(contents))
+        if not contents:
+            return []
+        template = chat_arguments(tools, chat_template_kwargs)
+        requests = flat_requests(contents, each, self.tokenizer, self.spec, template)
+        self._check_ready()
+        before = DrawnBefore(self._before)
+        requests = before.continued_flat(requests, [own.seed for own in each])
+        samples = [range(request.samples) for request in requests]
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        result = _finished(stream)
+        grouped: list[list[Completion]] = [[] for _ in contents]
+        for completion in result.completions:
+            grouped[int(completion.prompt_id)].append(completion)
+        return grouped
+
+    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+        """Log-likelihood of each continuation given its context.
+
+        A context that several pairs share is computed once. If a context is empty, or all its
+        tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
+        place, or else the end-of-sequence token.
+
+        Raises:
+            InputError: pairs cannot be used, or another run of this LLM is not finished.
+            CapacityError: a pair is too long for the model or for the cache.
+            NumericsError: logits are not numbers.
+        """
+        pairs = as_list("pairs", pairs)
+        if not pairs:
+            return []
+        with self.score_stream(pairs) as stream:
+            scores = dict(stream)
+            stream.check_whole()
+        return [scores[index] for index in range(len(scores))]
+
+    def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
+        """The scores of `score` as they are known; an iterator over (index of the pair, score).
+
+        Raises what `score` raises. NumericsError comes from the iterator.
+        """
+        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
+        plan = self._plan(requests)
+        params = [SamplingParams()] * len(requests)
+        return ScoreStream(self._start(plan, params, [[] for _ in requests]))
+
+    # Search
+
+    def search(
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[SearchResult]:
+        """Run a search of each problem, many at once; results in the order of the problems.
+
+        fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may return
+        a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
+        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs.
+        params: how nodes sample by default.
+        concurrency: most searches at once.
+        budget: of each search.
+        rows: samples that one search is expected to have under way. It decides which segments of
+        the prompts are attention parts of their own.
+        tools, chat_template_kwargs: for the chat template.
+
+        The draws of a search follow from its name and the seed, whatever runs beside it. Without a
+        name they follow from the prompt's tokens. Then, as with `generate`, another search of the
+        same prompt draws other samples, unless params have a seed.
+
+        The result of a search that fails has the error and the tree so far. If all searches fail,
+        a warning says so. Raises what `search_stream` and its iterator raise.
+        """
+        from treegen.search.tree.result import warn_if_all_failed
+
+        stream = self.search_stream(
+            fn,
+            problems,
+            params,
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        with stream as run:
+            results = {result.name: result for result in run}
+        warn_if_all_failed(list(results.values()))
+        return [results[name] for name in run.names]
+
+    def search_stream(
+        self,
+        fn: SearchFn,
+        problems: Iterable[Any],
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int = 8,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> SearchRun:
+        """The results of `search` as they finish; an iterator. The arguments are those of `search`.
+
+        Raises InputError for an argument that cannot be used, for two problems with one name, and
+        while another run of this LLM is not finished. Errors of the model itself, such as
+        NumericsError, come from the iterator and end all searches.
+        """
+        from treegen.search.budget import check_budget
+        from treegen.search.session import flat_content
+        from treegen.search.tree.problems import named
+
+        for name, value in (("concurrency", concurrency), ("rows", rows)):
+            check_int(name, value, least=1)
+        check_budget(budget)
+        template = chat_arguments(tools, chat_template_kwargs)
+        found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
+        return self._start_searches(
+            fn,
+            found,
+            params=check_tree_params(params),
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+        )
+
+    def expand(
+        self,
+        tree: Node,
+        params: SamplingParams | None = None,
+        *,
+        concurrency: int = 64,
+        budget: Budget | None = None,
+        rows: int | None = None,
+    ) -> list[SearchResult]:
+        """Generate the levels that nodes of a tree declare; one result per such node.
+
+        rows: as for `search`; by default those of the largest level.
+        concurrency, budget: as for `search`.
+
+        Raises:
+            TreeError: the tree is malformed or generates nothing.
+            CapacityError: a prompt is too long for the model.
+            TreegenError: as for `search`.
+        """
+        from treegen.search.strategies.expand import expand
+        from treegen.search.tree.problems import SearchProblem
+
+        params = check_tree_params(params)
+        expansions = {each.id: each for each in expansions_of(tree)}
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        rows = max(request.rows for request in requests) if rows is None else rows
+
+        async def run(root: SearchNode) -> Found:
+            return await expand(root, expansions[root.search.name].levels)
+
+        problems = [
+            SearchProblem(
+                request.id,
+                expansions[request.id].text or request.tokens.tolist(),
+                is_named=expansions[request.id].path[-1].id is not None,
+            )
+            for request in requests
+        ]
+        return self.search(run, problems, params, concurrency=concurrency, budget=budget, rows=rows)
+
+
+def _finished(stream: Stream) -> RunResult:
+    """Use a run up; completions in the order of its prompts."""
+    with stream:
+        completions = list(stream)
+        stream.check_whole()
+    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    return RunResult(tuple(completions), stream.usage, stream.plan)
+
+
+def _of_nodes(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | list[SamplingParams]:
+    """Check the parameters of all nodes of a tree, or of each node."""
+    if params is None or isinstance(params, SamplingParams):
+        return check_tree_params(params)
+    return [check_tree_params(own) for own in as_list("params", params)]
+
+
+def _of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num: int
+) -> list[SamplingParams]:
+    """The parameters of each of `num` prompts."""
+    if params is None or isinstance(params, SamplingParams):
+        return [check_params(params)] * num
+    each = [check_params(own) for own in as_list("params", params)]
+    if len(each) != num:
+        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
+    return each

@@ -1,0 +1,105 @@
+"""A rank of a tensor-parallel model that follows rank 0: a process that does what it is told.
+
+It has no scheduler and draws nothing of its own. See `treegen.model.leading`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers.utils import logging
+
+from treegen.common.device import current
+from treegen.engine.compute.execute import Executor
+from treegen.llm import LLM
+from treegen.model.model import Model
+from treegen.model.parallel.ranks import Ranks, join
+
+_LOOK: Final = 1.0  # seconds between looks for rank 0
+
+
+class Follower:
+    """One rank: its part of the model, and its part of the cache."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Nothing is loaded yet."""
+        self._ranks = ranks
+        self._model: Model | None = None
+        self._llm: LLM | None = None
+        self._executor: Executor | None = None
+
+    def load(self, make: Callable[..., Model]) -> None:
+        """Load this rank's part of a model."""
+        self._model = make(device=self._ranks.device, ranks=self._ranks)
+
+    def engine(self, options: dict[str, Any]) -> None:
+        """Make a cache, and compile, with the options of rank 0's LLM."""
+        assert self._model is not None
+        self._llm = self._executor = None
+        self._llm = llm = LLM(self._model, tokenizer=(), **options)
+        self._executor = llm.engine.executor()
+
+    def do(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Do a call of rank 0."""
+        if name in ("load", "engine"):
+            getattr(self, name)(*arguments)
+        else:
+            assert self._executor is not None
+            getattr(self._executor, name)(*arguments)
+
+
+def main() -> None:
+    """Follow until rank 0 says that it is over, or is gone."""
+    descriptor, rank, size, kind, folder, leader = sys.argv[1:]
+    faulthandler.register(signal.SIGUSR1)  # which shows where this rank is
+    threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
+    warnings.simplefilter("ignore")  # rank 0 tells of the same
+    logging.set_verbosity_error()
+    connection = Connection(int(descriptor))
+    code = 0
+    try:
+        _follow(connection, int(rank), int(size), kind, Path(folder))
+    except (EOFError, ConnectionError):
+        pass
+    except BaseException as error:
+        code = 1
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        with contextlib.suppress(OSError):
+            connection.send(told)
+    # Without torch's own clean-up, which would wait for ranks that are gone.
+    os._exit(code)
+
+
+def _follow(connection: Connection, rank: int, size: int, kind: str, folder: Path) -> None:
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cpu":
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+    connection.send("ready")
+    ranks = join(rank, size, device, folder)
+    follower = Follower(ranks)
+    with current(device):
+        while True:
+            name, arguments = pickle.loads(connection.recv_bytes())
+            if name == "end":
+                return
+            follower.do(name, arguments)
+
+
+def _end_with(leader: int) -> None:
+    """End this process soon after rank 0 ends, in whatever way."""
+    while os.getppid() == leader:
+        time.sleep(_LOOK)
+    os._exit(1)

@@ -1,0 +1,376 @@
+"""LLM: a model, its cache, and the calls that sample from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treegen.cache.kept import Kept
+from treegen.cache.pool import PagedCache
+from treegen.drafting.types import DraftFunction
+from treegen.engine.dealt import DealtStream
+from treegen.engine.engine import Engine
+from treegen.engine.segments.keeping import keep_prompt, plan_to_keep
+from treegen.engine.segments.segment import LiveRequest
+from treegen.engine.stream import Stream
+from treegen.errors import InputError
+from treegen.llm.calls import Calls
+from treegen.model.checkpoint.tokenizer import load_tokenizer
+from treegen.model.config import resolve_device
+from treegen.model.leading import load_named
+from treegen.model.machine import check_machine
+from treegen.model.model import Model
+from treegen.options import LOADING, EngineOptions
+from treegen.params import SamplingParams, check_tree_params
+from treegen.plan.cost import Sharing
+from treegen.plan.plan import Plan, Request
+from treegen.plan.requests import sample_requests
+from treegen.plan.unnamed import DrawnBefore
+from treegen.prompts.stops import Stopping, Stoppings
+from treegen.prompts.tree import Node
+from treegen.sampling.param_set import param_sets
+
+if TYPE_CHECKING:
+    from treegen.search.live.backend import LiveBackend
+    from treegen.search.live.run import LiveRun
+    from treegen.search.run import SearchRun
+    from treegen.search.session import Session
+    from treegen.search.tree.node import SearchFn
+    from treegen.search.tree.problems import SearchProblem
+
+
+class LLM(Calls):
+    """A transformers model that samples from prompt trees.
+
+    It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
+    return. A `stream`, `score_stream`, `search_stream` or `session` must be used up or closed
+    before the next call. Threads may share a stream; a search run or a session is for one of them.
+
+    model, tokenizer, spec: what samples. engine: the model's cache, and how runs compute with it.
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
+        device: str = "auto",
+        memory: int | str | None = None,
+        page_size: int | None = None,
+        max_rows: int | None = None,
+        prefill_chunk: int | None = None,
+        sharing: Sharing = "auto",
+        impl: str = "auto",
+        eager: bool = False,
+        compile: bool | None = None,
+        run_ahead: bool | None = None,
+        reproducible: bool = False,
+        check: bool = True,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        speculate: str | DraftFunction | None = None,
+        draft_model: str | None = None,
+        draft_tokens: int | None = None,
+    ) -> None:
+        """Load a model from a directory or by hub name, or take one that is loaded.
+
+        model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
+        that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
+        revision, trust_remote_code and tensor_parallel_size must be left out.
+        tokenizer: that of a loaded `Model`; None for a name.
+        dtype: the type to compute in, such as "bfloat16".
+        quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
+        inputs as they are computed. GPUs that multiply FP8 are faster so, and need half the memory;
+        other devices are slower. docs/models.md says what it does to the numbers. None leaves the
+        matrices of an FP8 checkpoint as they are stored, on GPUs that multiply FP8; "none" expands
+        them.
+        kv_cache_dtype: "fp8" keeps keys and values in 8 bits (e4m3), so that twice as many fit and
+        are read in a time; "auto" keeps them in dtype. docs/models.md says what it costs.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
+        or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
+        that is less.
+        page_size: tokens per cache page; by default 16 on a CPU, 64 on a GPU.
+        max_rows: most samples to decode at once; by default 256 on a CPU, 4,096 on a GPU.
+        prefill_chunk: most prompt tokens to compute in one pass; by default 2,048 on a CPU, 8,192
+        on a GPU.
+        sharing: which tree levels are attention parts of their own; see `compile_plan`.
+        impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
+        "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is what it was
+        loaded with.
+        eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
+        compile: compile the decoder layers, on a GPU; it takes some seconds at first use. None
+        compiles on a GPU unless eager. Of models with recurrent layers those are compiled whose
+        layers run by treegen's own operators.
+        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`. None
+        does so on a GPU.
+        reproducible: on a GPU, compute each sample to the bit as if it were alone, and slower;
+        docs/reproducibility.md says how, and for which models.
+        check: compare the model with stock transformers when it is loaded.
+        revision: of a hub name.
+        trust_remote_code: whether code that comes with the model may run.
+        tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
+        Sizes such as memory are those of each.
+        speculate: guess tokens, so that a pass draws several of a row. "ngram" guesses by other
+        samples and the prompt; a function guesses for all samples of a step, given as
+        `DraftContext`. Samples stay what they are: a guess counts only if it is what the sample
+        draws. None, or "off", does not guess.
+        draft_model: a directory or hub name of a small model with the same tokenizer, which guesses
+        tokens instead. It is kept on the same device, and its keys take a part of `memory`.
+        draft_tokens: tokens that are guessed of a sample in a pass at most; by default 12. It goes
+        with speculate or draft_model.
+
+        Raises InputError for an option that cannot be used, ModelError for a model that cannot be
+        loaded, CapacityError if no page fits or memory is more than the machine has.
+        """
+        options = EngineOptions(
+            model=model.spec.name if isinstance(model, Model) else model,
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            device=device,
+            memory=memory,
+            page_size=page_size,
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            sharing=sharing,
+            impl=impl,
+            eager=eager,
+            compile=compile,
+            run_ahead=run_ahead,
+            reproducible=reproducible,
+            check=check,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
+            speculate=speculate,
+            draft_model=draft_model,
+            draft_tokens=draft_tokens,
+        )
+        if isinstance(model, Model) != (tokenizer is not None):
+            raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
+        check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
+        if isinstance(model, Model):
+            usual = EngineOptions(model=options.model)
+            for name in LOADING:
+                if getattr(options, name) != getattr(usual, name):
+                    raise InputError(f"{name} is for loading a model, and this one is loaded")
+            model.reset()
+            self.tokenizer, self.model = tokenizer, model
+        else:
+            self.tokenizer = load_tokenizer(
+                model, revision=revision, trust_remote_code=trust_remote_code
+            )
+            self.model = load_named(options)
+        self.spec = self.model.spec
+        self.engine = Engine(self.model, options, self.tokenizer)
+        self._stoppings = Stoppings()
+        self._num_named = 0
+        self._before = DrawnBefore()
+
+    @property
+    def cache(self) -> PagedCache:
+        """The pages of keys and values, and the slots of recurrent states."""
+        return self.engine.cache
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples that are decoded at once."""
+        return self.engine.max_rows
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the weights."""
+        return self.model.fingerprint
+
+    # Sampling
+
+    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        return self.follow(plan, params)
+
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        return self.engine.plan(requests)
+
+    def _check_ready(self) -> None:
+        self.engine.check_ready()
+
+    def _start(
+        self,
+        plan: Plan,
+        params: Sequence[SamplingParams],
+        samples: Sequence[Sequence[int]],
+        *,
+        keep_as: str | None = None,
+    ) -> Stream:
+        self.engine.check_fits(plan)
+
+        def keep(request: LiveRequest) -> None:
+            assert keep_as is not None
+            keep_prompt(request, keep_as, self.engine.cache, self.engine.kept)
+
+        sets, params_of = self._param_sets(params)
+        scheduler = self.engine.scheduler(
+            plan,
+            **sets,
+            params_of=params_of,
+            samples=samples,
+            on_prefilled=keep if keep_as is not None else None,
+        )
+        return Stream(plan, scheduler, self.model, self.engine.graphs)
+
+    def follow(self, plan: Plan, params: Sequence[SamplingParams]) -> DealtStream:
+        """Begin a run of which only what `DealtStream.deal` adds is done; for a cluster's workers.
+
+        plan: with all requests, which are laid out here as it says. params: of each request.
+
+        Raises CacheFullError for a prompt that the cache cannot hold even alone, InputError while
+        another run of this LLM is not finished.
+        """
+        self.engine.check_fits(plan)
+        sets, params_of = self._param_sets(params)
+        nothing = np.empty(0, dtype=np.int64)
+        empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
+        scheduler = self.engine.scheduler(empty, **sets, samples=[])
+        return DealtStream(plan, scheduler, self.model, self.engine.graphs, params_of)
+
+    def _param_sets(self, params: Sequence[SamplingParams]) -> tuple[dict[str, Any], list[int]]:
+        """The sampling parameters of a scheduler, and the index of each request's among them."""
+        (first, *further), index = param_sets(params, self.stopping_of)
+        return {"params": first.params, "stopping": first.stopping, "further": further}, index
+
+    def close(self) -> None:
+        """End the other ranks of a tensor-parallel model; without it they end with this process."""
+        self.model.close()
+
+    def open(self) -> LiveRun:
+        """A run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
+
+        Raises:
+            InputError: another run of this LLM is not finished.
+        """
+        from treegen.search.live.run import LiveRun
+
+        params = SamplingParams()
+        scheduler = self.engine.scheduler(
+            self._plan([]), params=params, stopping=self.stopping_of(params), samples=[]
+        )
+        return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
+
+    def stopping_of(self, params: SamplingParams) -> Stopping:
+        """What ends the samples of some parameters; it takes a while for new stop strings.
+
+        Raises:
+            InputError: logit_bias names a token that the model does not have.
+        """
+        spec = self.spec
+        if params.biases and (token := params.biases[-1][0]) >= spec.vocab_size:
+            raise InputError(
+                f"logit_bias has token {token}, but the model's ids are 0 to {spec.vocab_size - 1}"
+            )
+        return self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
+
+    # Search
+
+    def session(self, params: SamplingParams | None = None) -> Session:
+        """Search trees that are sampled step by step; see `treegen.search.session.Session`.
+
+        params: how nodes sample by default.
+
+        Raises:
+            InputError: params cannot be used, or another run of this LLM is not finished.
+        """
+        from treegen.search.session import Session
+
+        params = check_tree_params(params)
+        return Session(self._search_backend(params), params)
+
+    def _start_searches(
+        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+    ) -> SearchRun:
+        """Searches of problems; how: what `SearchRun` takes."""
+        from treegen.search.run import SearchRun
+
+        backend = self._search_backend(params)
+        try:
+            return SearchRun(backend, fn, problems, params=params, **how)
+        except BaseException:
+            backend.close()
+            raise
+
+    def _search_backend(self, params: SamplingParams) -> LiveBackend:
+        from treegen.search.live.backend import LiveBackend
+
+        empty = self._plan([])
+        return LiveBackend(
+            tokenizer=self.tokenizer,
+            spec=self.spec,
+            params=params,
+            max_rows=self.max_rows,
+            stopping_of=self.stopping_of,
+            make_scheduler=lambda stopping, on_grown: self.engine.scheduler(
+                empty,
+                params=params,
+                stopping=stopping,
+                samples=[],
+                on_grown=on_grown,
+                run_ahead=self.engine.searches_ahead,
+            ),
+            make_plan=self._plan,
+            before=self._before,
+        )
+
+    # Prefixes kept between calls
+
+    def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
+        """Compute a prefix now and keep its keys and values for later calls.
+
+        prefix: text, or a node; then the whole paths of its leaves are kept.
+        name: to `drop` it by; by default one is made.
+
+        Later prompts that start with the same tokens do not compute them again. Use it in a `with`
+        statement, or `drop` it by name. Kept prefixes take at most half of the cache; the least
+        recently used one leaves first. All leave once a weight of the model was written into.
+
+        Raises:
+            InputError: the name is taken, or another run of this LLM is not finished.
+            TreeError: the tree is malformed.
+            CapacityError: the prefix is too long for the model or for half of the cache.
+        """
+        tree = Node(prefix) if isinstance(prefix, str) else prefix
+        if not name:
+            self._num_named += 1
+            name = f"prefix-{self._num_named}"
+        if any(name == other for other, _ in self.kept()):
+            raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
+        requests = sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        kept, device_type = self.engine.kept, self.model.device.type
+        plan = plan_to_keep(name, requests, self.spec, device_type, self.cache, kept)
+        try:
+            params = [SamplingParams()] * len(requests)
+            with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
+                list(stream)
+        except BaseException:
+            kept.drop(name)
+            raise
+        return Kept(kept, [prefix for prefix in kept if prefix.name == name], stream.usage)
+
+    def kept(self) -> list[tuple[str, int]]:
+        """Names and token counts of kept prefixes, least recently used first."""
+        return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.kept]
+
+    def drop(self, name: str) -> None:
+        """Forget a kept prefix; its pages are free once no run needs them.
+
+        Raises:
+            InputError: no prefix has the name.
+        """
+        if not self.engine.kept.drop(name):
+            names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
+            raise InputError(f"no kept prefix is named {name!r}; kept: {names}")

@@ -1,0 +1,200 @@
+"""Which model families are known to be exact, which cannot be used, and why."""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from transformers import PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from treegen.errors import ModelError
+from treegen.model.checkpoint.quantized import check_packages, quantisation_of
+
+_OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
+NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
+OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
+_DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
+
+# Families that cannot be used, though their configurations do not tell. A family that is absent
+# here is judged by its layer types, by what its layers ask of the attention function, and in the
+# end by the load check.
+REFUSED: Final = {
+    "bloom": "its attention adds ALiBi position biases, which are not supported",
+    "mpt": "its attention adds ALiBi position biases, which are not supported",
+    "big_bird": OWN_ATTENTION,
+    "codegen": OWN_ATTENTION,
+    "cpmant": OWN_ATTENTION,
+    "falcon": OWN_ATTENTION,
+    "git": OWN_ATTENTION,
+    "gpt_neo": OWN_ATTENTION,
+    "gpt_neox_japanese": OWN_ATTENTION,
+    "gptj": OWN_ATTENTION,
+    "megatron-bert": OWN_ATTENTION,
+    "openai-gpt": OWN_ATTENTION,
+    "reformer": OWN_ATTENTION,
+    "rembert": OWN_ATTENTION,
+    "roformer": OWN_ATTENTION,
+    "trocr": OWN_ATTENTION,
+    "xglm": OWN_ATTENTION,
+    "xlm": OWN_ATTENTION,
+    "xlnet": OWN_ATTENTION,
+    "blt": _DROPS,
+    "stablelm": _DROPS,
+    "nemotron": _DROPS,
+    "diffllama": "it subtracts two attentions in each layer (differential attention)",
+    "llama4": "its chunked attention layers are not supported",
+    "llama4_text": "its chunked attention layers are not supported",
+    "falcon_mamba": NO_ATTENTION,
+    "mamba": NO_ATTENTION,
+    "mamba2": NO_ATTENTION,
+    "recurrent_gemma": _OWN_STATE,
+    "rwkv": NO_ATTENTION,
+    "xlstm": NO_ATTENTION,
+}
+_STATISTICS: Final = "its layers take statistics over all of their activations"
+WHOLE: Final = {"gemma3n": _STATISTICS, "gemma3n_text": _STATISTICS}
+"""Families that have a tensor-parallel plan, but give other numbers when they are divided by it."""
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Families that are tested against transformers, model by model, as docs/models.md tells.
+EXACT: Final = _names(
+    """
+    afmoe apertus arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm
+    dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint
+    gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe
+    glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe
+    granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
+    internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama longcat_flash mellum mimo_v2_flash
+    minicpm3 minimax_m2 ministral ministral3 mistral mistral4 mixtral modernbert-decoder moshi
+    nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
+    qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu
+    """
+)
+"""Text models that run compiled."""
+ON_TEXT: Final = _names(
+    """
+    aria aya_vision cohere2_vision cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
+    exaone4_5 fuyu gemma3 gemma4 gemma4_unified glm46v glm4v glm_ocr glmasr got_ocr2
+    granite_docling granite_speech granite_speech_plus hyperclovax_vision_v2 idefics2 idefics3
+    internvl lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 paddleocr_vl
+    pp_chart2table qianfan_ocr qwen2_5_vl qwen2_audio qwen2_vl qwen3_asr qwen3_vl qwen3_vl_moe
+    smolvlm video_llama_3 video_llava vipllava voxtral
+    """
+)
+"""Likewise models that take images or sound too, given text."""
+RECURRENT: Final = {
+    "gated delta rule": _names(
+        "olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"
+    ),
+    "delta rule with a gate for each channel": _names("bailing_hybrid kimi_linear"),
+    "Mamba2": _names("bamba falcon_h1 granitemoehybrid nemotron_h zamba2"),
+    "Mamba": _names("jamba zamba"),
+    "linear attention": _names("minimax"),
+    "short convolutions": _names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
+}
+"""Models whose layers are partly recurrent, by what these compute."""
+WAYS: Final = {
+    "exact": "compiled, with CUDA graphs",
+    "exact on text": "likewise; images and sound are not taken",
+    "exact with recurrent layers": "with CUDA graphs and a state kept at every node; most "
+    "compiled; gated delta rule and Mamba2 with samples below one state",
+    "not tested": "as its layers allow, if the check on loading finds it exact",
+    "refused": "not at all",
+}
+"""What treegen says of a family, and how models of it run on a GPU."""
+_RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
+_LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
+
+
+def way_of(model_type: str) -> str:
+    """What treegen says of a family, one of `WAYS`; its layers may have it refused all the same."""
+    if model_type in REFUSED:
+        return "refused"
+    if model_type in EXACT:
+        return "exact"
+    if model_type in ON_TEXT:
+        return "exact on text"
+    if any(model_type in names for names in RECURRENT.values()):
+        return "exact with recurrent layers"
+    return "not tested"
+
+
+def refuse_family(config: PretrainedConfig) -> None:
+    """Raise ModelError if the configuration tells that the model cannot give right numbers."""
+    text = config.get_text_config(decoder=True)
+    for model_type in (config.model_type, text.model_type):
+        if model_type in REFUSED:
+            raise ModelError(f"{model_type} models cannot be used: {REFUSED[model_type]}")
+    if config.is_encoder_decoder:
+        raise ModelError(
+            f"{config.model_type} is an encoder-decoder; only decoder-only models can be used"
+        )
+    unknown = sorted(_layer_types(text) - _LAYER_TYPES)
+    if unknown:
+        raise ModelError(
+            f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
+            "to all or to a window, recurrent ones and MLPs can be used"
+        )
+    stored = quantisation_of(config)
+    if stored is not None:
+        check_packages(stored)
+
+
+def recurrent_types(config: PretrainedConfig) -> list[str]:
+    """Types of a model's layers that keep a state."""
+    return sorted(_layer_types(config.get_text_config(decoder=True)) & _RECURRENT)
+
+
+def _layer_types(text: PretrainedConfig) -> set[str]:
+    found = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    return set(found or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family that the installed transformers generates text with.
+
+    way: what treegen says of it, one of `WAYS`. why: the reason, if it is refused.
+    """
+
+    model_type: str
+    way: str
+    why: str = ""
+
+
+def all_families() -> list[Family]:
+    """Every family that the installed transformers generates text with, by name.
+
+    Of those that are not tested, some are refused by what their usual configurations tell.
+    """
+    known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    known |= {*REFUSED, *EXACT, *ON_TEXT, *(each for names in RECURRENT.values() for each in names)}
+    logger = logging.getLogger("transformers")  # it warns of some usual configurations
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return [_family(name) for name in sorted(known) if name in CONFIG_MAPPING]
+    finally:
+        logger.setLevel(level)
+
+
+def _family(model_type: str) -> Family:
+    way = way_of(model_type)
+    if way != "not tested":
+        return Family(model_type, way, REFUSED.get(model_type, ""))
+    try:
+        refuse_family(CONFIG_MAPPING[model_type]())
+    except ModelError as error:
+        _, _, why = str(error).partition(" ")  # after the name of the family
+        return Family(model_type, "refused", why.partition(";")[0])
+    except Exception:  # a configuration that has no usual one
+        return Family(model_type, way)
+    return Family(model_type, way)

@@ -1,0 +1,286 @@
+"""Checkpoint files: found, refused where unsafe or incomplete, fingerprinted.
+
+Everything here happens before a weight is read. Weights are safetensors or GGUF only; a
+configuration that would fetch code or kernels from another repository is refused.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+from treegen import demo
+from treegen.errors import InputError, ModelError
+from treegen.model.checkpoint.gguf_file import is_gguf, read_header
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "vocab.json",
+    "vocab.txt",
+)
+# Beside the files above, these decide which ids a text becomes.
+TOKENIZER_SETTINGS: Final = (
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 4096
+
+
+def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
+    """Return the directory that holds a checkpoint, fetching it from the hub if it is a hub name.
+
+    A GGUF file is a checkpoint of its own.
+
+    "demo" is the model that comes with treegen; a directory of that name is ./demo.
+    A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
+
+    Raises:
+        ModelError: there is no such directory, and no such model on the hub.
+    """
+    name = os.fspath(path)
+    if name == demo.NAME:
+        return demo.model_path()
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        _refuse_gguf(directory)
+        return directory
+    if directory.is_file():
+        if is_gguf(directory):
+            read_header(directory)
+            return directory
+        raise ModelError(f"{name} is a file; give the directory that holds config.json and weights")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name:
+        raise ModelError(f"model directory {name!r} does not exist; check the path")
+    patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+    patterns += ["*.safetensors"] if weights else []
+    try:
+        found = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            # These are second copies of the weights, in their makers' own formats.
+            ignore_patterns=["*/*", "consolidated*"],
+        )
+    except HFValidationError:
+        raise ModelError(
+            f"{name!r} is neither a directory nor a valid hub name; check the spelling"
+        ) from None
+    except LocalEntryNotFoundError:
+        raise ModelError(
+            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub could "
+            "not be reached; check the name, or download it first"
+        ) from None
+    except Exception as error:
+        raise ModelError(
+            f"{name!r} is not a directory and could not be fetched from the hub: {one_line(error)}"
+        ) from None
+    if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
+        raise ModelError(f"{name} has GGUF files only; download one and give its path")
+    return Path(found)
+
+
+def _refuse_gguf(directory: Path) -> None:
+    """Raise ModelError for a directory with GGUF files and nothing that describes a model."""
+    files = sorted(directory.glob("*.gguf"))
+    if files and not (directory / "config.json").is_file():
+        raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error's text that says something, at most 300 characters.
+
+    A line that ends in a colon says nothing alone, so the next line is joined to it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    return (" ".join(lines[: last + 1]) if lines else type(error).__name__)[:300]
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint.
+
+    Raises:
+        ModelError: the file cannot be read, or holds no object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {one_line(error)}") from None
+    except RecursionError:
+        raise ModelError(f"{file} cannot be read as JSON: it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}, not a JSON object")
+    return value
+
+
+def read_raw_config(directory: Path) -> dict[str, Any]:
+    """Return config.json as it is written.
+
+    Raises:
+        ModelError: there is none; the message says what the directory is instead of a model.
+    """
+    file = directory / "config.json"
+    if file.is_file():
+        return read_object(file)
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{directory} holds an adapter, not a model; merge it into its base model first"
+        )
+    raise ModelError(
+        f"{directory} has no config.json; give a directory made by save_pretrained, or a hub name"
+    )
+
+
+def check_weights(directory: Path) -> None:
+    """Raise ModelError unless the directory has every safetensors file that its index names."""
+    if is_gguf(directory):
+        return  # `locate` has looked into it
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        named = read_object(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+            raise ModelError(
+                f"{index} has no weight_map from the names of tensors to files; finish the "
+                "download, or save the model again"
+            )
+        missing = sorted({*named.values()} - {f.name for f in directory.iterdir()})
+        if missing:
+            raise ModelError(
+                f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
+                "index names; finish the download"
+            )
+        return
+    if any(directory.glob("*.safetensors")):
+        return
+    unsafe = sorted(f.name for pattern in _UNSAFE_WEIGHTS for f in directory.glob(pattern))
+    if unsafe:
+        raise ModelError(
+            f"{directory} has weights only as {unsafe[0]}, which can run code when loaded; convert "
+            "them to safetensors with save_pretrained"
+        )
+    gguf = sorted(directory.glob("*.gguf"))
+    if gguf:
+        raise ModelError(f"{directory} has weights only as GGUF; give the file: {gguf[0]}")
+    raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files that transformers loads, for which `check_weights` has looked."""
+    index, whole = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
+    if whole.is_file():
+        return [whole]
+    if index.is_file():
+        return [directory / name for name in sorted({*read_object(index)["weight_map"].values()})]
+    return sorted(directory.glob("*.safetensors"))
+
+
+def check_trust(
+    settings: dict[str, Any], file: str, revision: str | None, *, local: bool, trust: bool
+) -> None:
+    """Check that a configuration asks for no code but what the caller agreed to run.
+
+    The checkpoint's own code runs only if `trust` is set. Code from the hub needs a pinned commit
+    too, so that the code that was read is the code that runs. Code of any further repository never
+    runs.
+
+    Raises:
+        ModelError: it names code that the caller did not agree to run.
+        InputError: trust is given without a pinned revision.
+    """
+    for key, value in _walk(settings):
+        kernel = "attn_implementation" in key or "experts_implementation" in key or "kernel" in key
+        if kernel and isinstance(value, str) and "/" in value:
+            raise ModelError(
+                f"{file} asks for code from another repository ({key} = {value!r}); remove the "
+                "field from a local copy of the model"
+            )
+    auto_map = settings.get("auto_map")
+    if not auto_map:
+        return
+    if not trust:
+        raise ModelError(
+            f"{file} names code of its own (auto_map); remove the field from a local copy to use "
+            "transformers' own code, or read that code and pass trust_remote_code=True"
+        )
+    if "--" in json.dumps(auto_map):
+        raise ModelError(f"{file} names code of another repository in auto_map; refused")
+    if not local and not _COMMIT.fullmatch(revision or ""):
+        raise InputError(
+            f"trust_remote_code needs a pinned revision (40 digits of a commit), got {revision!r}"
+        )
+
+
+def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield each (path of keys, leaf value) of nested settings."""
+    if depth > 50:
+        raise ModelError("the model's configuration is nested too deeply to be one")
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from _walk(v, f"{key}.{k}".lstrip("."), depth + 1)
+    elif isinstance(value, list):
+        for v in value:
+            yield from _walk(v, key, depth + 1)
+    else:
+        yield key, value
+
+
+def fingerprint(directory: Path) -> str:
+    """Return 32 hex digits that change when the weights, the config or the tokenizer change.
+
+    Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
+    safetensors file these count: the name, the size, the header (names, dtypes, shapes, offsets)
+    and 64 blocks of 4 KiB, spread evenly over it. Of a GGUF file likewise. So a checkpoint of any
+    size takes milliseconds. Two checkpoints that differ only between those blocks look the same,
+    but training changes weights everywhere. The directory's own name does not count.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ("config.json", "generation_config.json", *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
+        file = directory / name
+        if file.is_file():
+            data = file.read_bytes()
+            if name.endswith(".json"):
+                data = json.dumps(read_object(file), sort_keys=True).encode()
+            _add(digest, name.encode(), data)
+    if is_gguf(directory):
+        _add_weights(digest, directory, read_header(directory).data_start, b"gguf")
+    for file in sorted(directory.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = 8 + int.from_bytes(stream.read(8), "little")
+        _add_weights(digest, file, header, file.name.encode())
+    return digest.hexdigest()
+
+
+def _add_weights(digest: "hashlib.blake2b", file: Path, header: int, name: bytes) -> None:
+    """Hash a file's size, the first bytes, and blocks of the others."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        _add(digest, name, str(size).encode(), stream.read(min(header, size)))
+        for i in range(_SAMPLES):
+            stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
+            _add(digest, stream.read(_SAMPLE_BYTES))
+
+
+def _add(digest: "hashlib.blake2b", *parts: bytes) -> None:
+    """Hash each part with its length, so that bytes cannot move from one part to the next."""
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)

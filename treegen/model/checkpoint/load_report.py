@@ -1,0 +1,99 @@
+"""What transformers tells of the weights that it loaded: what was lacking, too large or unused."""
+
+import logging
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from transformers.utils import logging as transformers_logging
+
+from treegen.errors import ModelError, ModelWarning
+from treegen.model.checkpoint.files import one_line
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_SHOWN: Final = 3
+
+
+class _Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's lines, without colours."""
+        self.lines += _COLOURS.sub("", record.getMessage()).splitlines()
+
+
+@contextmanager
+def quiet_loading() -> Iterator[list[str]]:
+    """While open, hide transformers' progress bars and report. Yields the report's lines so far."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    kept = _Kept()
+    before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
+    logger.addHandler(kept)
+    logger.propagate = False
+    # At WARNING itself, transformers looks for layers that tensor parallelism would not shard.
+    logger.setLevel(logging.WARNING - 1)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield kept.lines
+    finally:
+        logger.removeHandler(kept)
+        logger.propagate = before[0]
+        logger.setLevel(before[1])
+        if before[2]:
+            transformers_logging.enable_progress_bar()
+
+
+def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelError:
+    """Return the error with which loading is refused.
+
+    told: the lines of transformers' report.
+    """
+    # Where tensors could not be put together, transformers' own error only points at the report.
+    rows = [line for line in told if "CONVERSION" in line]
+    name = rows[0].split("|")[0].strip() if rows else ""
+    if name:
+        return ModelError(
+            f"the weights in {directory} do not fit config.json: {name} cannot be put together "
+            "from the tensors of the checkpoint"
+        )
+    return ModelError(f"the weights in {directory} cannot be loaded: {one_line(error)}")
+
+
+def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
+    """Raise ModelError if the checkpoint lacks weights, which transformers fills at random."""
+    wrong = sorted(tuple(found) for found in info["mismatched_keys"])
+    if wrong:
+        name, stored, wanted = wrong[0]
+        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        raise ModelError(
+            f"the weights in {directory} do not fit config.json: {name} is {list(stored)} where "
+            f"the configuration makes it {list(wanted)}{more}"
+        )
+    missing = sorted(map(str, info["missing_keys"]))
+    if missing:
+        more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
+        raise ModelError(
+            f"the weights in {directory} lack {missing[0]}{more}; the checkpoint does not fit its "
+            "config.json"
+        )
+
+
+def warn_unused(directory: Path, names: Iterable[str]) -> None:
+    """Warn of weights that the model of this configuration does not have, by their names."""
+    extra = sorted(map(str, names))
+    if not extra:
+        return
+    more = f" and {len(extra) - _SHOWN:,} more" if len(extra) > _SHOWN else ""
+    warnings.warn(
+        f"{directory}: {len(extra):,} tensors of the checkpoint are not used, for the model that "
+        f"config.json describes has no place for them: {', '.join(extra[:_SHOWN])}{more}",
+        ModelWarning,
+        stacklevel=1,
+    )

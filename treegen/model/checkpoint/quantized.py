@@ -1,0 +1,155 @@
+"""How the weights of a checkpoint are quantised, and what becomes of them.
+
+transformers expands what is known here while it loads. Matrices in FP8 may then be put back as they
+are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final
+
+from transformers import PretrainedConfig
+
+from treegen.errors import ModelError
+
+_ORIGINAL: Final = "use the checkpoint that it was made from"
+_OURS: Final = (
+    "; treegen itself quantises one in 16 bits by quantization='fp8' (--quantization fp8)"
+)
+
+REFUSED_METHODS: Final[Mapping[str, str]] = {
+    "gptq": _ORIGINAL + _OURS,
+    "awq": _ORIGINAL + _OURS,
+    "auto-round": _ORIGINAL + _OURS,
+    "bitsandbytes": "expand it once: AutoModelForCausalLM.from_pretrained(DIR).dequantize()"
+    ".save_pretrained(NEW, save_original_format=False) (pip install bitsandbytes), or "
+    + _ORIGINAL
+    + _OURS,
+}
+"""Methods that people often meet and that treegen does not read, and what to do instead."""
+OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
+EXPANDED_METHODS: Final[Mapping[str, str]] = {
+    "mxfp4": "MXFP4",
+    "compressed-tensors": "compressed-tensors' integers or 4 bits",
+}
+"""Methods whose weights are expanded to 16 or 32 bits as they load, and what they store."""
+FP8_METHODS: Final[Mapping[str, str]] = {
+    "fp8": "FP8",
+    "mxfp8": "MXFP8",
+    "compressed-tensors": "compressed-tensors' FP8",
+    "modelopt": "ModelOpt's FP8",
+}
+"""Methods whose matrices run in FP8 on GPUs that multiply it, and what they store."""
+_EXTRAS: Final = {"accelerate": "fp8", "compressed_tensors": "compressed-tensors"}
+_RENAMED: Final = {r"\.weight_scale$": ".weight_scale_inv"}
+_OF_INPUTS: Final = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What config.json tells of quantised weights.
+
+    method: its name for it. stores: the same for people.
+    is_fp8: whether its matrices are numbers in FP8 times scales.
+    needs: the package with which transformers reads it; empty for none.
+    """
+
+    method: str
+    stores: str
+    is_fp8: bool = False
+    needs: str = ""
+
+
+def quantisation_of(config: PretrainedConfig) -> Quantisation | None:
+    """Return how a checkpoint's weights are quantised; None if they are not.
+
+    Raises:
+        ModelError: treegen cannot read them.
+    """
+    settings = _settings(config)
+    if settings is None:
+        return None
+    method = settings.get("quant_method")
+    method = str(getattr(method, "value", method))
+    if method in REFUSED_METHODS:
+        raise ModelError(f"weights in {method} cannot be used; {REFUSED_METHODS[method]}")
+    if settings.get("transform_config"):
+        raise ModelError(
+            f"weights in {method} that were rotated (transform_config) cannot be used; {_ORIGINAL}"
+        )
+    if method in FP8_METHODS and (method in ("fp8", "mxfp8") or _is_plain_fp8(settings)):
+        return Quantisation(method, FP8_METHODS[method], is_fp8=True, needs="accelerate")
+    if method in EXPANDED_METHODS:
+        needs = "compressed_tensors" if method == "compressed-tensors" else ""
+        return Quantisation(method, EXPANDED_METHODS[method], needs=needs)
+    raise ModelError(f"quantised weights ({method}) are not supported; {OTHER_REFUSED}")
+
+
+def check_packages(stored: Quantisation) -> None:
+    """Raise ModelError if the package that reads such weights is not installed."""
+    if stored.needs and find_spec(stored.needs) is None:
+        raise ModelError(
+            f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
+            f"pip install 'treegen[{_EXTRAS[stored.needs]}]'"
+        )
+
+
+def what_becomes() -> dict[str, str]:
+    """What becomes of weights in each kind of quantisation, for people."""
+    return {
+        **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
+        **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "expanded on loading"),
+        **{method: f"refused; {instead}" for method, instead in REFUSED_METHODS.items()},
+        "other methods": f"refused; {OTHER_REFUSED}",
+    }
+
+
+def expand_on_load(config: PretrainedConfig, stored: Quantisation) -> dict[str, str]:
+    """Have transformers expand the weights of a configuration; returns new names of tensors.
+
+    Other tools' FP8 is transformers' own but for the names of scales, so one reader does for all.
+
+    config: is changed.
+    """
+    for part in (config, config.get_text_config(decoder=True)):
+        settings = getattr(part, "quantization_config", None)
+        if not isinstance(settings, dict):
+            continue
+        settings["dequantize"] = True
+        if stored.is_fp8 and stored.method not in ("fp8", "mxfp8"):
+            part.quantization_config = {"quant_method": "fp8", "dequantize": True}
+    return _RENAMED if stored.is_fp8 else {}
+
+
+def unused_names(names: Iterable[str], stored: Quantisation | None) -> list[str]:
+    """Names of tensors without those that scale inputs, which are scaled as they are computed."""
+    dropped = _OF_INPUTS if stored is not None else ()
+    return [name for name in names if not name.endswith(dropped)]
+
+
+def _settings(config: PretrainedConfig) -> dict[str, Any] | None:
+    for part in (config, config.get_text_config(decoder=True)):
+        settings = getattr(part, "quantization_config", None)
+        if settings:
+            return dict(settings if isinstance(settings, dict) else settings.to_dict())
+    return None
+
+
+def _is_plain_fp8(settings: dict[str, Any]) -> bool:
+    """Whether all that is quantised is FP8 with scales alone."""
+    if settings.get("quant_method") == "modelopt":
+        return settings.get("quant_algo") == "FP8"
+    groups = settings.get("config_groups")
+    sparse = settings.get("sparsity_config")
+    if not isinstance(groups, dict) or not groups:
+        return False
+    if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
+        return False
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
+    return len(weights) == len(groups) and all(
+        isinstance(each, dict) and (each.get("type"), each.get("num_bits")) == ("float", 8)
+        for each in weights
+    )

@@ -1,0 +1,1 @@
+"""Models that judge texts: reward models and verifiers."""

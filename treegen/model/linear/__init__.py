@@ -1,0 +1,1 @@
+"""Linear layers computed in another way: in FP8, joined, gated."""

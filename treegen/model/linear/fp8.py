@@ -1,0 +1,170 @@
+"""Linear layers in FP8: weights scaled by output, inputs by row while they are computed.
+
+A number in e4m3 has three bits of mantissa, so one product is off by some 4% of its spread; errors
+of rows and outputs average out over a layer. A GPU multiplies FP8 twice as fast as bfloat16 and
+reads half the bytes. Other devices multiply the same rounded numbers in float32, slowly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from treegen.attention.types import FP8
+from treegen.errors import InputError
+
+MOST: Final = 448.0  # the largest number in e4m3
+LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
+MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
+_CAPABILITY: Final = (8, 9)
+_PIECE: Final = 2**24  # numbers of a matrix that are quantised at once
+
+
+class Fp8Linear(nn.Linear):
+    """A linear layer whose weight [out_features, in_features] is in FP8.
+
+    scale: [out_features], float32, by which each output's weights are multiplied.
+    rounds_inputs: whether inputs are in FP8 too.
+    """
+
+    scale: nn.Parameter
+    rounds_inputs = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return input @ weight.T + bias, [..., out_features], in the type of the input."""
+        if not self.rounds_inputs:
+            weight = (self.weight.to(torch.float32) * self.scale[:, None]).to(input.dtype)
+            return linear(input, weight, self.bias)
+        return fp8_linear(input, self.weight, self.scale, self.bias)
+
+
+@contextlib.contextmanager
+def smooth(module: nn.Module) -> Iterator[None]:
+    """While open, inputs are not rounded to FP8.
+
+    A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
+    two ways to compute attention agree.
+    """
+    parts: list[Any] = [part for part in module.modules() if hasattr(type(part), "rounds_inputs")]
+    for part in parts:
+        part.rounds_inputs = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.rounds_inputs
+
+
+def check_device(device: torch.device, option: str) -> None:
+    """Check that a device computes with FP8, or is a CPU, which does so slowly.
+
+    option: what asks for it.
+
+    Raises:
+        InputError: it is a GPU that cannot.
+    """
+    if device.type == "cuda" and not can_multiply(device):
+        raise InputError(
+            f"{torch.cuda.get_device_name(device)} cannot multiply FP8 (it takes compute "
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave {option} out"
+        )
+
+
+def can_multiply(device: torch.device) -> bool:
+    """Whether a device multiplies FP8 fast. A GPU of another machine is taken to."""
+    if device.type != "cuda":
+        return False
+    here = torch.cuda.is_available()
+    return not here or torch.cuda.get_device_capability(device) >= _CAPABILITY
+
+
+def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the linear layers of a module that may run in FP8, each with its name.
+
+    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not.
+    Experts that are no linear layers of their own: see `treegen.model.linear.fp8_experts`.
+    """
+    head, num_experts = None, None
+    if isinstance(module, PreTrainedModel):
+        head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
+        num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
+    for name, part in module.named_modules():
+        if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
+            continue
+        if not any(size % MULTIPLE for size in part.weight.shape):
+            yield name, part
+
+
+def quantize_linears(module: nn.Module, device: torch.device) -> int:
+    """Turn the `linears` of a module into FP8 on a device; returns how many it turned.
+
+    From elsewhere they come piece by piece, so the device needs no room for more than FP8.
+    """
+    count = 0
+    for _, part in linears(module):
+        install(part, *in_pieces(part.weight.data, device))
+        count += 1
+    return count
+
+
+def in_pieces(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`quantized` on a device, for a matrix [N, K] that may lie elsewhere, in pieces of rows."""
+    rounded = torch.empty(weight.shape, dtype=FP8, device=device)
+    scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
+    step = max(_PIECE // weight.shape[1], 1)
+    for at in range(0, len(weight), step):
+        rows = slice(at, at + step)
+        rounded[rows], scale_N[rows] = quantized(weight[rows].to(device))
+    return rounded, scale_N
+
+
+def install(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
+    """Turn a linear layer into FP8, with a weight [N, K] and scales [N] in float32."""
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    part.__class__ = Fp8Linear
+    cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [N, K] in FP8, and what each row [N] is to be multiplied by, in float32."""
+    rows = weight.float()
+    scale_N = rows.abs().amax(dim=-1).clamp(min=LEAST) / MOST
+    return (rows / scale_N[:, None]).clamp(-MOST, MOST).to(FP8), scale_N
+
+
+def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:
+    """Return input [..., K] times the transpose of an FP8 weight [N, K], [..., N]."""
+    rows, scale_M = quantized(input.reshape(-1, input.shape[-1]))
+    return scaled_product(rows, scale_M, weight, scale_N, bias, like=input)
+
+
+def scaled_product(
+    rows: Tensor,
+    scale_M: Tensor,
+    weight: Tensor,
+    scale_N: Tensor,
+    bias: Tensor | None,
+    *,
+    like: Tensor,
+) -> Tensor:
+    """Return FP8 rows [M, K] times the transpose of an FP8 weight [N, K], [..., N].
+
+    scale_M, scale_N: what the rows and the outputs are multiplied by.
+    like: [..., K], of as many rows; the result has its type and its leading sizes.
+    """
+    if rows.device.type == "cuda":
+        out = torch._scaled_mm(
+            rows, weight.t(), scale_M[:, None], scale_N[None],
+            out_dtype=like.dtype if like.dtype != torch.float32 else torch.bfloat16,
+            use_fast_accum=True,
+        ).to(like.dtype)  # fmt: skip
+    else:
+        out = (linear(rows.float(), weight.float()) * scale_M[:, None] * scale_N).to(like.dtype)
+    out = out if bias is None else out + bias
+    return out.reshape(*like.shape[:-1], len(scale_N))

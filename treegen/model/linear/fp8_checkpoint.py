@@ -1,0 +1,211 @@
+"""FP8 matrices of a checkpoint, put back into a model that was loaded with them expanded.
+
+A stored matrix is numbers in e4m3 times a grid of scales: one for all, one for each output, or one
+for each block. `Fp8Linear` has one scale for each output. So the first two are taken as they are
+stored. Blocks of one output are rounded to the scale of its largest block, and what that costs is
+measured. Scales that are powers of two (MXFP8, ue8m0) cost next to nothing.
+
+Legend: N outputs, K inputs, n and k numbers of blocks along them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from treegen.attention.types import FP8
+from treegen.model.checkpoint.files import weight_files
+from treegen.model.linear.fp8 import install, linears
+from treegen.model.linear.fp8_experts import Fused, fused_experts, install_experts
+
+_SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
+_EXPERTS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_CHECKED: Final = 8  # rows of a matrix that are compared with what transformers made of it
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was put back into a model.
+
+    count: matrices in FP8. rounded: those of them whose blocks got one scale for each output.
+    error: what that changed in these, as a share of their spread.
+    expanded: FP8 matrices of the checkpoint that stay expanded.
+    """
+
+    count: int
+    rounded: int
+    error: float
+    expanded: int
+
+
+def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Restored:
+    """Put the FP8 matrices of a checkpoint in the place of the expanded ones, on a device.
+
+    Those that a linear layer cannot be told to be made from stay expanded.
+
+    module: as transformers loaded it from the directory, with its weights expanded.
+    """
+    stored = _Stored(directory)
+    count = rounded = 0
+    before = after = torch.zeros((), dtype=torch.float64)
+
+    def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """A matrix by row, on the device."""
+        nonlocal count, rounded, before, after
+        weight, scale_N, changed, whole = by_row(*(each.to(device) for each in found))
+        count += 1
+        if changed:
+            rounded += 1
+            after, before = after + changed, before + whole
+        return weight, scale_N
+
+    for name, part in linears(module):
+        found = stored.read(f"{name}.weight", part.weight)
+        if found is not None:
+            install(part, *put(found))
+    for name, experts in [*fused_experts(module)]:
+        sides = _experts(stored, name, experts)
+        if sides is not None:
+            install_experts(experts, *(_stacked(side, put) for side in sides))
+    error = float(after / before) ** 0.5 if rounded else 0.0
+    return Restored(count, rounded, error, stored.num_matrices - count)
+
+
+_Grids = list[tuple[Tensor, Tensor]]
+
+
+def _experts(stored: _Stored, name: str, found: Fused) -> list[list[_Grids]] | None:
+    """The matrices of both tensors of experts, by expert and from top to bottom; None if not all
+    are known.
+    """
+    up, down = (getattr(found.module, each) for each in found[1:])
+    halves = 2 if found.module.has_gate else 1
+    for above in _EXPERTS:
+        names = above[2 - halves :]
+        sides: list[list[_Grids]] = [[], []]
+        for at in range(len(up)):
+            parts = [*up[at].chunk(halves), down[at]]
+            read = [
+                stored.read(f"{name}.{at}.{own}.weight", part)
+                for own, part in zip(names, parts, strict=True)
+            ]
+            if any(each is None for each in read):
+                break
+            *ups, last = cast(_Grids, read)
+            sides[0].append(ups)
+            sides[1].append([last])
+        else:
+            return sides
+    return None
+
+
+def _stacked(
+    side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """One tensor [E, N, K] of matrices, and its scales [E, N]."""
+    made = [[put(each) for each in parts] for parts in side]
+    weights = torch.stack([torch.cat([weight for weight, _ in parts]) for parts in made])
+    return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
+
+
+def by_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """Return a matrix [N, K] in FP8 with one scale for each output, from one with blocks.
+
+    grid: [n, k], float32, of blocks of one size.
+
+    Returns the matrix, its scales [N], and two sums of squares: of what changed, of what is stored.
+    """
+    rows, width = weight.shape
+    grid_Nk = grid.repeat_interleave(rows // grid.shape[0], dim=0)
+    scale_N = grid_Nk.amax(dim=1)
+    scale_N = scale_N.where(scale_N > 0, torch.ones_like(scale_N))
+    if grid_Nk.shape[1] == 1:
+        return weight, scale_N, 0.0, 0.0
+    exact = weight.float()
+    exact *= (grid_Nk / scale_N[:, None]).repeat_interleave(width // grid.shape[1], dim=1)
+    rounded = exact.to(FP8)
+    off = ((rounded.float() - exact) * scale_N[:, None]).double().square().sum()
+    whole = (exact * scale_N[:, None]).double().square().sum()
+    return rounded, scale_N, float(off), float(whole)
+
+
+def fp8_tensors(directory: Path) -> dict[str, Path]:
+    """The matrices in e4m3 of a checkpoint, and the file of each."""
+    found = {}
+    for file in weight_files(directory):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                if name.endswith(".weight") and tensors.get_slice(name).get_dtype() == "F8_E4M3":
+                    found[name] = file
+    return found
+
+
+class _Stored:
+    """The FP8 matrices in the files of a checkpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = fp8_tensors(directory)
+        self._open: dict[Path, Any] = {}
+        self._scales: dict[str, Path] = {}
+        for file in weight_files(directory):
+            names = self._tensors(file).keys()
+            self._scales |= {name: file for name in names if name.endswith(_SCALES)}
+        self._ends: dict[str, list[str]] = defaultdict(list)
+        for name in self._files:
+            self._ends[_end(name)].append(name)
+        self.num_matrices = len(self._files)
+
+    def read(self, name: str, loaded: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Numbers [N, K] and scales [n, k] of which a loaded weight was made; None if not known.
+
+        Models and files may have other names above a layer's number. What was found must be what
+        transformers expanded.
+        """
+        own = [name] if name in self._files else self._ends[_end(name)]
+        if len(own) != 1:
+            return None
+        weight = self._tensors(self._files[own[0]]).get_tensor(own[0])
+        grid = self._grid(own[0].removesuffix("weight"))
+        if grid is None or weight.shape != loaded.shape:
+            return None
+        rows, width = (size // n for size, n in zip(weight.shape, grid.shape, strict=True))
+        if weight.shape != (rows * grid.shape[0], width * grid.shape[1]):
+            return None
+        wide = grid.repeat_interleave(rows, dim=0)[:_CHECKED].repeat_interleave(width, dim=1)
+        expanded = (weight[:_CHECKED].float() * wide).to(loaded.dtype)
+        same = torch.allclose(expanded.float(), loaded[:_CHECKED].float(), rtol=2**-6, atol=0.0)
+        return (weight, grid) if same else None
+
+    def _grid(self, prefix: str) -> Tensor | None:
+        for end in _SCALES:
+            if prefix + end in self._scales:
+                scale: Tensor = self._tensors(self._scales[prefix + end]).get_tensor(prefix + end)
+                if scale.dtype == torch.uint8:
+                    scale = (scale.float() - 127).exp2()  # ue8m0 as bytes
+                scale = scale.float()
+                return scale if scale.dim() == 2 else scale.reshape(-1, 1)
+        return None
+
+    def _tensors(self, file: Path) -> Any:
+        if file not in self._open:
+            self._open[file] = safe_open(file, "pt")
+        return self._open[file]
+
+
+def _end(name: str) -> str:
+    """What models and files share of a tensor's name: its layer's number, and what comes after.
+
+    What the layer calls the part with experts is left out.
+    """
+    _, layers, end = name.rpartition(".layers.")
+    above, experts, own = end.partition(".experts.")
+    if experts:
+        return f"{above.partition('.')[0]}{experts}{own}"
+    return end if layers else name

@@ -1,0 +1,114 @@
+"""Gated layers in FP8: silu(gate) * up is computed and rounded in one kernel.
+
+A stock layer writes silu(gate) * up in 16 bits. The compiler rounds it to FP8 in a kernel that
+computes each number twice: once for the largest of its row, once to round it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from treegen.attention.types import FP8
+from treegen.model.linear.fp8 import LEAST, MOST, Fp8Linear, quantized, scaled_product
+from treegen.model.linear.joined import Joint, JointPart
+
+
+class GatedLinears:
+    """The FP8 layers whose input is silu(gate) * up of two joined layers, until `undo`."""
+
+    def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
+        """Find the layers by what they take.
+
+        run: does a forward pass, which shows that.
+        """
+        self._parts: list[_Gated] = []
+        calls: list[_Call] = []
+        hooks = [
+            part.register_forward_hook(lambda part, given, out: calls.append((part, given[0], out)))
+            for part in module.modules()
+            if isinstance(part, Fp8Linear)
+        ]
+        try:
+            run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for gate, up, down in zip(calls, calls[1:], calls[2:], strict=False):
+            if (
+                type(down[0]) is Fp8Linear
+                and _are_pair(gate[0], up[0])
+                and _is_gated(gate, up, down)
+            ):
+                down[0].__class__ = _Gated
+                part = cast(_Gated, down[0])
+                part.joint = cast(JointPart, up[0]).joint
+                part.joint.keeps = True
+                self._parts.append(part)
+
+    def undo(self) -> None:
+        """Let each layer round its own input again."""
+        for part in self._parts:
+            part.joint.keeps = False
+            del part.joint
+            cast(nn.Module, part).__class__ = Fp8Linear
+        self._parts.clear()
+
+
+class _Gated(Fp8Linear):
+    """An FP8 layer that computes its input again, from the joined product of gate and up."""
+
+    joint: Joint
+
+    def forward(self, input: Tensor) -> Tensor:
+        product, self.joint.product = self.joint.product, None
+        if product is None:
+            return super().forward(input)
+        rows, scale_M = silu_quantized(product.reshape(-1, 2 * self.in_features))
+        return scaled_product(rows, scale_M, self.weight, self.scale, self.bias, like=input)
+
+
+def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
+    """Whether two layers are computed together, and nothing else with them."""
+    if not (isinstance(gate, JointPart) and isinstance(up, JointPart) and gate.joint is up.joint):
+        return False
+    return len(gate.joint.sizes) == 2 and (gate.place, up.place) == (0, 1)
+
+
+_Call = tuple[nn.Module, Tensor, Tensor]  # a layer, what it took, and what it gave
+
+
+def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
+    """Whether a layer took silu(gate) * up. Numbers that are all zero do not tell."""
+    shapes = gate[2].shape, up[2].shape
+    if shapes != (down[1].shape, down[1].shape) or not down[1].any():
+        return False
+    return torch.equal(silu(gate[2]) * up[2], down[1])
+
+
+@torch.library.custom_op("treegen::silu_quantized", mutates_args=())
+def silu_quantized(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return silu(gate) * up [M, F] in FP8, and what its rows [M] are to be multiplied by.
+
+    gate_up: [M, 2 F], gates first.
+    """
+    gate, up = gate_up.chunk(2, -1)
+    if gate_up.device.type != "cuda":
+        return quantized(silu(gate.float()) * up.float())
+    from treegen.model.linear.fp8_kernels import silu_quantize
+
+    rounded = torch.empty(gate.shape, dtype=FP8, device=gate_up.device)
+    scale_M = torch.empty(len(gate_up), dtype=torch.float32, device=gate_up.device)
+    silu_quantize(gate_up.contiguous(), rounded, scale_M, MOST, LEAST)
+    return rounded, scale_M
+
+
+@silu_quantized.register_fake
+def _(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    rows, width = gate_up.shape
+    rounded = gate_up.new_empty((rows, width // 2), dtype=FP8)
+    return rounded, gate_up.new_empty(rows, dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""One model in several processes: its parts, and what they exchange."""

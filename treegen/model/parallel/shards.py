@@ -1,0 +1,320 @@
+"""A rank's part of a stock model: each matrix cut as transformers' own plan says.
+
+transformers names how each part of a family is cut (`tp_plan`). Its own way of doing it replaces
+`forward` of each part by one that handles distributed tensors. Here the parts stay plain modules
+with plain, smaller weights. So all that works on plain modules still does: joined products,
+compiling by region, CUDA graphs.
+
+The output matrix is cut over the vocabulary whatever the plan says, and the embedding is whole on
+each rank. Where both are one matrix, the part is a view.
+
+Experts are cut like other matrices where the plan says how and their widths divide. Otherwise each
+rank has some of them whole, if the family has a plan for that (`ep_plan`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from treegen.errors import ModelError
+from treegen.model.checkpoint.families import WHOLE
+from treegen.model.parallel.experts import (
+    ONE_OF_EXPERTS,
+    WHOLE_EXPERTS,
+    deal_experts,
+    divided_identity,
+    sum_output,
+    with_whole_experts,
+)
+from treegen.model.parallel.ranks import gather_columns, linear_over_ranks
+
+# E experts
+
+_WHOLE: Final = frozenset(
+    # What they change matters to training alone.
+    {"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "local_params"}
+)
+_STRIDE: Final = 16  # bytes; of what grouped products read, strides are multiples of it
+
+
+class RowLinear(nn.Linear):
+    """A linear layer with a part of the inputs of each output; ranks add their outputs up."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The output, whole."""
+        output = linear_over_ranks(input, self.weight)
+        return output if self.bias is None else output + self.bias
+
+
+class SplitRowLinear(RowLinear):
+    """A `RowLinear` that takes its part of an input that is whole."""
+
+    start: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The output, whole."""
+        return super().forward(input[..., self.start : self.start + self.in_features])
+
+
+class GatheredLinear(nn.Linear):
+    """A linear layer with a part of the outputs; ranks put theirs together."""
+
+    ranks: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The output, whole."""
+        return gather_columns(super().forward(input), self.ranks)
+
+
+class VocabLinear(nn.Linear):
+    """The output matrix of some tokens of the vocabulary."""
+
+
+def check_plan(module: PreTrainedModel) -> None:
+    """Raise ModelError if there is no plan for the model's family, or it is not right."""
+    config = module.config
+    reason = WHOLE.get(config.get_text_config(decoder=True).model_type)
+    if not any("layers" in name for name in {**(module.tp_plan or {}), **_ep_plan(module)}):
+        reason = "transformers has no tensor-parallel plan for them"
+    if reason is not None:
+        raise ModelError(
+            f"{config.model_type} models cannot be divided among GPUs: {reason}; use one GPU "
+            "(tensor_parallel_size=1)"
+        )
+
+
+def shard(module: PreTrainedModel, rank: int, size: int) -> None:
+    """Leave of a whole model what one of the ranks computes. The module may be without data.
+
+    An output matrix that is the embedding stays whole, until `tie_head`.
+
+    Raises:
+        ModelError: the model cannot be divided so.
+    """
+    check_plan(module)
+    _Sharding(module, rank, size).run()
+
+
+def tie_head(module: PreTrainedModel, rank: int, size: int) -> None:
+    """Make an output matrix that is the embedding a part of it; the module is in its last place."""
+    head = module.get_output_embeddings()
+    if type(head) is nn.Linear:
+        _Sharding(module, rank, size).cut_head(head)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharding:
+    """Cuts one model. Each `_cut_...` does what one style of the plan says."""
+
+    module: PreTrainedModel
+    rank: int
+    size: int
+
+    def run(self) -> None:
+        plan = self._plan()
+        head = self.module.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise self._refused("its output matrix is no plain linear layer")
+        for name, part in list(self.module.named_modules()):
+            style = plan.get(_pattern(name))
+            if part is head or (isinstance(part, nn.Embedding) and style == "embedding_rowwise"):
+                continue
+            for key, weight in list(part._parameters.items()):
+                inner = plan.get(_pattern(f"{name}.{key}"))
+                if inner is not None and weight is not None:
+                    part._parameters[key] = self._cut_parameter(f"{name}.{key}", weight, inner)
+            if style is not None and style not in _WHOLE:
+                self._cut(name, part, style)
+        if head.weight is not self.module.get_input_embeddings().weight:
+            self.cut_head(head)
+
+    def _plan(self) -> Mapping[str, str]:
+        plan: Mapping[str, str] = self.module.tp_plan or {}
+        styles = {
+            name: style
+            for name, _ in self.module.named_parameters()
+            if (style := plan.get(_pattern(name), "replicate")) not in _WHOLE
+        }
+        # Whether its parts are what kernels take, by the name of what has experts.
+        fits: dict[str, bool] = {}
+        for name, style in styles.items():
+            weight, owner = self.module.get_parameter(name), _pattern(name).rpartition(".")[0]
+            dim, pieces = _pieces(weight.data, style)
+            rest = pieces[0].shape[dim] * weight.itemsize % (_STRIDE * self.size)
+            fits[owner] = fits.get(owner, True) and not rest
+        return with_whole_experts(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
+
+    def _refused(self, reason: str) -> ModelError:
+        return ModelError(
+            f"{self.module.config.model_type} models cannot be divided among {self.size} GPUs: "
+            f"{reason}; choose another tensor_parallel_size (--tp)"
+        )
+
+    def _cut(self, name: str, part: nn.Module, style: str) -> None:
+        if style in ("moe_tp_experts", "all_reduce"):
+            part.register_forward_hook(sum_output)
+            return
+        if style == WHOLE_EXPERTS:
+            experts = [weight for weight in part._parameters.values() if weight is not None]
+            deal_experts(part, self.rank, count=len(experts[0]))  # which are the rank's by now
+            return
+        if style == "moe_identity_expert":
+            part.register_forward_hook(divided_identity(self.size))
+            return
+        cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
+        if cut is None or type(part) is not nn.Linear:
+            raise self._refused(f"{name} ({type(part).__name__}) has the plan {style!r}, which is "
+                                "not supported")  # fmt: skip
+        cut(name, part)
+        part.out_features, part.in_features = part.weight.shape
+
+    def _cut_colwise(self, name: str, part: nn.Linear) -> None:
+        units = self._units(name, part)
+        if units is None:
+            start, stop = self._range(name, part.out_features)
+        else:
+            unit = part.out_features // units
+            start, stop = (unit * at for at in self._heads(name, units))
+        _keep(part, "weight", 0, start, stop)
+        _keep(part, "bias", 0, start, stop)
+
+    def _cut_rowwise(self, name: str, part: nn.Linear) -> None:
+        _keep(part, "weight", 1, *self._range(name, part.in_features))
+        part.__class__ = RowLinear
+
+    def _cut_rowwise_split_input(self, name: str, part: nn.Linear) -> None:
+        if part.in_features % self.size:
+            return
+        start, stop = self._range(name, part.in_features)
+        _keep(part, "weight", 1, start, stop)
+        part.__class__ = SplitRowLinear
+        part.start = start  # type: ignore[assignment]
+
+    def _cut_colwise_gather_output(self, name: str, part: nn.Linear) -> None:
+        if part.out_features % self.size:
+            return
+        start, stop = self._range(name, part.out_features)
+        _keep(part, "weight", 0, start, stop)
+        _keep(part, "bias", 0, start, stop)
+        part.__class__ = GatheredLinear
+        part.ranks = self.size  # type: ignore[assignment]
+
+    _cut_colwise_rep = _cut_colwise_gather_output
+    _cut_rowwise_rep = _cut_rowwise_split_input
+
+    def _cut_parameter(self, name: str, weight: nn.Parameter, style: str) -> nn.Parameter:
+        """A part of a parameter that is no linear layer's, such as all experts of a layer [E, ...].
+
+        packed: gate and up are two halves, of each of which the rank has a part.
+        """
+        kept = weight.data
+        if style in _WHOLE:
+            return weight
+        if style == ONE_OF_EXPERTS:
+            if len(kept) % self.size:
+                raise self._refused(f"{name} has {len(kept)} experts, which {self.size} does not "
+                                    "divide")  # fmt: skip
+            kept = kept.chunk(self.size)[self.rank].clone()
+        elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
+            dim, pieces = _pieces(kept, style)
+            start, stop = self._range(name, pieces[0].shape[dim])
+            kept = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
+        else:
+            raise self._refused(f"{name} has the plan {style!r}, which is not supported")
+        return nn.Parameter(kept, requires_grad=False)
+
+    def cut_head(self, head: nn.Linear) -> None:
+        """Cut over the vocabulary; the last part may be filled up with rows of zeros."""
+        whole, embedding = head.weight, self.module.get_input_embeddings().weight
+        rows = -(-len(whole) // self.size)
+        start, stop = rows * self.rank, min(rows * (self.rank + 1), len(whole))
+        kept = whole.data[min(start, len(whole)) : stop]
+        if len(kept) < rows:
+            kept = torch.cat([kept, kept.new_zeros(rows - len(kept), kept.shape[1])])
+        elif whole is not embedding:
+            kept = kept.clone()
+        head.weight = nn.Parameter(kept, requires_grad=False)
+        if head.bias is not None:
+            bias = head.bias.data[min(start, len(whole)) : stop]
+            bias = torch.cat([bias, bias.new_zeros(rows - len(bias))])
+            head.bias = nn.Parameter(bias, requires_grad=False)
+        head.out_features = rows
+        head.__class__ = VocabLinear
+
+    def _range(self, name: str, width: int) -> tuple[int, int]:
+        """Where the rank's part of so many rows or columns begins and ends."""
+        if width % self.size:
+            raise self._refused(f"{name} is {width} wide, which {self.size} does not divide")
+        part = width // self.size
+        return part * self.rank, part * (self.rank + 1)
+
+    def _units(self, name: str, part: nn.Linear) -> int | None:
+        """How many heads a projection of attention makes, which must stay whole; else None."""
+        parent = self.module.get_submodule(name.rpartition(".")[0])
+        own, text = name.rpartition(".")[2], self.module.config.get_text_config(decoder=True)
+        if "attn" not in name and "attention" not in name:
+            return None
+        width = getattr(parent, "head_dim", None)
+        keys = getattr(parent, "k_proj", None)
+        if own in ("k_proj", "v_proj") and isinstance(width, int) and isinstance(keys, nn.Linear):
+            # By then the keys may be cut already, and the values are as many heads.
+            heads = self._kv_heads(parent, keys, width)
+            return heads if part.out_features % heads == 0 else None
+        all_heads = getattr(text, "num_attention_heads", None)
+        if not isinstance(all_heads, int) or part.out_features % all_heads:
+            return None
+        return all_heads
+
+    def _kv_heads(self, parent: nn.Module, keys: nn.Linear, width: int) -> int:
+        known: Any = parent.__dict__.get("_treegen_kv_heads")
+        if known is None:
+            known = max(keys.out_features // width, 1)
+            parent.__dict__["_treegen_kv_heads"] = known
+            if known % self.size and self.size % known == 0:
+                groups = getattr(parent, "num_key_value_groups", None)
+                if isinstance(groups, int):
+                    parent.num_key_value_groups = groups * known // self.size
+        return int(known)
+
+    def _heads(self, name: str, heads: int) -> tuple[int, int]:
+        """The first and last of the rank's heads. Several ranks may have the same key head."""
+        if heads % self.size == 0:
+            return self._range(name, heads)
+        if name.rpartition(".")[2] in ("k_proj", "v_proj") and self.size % heads == 0:
+            mine = self.rank * heads // self.size
+            return mine, mine + 1
+        raise self._refused(f"{name} makes {heads} heads, which {self.size} does not divide")
+
+
+def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:
+    """The plan of expert parallelism, which older versions do not show under a public name."""
+    found: Mapping[str, str] | None = module._ep_plan
+    return found or {}
+
+
+def _pattern(name: str) -> str:
+    """A name as plans have it, with * for numbers of layers."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _pieces(weight: Tensor, style: str) -> tuple[int, tuple[Tensor, ...]]:
+    """The dimension that a style cuts, and what it cuts there: the whole, or gate and up."""
+    dim = 0 if weight.dim() == 1 else -2 if style.endswith("colwise") else -1
+    return dim, weight.chunk(2 if style.startswith("packed_") else 1, dim)
+
+
+def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
+    """Keep a range of a parameter, which gets memory of its own, so that the rest is freed."""
+    weight = part._parameters.get(name)
+    if weight is not None:
+        kept = weight.data.narrow(dim, start, stop - start).clone(
+            memory_format=torch.contiguous_format
+        )
+        part._parameters[name] = nn.Parameter(kept, requires_grad=False)

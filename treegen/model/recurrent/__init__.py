@@ -1,0 +1,1 @@
+"""Recurrent layers, on states that are kept in slots."""

@@ -1,0 +1,161 @@
+"""Layers of the gated delta rule by treegen's own operator.
+
+A layer of transformers takes a whole text or one token of each sequence, and has its states
+gathered and put back. The operator takes all tokens of a pass as they are. It reads and writes
+states in their slots, and rows of a decode step may share the states that they start from, see
+`treegen.recurrence`. The layer's weights, its projections and its norm are transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from treegen.model.recurrent.states import StateRun, states_of_pass
+from treegen.model.recurrent.windows import convolved
+from treegen.recurrence import DeltaInputs, DeltaStates, step
+from treegen.spec import DeltaSpec, StateSpec
+
+# T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
+# H value heads, G key heads, K key dim, V value dim, N sequences that run together, of L tokens
+
+
+class Projected(NamedTuple):
+    """What a layer makes of its inputs: [T, C], [T, H * V], [T, H] and [T, H]."""
+
+    mixed_TC: Tensor
+    z: Tensor
+    b_TH: Tensor
+    a_TH: Tensor
+
+
+# Linear layers are called in transformers' order, by which those of one input are joined.
+
+
+def _of_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
+    qkvz, ba = layer.in_proj_qkvz(hidden_TD[None]), layer.in_proj_ba(hidden_TD[None])
+    q, k, v, z, b, a = layer.fix_query_key_value_ordering(qkvz, ba)
+    mixed = torch.cat([each.flatten(2) for each in (q, k, v)], -1)
+    return Projected(mixed[0], z[0], b[0], a[0])
+
+
+def _of_qwen3_5(layer: Any, hidden_TD: Tensor) -> Projected:
+    mixed, z = layer.in_proj_qkv(hidden_TD), layer.in_proj_z(hidden_TD)
+    return Projected(mixed, z, layer.in_proj_b(hidden_TD), layer.in_proj_a(hidden_TD))
+
+
+def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
+    mixed = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
+    b, a = layer.b_proj(hidden_TD), layer.a_proj(hidden_TD)
+    return Projected(torch.cat(mixed, -1), layer.g_proj(hidden_TD), b, a)
+
+
+# How a layer of each class projects, and the names of its norm and of its last projection.
+KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
+    "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),
+    "Qwen3_5GatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
+    "Qwen3_5MoeGatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
+    "OlmoHybridGatedDeltaNet": (_of_olmo, "o_norm", "o_proj"),
+}
+_NEEDED: Final = (
+    "conv1d", "A_log", "dt_bias", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim",
+)  # fmt: skip
+
+
+def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+    """How rows list updates of a layer's state; None for a layer that the operator is not for."""
+    if not all(hasattr(layer, name) for name in _NEEDED):
+        return None
+    spec = DeltaSpec(
+        layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, dtype.itemsize
+    )
+    channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
+    conv = layer.conv1d
+    seen = conv.weight.shape[-1]
+    # A window has a column to spare. So a row also has the one that it had a token earlier.
+    fits = [(each.kind, each.shape, each.dtype) for each in states] == [
+        ("conv", (channels, seen), str(dtype).removeprefix("torch.")),
+        ("recurrent", (spec.v_heads, spec.k_dim, spec.v_dim), "float32"),
+    ]
+    plain = conv.bias is None and getattr(layer, "activation", None) in ("silu", "swish")
+    return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
+
+
+def forward(
+    layer: Any,
+    hidden_1TD: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    operator: Callable[..., Tensor],
+) -> Tensor:
+    """The output [1, T, D] of a layer on its states, which are those after the pass then.
+
+    operator: `gated_delta`, or a form of it that the compiler does not look into.
+    """
+    project, norm, last = KNOWN[type(layer).__name__]
+    given = project(layer, hidden_1TD[0])
+    strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
+    core_THV = operator(
+        given.mixed_TC, given.b_TH, given.a_TH, layer.conv1d.weight, layer.A_log, layer.dt_bias,
+        windows, states, layer.num_k_heads, strength,
+    )  # fmt: skip
+    core = core_THV.reshape(-1, core_THV.shape[-1])
+    core = getattr(layer, norm)(core, given.z.reshape(core.shape))
+    out_TD: Tensor = getattr(layer, last)(core.view(hidden_1TD.shape[1], -1))
+    return out_TD[None]
+
+
+def gated_delta(
+    mixed_TC: Tensor,
+    b_TH: Tensor,
+    a_TH: Tensor,
+    conv_C1W: Tensor,
+    a_log_H: Tensor,
+    dt_bias_H: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    k_heads: int,
+    strength: float,
+) -> Tensor:
+    """What the tokens of this pass read from their states, [T, H, V]."""
+    batch = states_of_pass()
+    _, v_heads, k_dim, v_dim = states.shape
+    on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
+    given = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
+    if batch.rows is not None:
+        return step(given, on, batch.rows)
+    out_THV = mixed_TC.new_empty(len(mixed_TC), v_heads, v_dim)
+    for run in batch.runs:
+        if (slots := run.one_token) is not None:
+            out_THV[run.rows] = step(given.rows(run.rows), on, slots)
+        else:
+            out_THV[run.rows] = _run(given.rows(run.rows), on, run)
+    return out_THV
+
+
+def _run(given: DeltaInputs, on: DeltaStates, run: StateRun) -> Tensor:
+    """What N sequences of L tokens read from their states, [N * L, H, V], by transformers' rule."""
+    # Here, because it takes long to import.
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+    spec, conv_C1W = on.spec, given.conv_CW[:, None]
+    out = convolved(given.mixed_TC, conv_C1W, None, on.windows, run)
+    state = None if run.reads_N is None else on.states[run.reads_N]
+    keys = spec.k_heads * spec.k_dim
+    parts = silu(out).split([keys, keys, spec.v_heads * spec.v_dim], -1)
+    each = spec.v_heads // spec.k_heads
+    q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
+    a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
+    out_NLHV, last = torch_chunk_gated_delta_rule(
+        q, k, parts[2].unflatten(-1, (spec.v_heads, -1)),
+        g=-given.a_log_H.float().exp() * softplus(a.float() + given.dt_bias_H),
+        beta=b.sigmoid() * given.strength,
+        initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    on.states[run.writes_N] = last.to(on.states.dtype)
+    read: Tensor = out_NLHV.flatten(0, 1)
+    return read

@@ -1,0 +1,275 @@
+"""Recurrent layers of transformers, unchanged, on states that are kept in slots.
+
+A layer with a recurrent state or a convolution asks the cache that the model was called with for
+its state, and tells it the state after the tokens that it was given. treegen calls the model
+without a cache. Each such layer is wrapped instead: it is called once for every run of a pass, with
+the tokens of N sequences side by side, and with an object in the cache's place that holds their N
+states. These are gathered from slots before and go back into slots after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from treegen.errors import ModelError
+from treegen.model.recurrent.layer_states import LayerStates, StateKey
+from treegen.model.recurrent.own_layers import forward
+from treegen.model.recurrent.states import StateBatch, StateRun
+from treegen.spec import StateSpec
+
+# T tokens of a pass, N sequences that run together, L tokens of each
+
+_UPDATES: Final = frozenset({"update_conv_state", "update_recurrent_state", "set_linear_cache"})
+_CACHES: Final = ("cache_params", "past_key_values", "past_key_value")
+_WRAPPED: Final = "treegen_recurrent"
+
+
+class _Pass(Protocol):
+    """What the recurrent layers of a pass run on."""
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """The output of a layer."""
+        ...
+
+
+_pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=None)
+
+
+class RecurrentLayer:
+    """A module of transformers that keeps a state; calling it is what its `forward` is.
+
+    module: the module.
+    index: its place among the recurrent layers of the model.
+    name: the name of its class.
+    """
+
+    def __init__(self, module: nn.Module, index: int, cache_name: str) -> None:
+        """Take the place of the module's forward."""
+        self.module, self.index, self.name = module, index, type(module).__name__
+        self._forward: Callable[..., Any] = module.forward
+        self._signature = inspect.signature(self._forward)
+        self._cache_name = cache_name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module would return, on the states of this pass if there is one."""
+        current = _pass.get()
+        if current is None:
+            return self._forward(*args, **kwargs)
+        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        # What else travels along as keywords is for attention.
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.pop(name, None)
+        return current.run(self, arguments)
+
+    def forward(self, arguments: dict[str, Any], states: LayerStates) -> Any:
+        """Run the module itself on some sequences and their states."""
+        return self._forward(**{**arguments, self._cache_name: states})
+
+
+def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
+    """Wrap the recurrent layers of a model, unless they are wrapped; returns them in order.
+
+    Raises:
+        ModelError: a layer that keeps a state has no argument for it.
+    """
+    layers: list[RecurrentLayer] = []
+    kinds = {kind for kind in {type(part) for part in module.modules()} if _keeps_state(kind)}
+    for part in module.modules():
+        if type(part) not in kinds:
+            continue
+        layer = getattr(part, _WRAPPED, None)
+        if layer is None:
+            names = inspect.signature(part.forward).parameters
+            cache_name = next((name for name in _CACHES if name in names), None)
+            if cache_name is None:
+                raise ModelError(f"{type(part).__name__} keeps a state that it is not given")
+            layer = RecurrentLayer(part, len(layers), cache_name)
+            setattr(part, _WRAPPED, layer)
+            part.forward = layer
+        layers.append(layer)
+    return layers
+
+
+def _keeps_state(kind: type[nn.Module]) -> bool:
+    """Whether some method of a class tells a cache of a new state."""
+    for each in kind.__mro__:
+        if each is nn.Module:
+            return False
+        for method in vars(each).values():
+            code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+            if code is not None and _UPDATES & set(code.co_names):
+                return True
+    return False
+
+
+@contextmanager
+def on_states(current: _Pass | None) -> Iterator[None]:
+    """Let recurrent layers run on the states of a pass meanwhile; None: as they would alone."""
+    token = _pass.set(current)
+    try:
+        yield
+    finally:
+        _pass.reset(token)
+
+
+class StateProbe:
+    """A pass that notes which states the layers keep.
+
+    found: of each layer, by its index.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.found: dict[int, tuple[StateSpec, ...]] = {}
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on the whole pass as one sequence."""
+        if layer.index in self.found:
+            raise ModelError(f"{layer.name} runs twice in one pass; its state would be two states")
+        states = LayerStates({})
+        out = layer.forward(arguments, states)
+        first = dict(states.values)
+        with _Used(list(first.values())) as used:
+            layer.forward(arguments, states)
+        self.found[layer.index] = tuple(
+            StateSpec(
+                kind, index, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."),
+                value.dtype.itemsize, is_stepwise=id(value) not in used.found,
+            )
+            for (kind, index), value in sorted(first.items())
+        )  # fmt: skip
+        return out
+
+
+class _Used(TorchFunctionMode):
+    """Notes which of some tensors are computed with meanwhile.
+
+    Some layers go on from a state by one token only, and take several for the start of a text.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._watched = {id(tensor) for tensor in tensors}
+        self.found: set[int] = set()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        if getattr(func, "__name__", "") != "__get__":  # its shape, its type
+            self.found |= {id(each) for each in leaves} & self._watched
+        return func(*args, **(kwargs or {}))
+
+
+class SlotPass:
+    """A pass over tokens on states in slots, by treegen's own operators."""
+
+    def __init__(self, batch: StateBatch) -> None:
+        self._batch = batch
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on the whole pass."""
+        tensors = self._batch.layers[layer.index]
+        return forward(layer.module, arguments["hidden_states"], tensors)
+
+
+class StatePass:
+    """A pass over tokens on states in slots."""
+
+    def __init__(self, batch: StateBatch, specs: tuple[tuple[StateSpec, ...], ...]) -> None:
+        """specs: of the tensors of each layer."""
+        self._batch = batch
+        self._keys = [[(spec.kind, spec.index) for spec in each] for each in specs]
+        self._stepwise = [any(spec.is_stepwise for spec in each) for each in specs]
+
+    def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
+        """Run a layer on each run of the pass; returns what it returns for the whole pass."""
+        keys, tensors = self._keys[layer.index], self._batch.layers[layer.index]
+        widths = {key: t.shape[-1] for key, t in zip(keys, tensors, strict=True)}
+        parts: list[tuple[StateRun, Any]] = []
+        num_tokens = next(v.shape[1] for v in arguments.values() if isinstance(v, Tensor))
+        for run in self._batch.runs:
+            values: dict[StateKey, Tensor] = {}
+            if run.reads_N is not None:
+                values = {
+                    key: tensor.index_select(0, run.reads_N)
+                    for key, tensor in zip(keys, tensors, strict=True)
+                }
+            states = LayerStates(values, widths)
+            own = {name: _taken(v, run, num_tokens) for name, v in arguments.items()}
+            if self._stepwise[layer.index] and values and run.length > 1:
+                parts.append((run, _stepped(layer, own, states, run)))
+            else:
+                parts.append((run, layer.forward(own, states)))
+            for key, tensor in zip(keys, tensors, strict=True):
+                tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
+        return _joined(parts, num_tokens)
+
+
+def _stepped(
+    layer: RecurrentLayer, arguments: dict[str, Any], states: LayerStates, run: StateRun
+) -> Any:
+    """The output of a layer that takes the tokens of a run one after another."""
+    outs = [
+        layer.forward({n: _token(v, run, at) for n, v in arguments.items()}, states)
+        for at in range(run.length)
+    ]
+    return _in_line(outs, run.num)
+
+
+def _token(value: Any, run: StateRun, at: int) -> Any:
+    """One token of each sequence of an argument [N, L, ...]."""
+    if isinstance(value, tuple | list):
+        return type(value)(_token(each, run, at) for each in value)
+    if not isinstance(value, Tensor) or value.shape[:2] != (run.num, run.length):
+        return value
+    return value[:, at : at + 1]
+
+
+def _in_line(outs: list[Any], num: int) -> Any:
+    """Outputs [N, 1, ...] of single tokens as one [N, L, ...]."""
+    if isinstance(outs[0], tuple):
+        return tuple(_in_line([out[at] for out in outs], num) for at in range(len(outs[0])))
+    if not isinstance(outs[0], Tensor) or outs[0].shape[:2] != (num, 1):
+        return None
+    return torch.cat(outs, dim=1)
+
+
+def _taken(value: Any, run: StateRun, num_tokens: int) -> Any:
+    """What a run has of an argument: [1, T, ...] becomes [N, L, ...]."""
+    if isinstance(value, tuple | list):
+        return type(value)(_taken(each, run, num_tokens) for each in value)
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, num_tokens):
+        return value
+    return value[0][run.rows].view(run.num, run.length, *value.shape[2:])
+
+
+def _joined(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
+    """The outputs [N, L, ...] of all runs as one of [1, T, ...]; what has no tokens is left out."""
+    run, first = parts[0]
+    if isinstance(first, tuple):
+        columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]
+        return tuple(_joined(column, num_tokens) for column in columns)
+    # A state beside the output may be as wide as one of the runs is long.
+    if not all(isinstance(out, Tensor) and out.shape[:2] == (r.num, r.length) for r, out in parts):
+        return None
+    if len(parts) == 1 and isinstance(run.rows, slice):
+        return first.reshape(1, num_tokens, *first.shape[2:])
+    whole = first.new_empty(num_tokens, *first.shape[2:])
+    for run, out in parts:
+        whole[run.rows] = out.reshape(run.num * run.length, *out.shape[2:])
+    return whole[None]

@@ -1,0 +1,152 @@
+"""Layers of Mamba2 by treegen's own operator, as those of the gated delta rule are.
+
+Mamba2 is that rule without its correction: a token with the key B, the input x and the step dt
+makes exp(A dt) S + B (dt x)' of a state S, and reads it with C. So rows share states, and list
+their updates, by the same means; see `treegen.recurrence`. The layer's weights, its projections and
+its norm are transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from treegen.model.recurrent.states import StateRun, states_of_pass
+from treegen.model.recurrent.windows import convolved
+from treegen.recurrence import DeltaInputs, DeltaStates, step
+from treegen.spec import DeltaSpec, StateSpec
+
+# T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
+# H heads, V numbers of a head's input, G groups, K numbers of a group's key, N sequences that run
+# together, of L tokens
+
+KNOWN: Final = frozenset(
+    {
+        "BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer",
+        "Zamba2MambaMixer",
+    }
+)  # fmt: skip
+_NEEDED: Final = (
+    "in_proj", "conv1d", "A_log", "dt_bias", "D", "norm", "out_proj", "num_heads", "n_groups",
+    "head_dim", "ssm_state_size", "intermediate_size", "time_step_limit", "activation",
+)  # fmt: skip
+_CHUNK: Final = 128  # tokens that are computed at once
+
+
+def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+    """How rows list updates of a layer's state; None for a layer that the operator is not for."""
+    if not all(hasattr(layer, name) for name in _NEEDED):
+        return None
+    spec = DeltaSpec(
+        layer.n_groups, layer.num_heads, layer.ssm_state_size, layer.head_dim, dtype.itemsize,
+        corrects=False,
+    )  # fmt: skip
+    channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
+    fits = [(each.kind, each.shape, each.dtype) for each in states] == [
+        ("conv", (channels, layer.conv1d.weight.shape[-1]), str(dtype).removeprefix("torch.")),
+        ("recurrent", (spec.v_heads, spec.v_dim, spec.k_dim), "float32"),
+    ]
+    is_known = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
+    return spec if fits and is_known else None
+
+
+def forward(
+    layer: Any,
+    hidden_1TD: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    operator: Callable[..., Tensor],
+) -> Tensor:
+    """The output [1, T, D] of a layer on its states, which are those after the pass then.
+
+    operator: `mamba2`, or a form of it that the compiler does not look into.
+    """
+    by = getattr(layer, "ssm_in_multiplier", None)  # of Falcon-H1
+    projected = layer.in_proj(hidden_1TD if by is None else hidden_1TD * by)
+    if by is not None:
+        projected = projected * layer.mup_vector
+    inner = layer.num_heads * layer.head_dim
+    gate, mixed, dt = projected.split(
+        [inner, projected.shape[-1] - inner - layer.num_heads, layer.num_heads], -1
+    )
+    core_THV = operator(
+        mixed[0], dt[0], layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.dt_bias,
+        layer.D, windows, states, layer.n_groups, *map(float, layer.time_step_limit),
+    )  # fmt: skip
+    core = core_THV.reshape(1, -1, inner)
+    # Falcon-H1 may do without a norm.
+    is_bare = isinstance(layer.norm, torch.nn.Identity)
+    core = core * silu(gate) if is_bare else layer.norm(core, gate)
+    out: Tensor = layer.out_proj(core.to(hidden_1TD.dtype))
+    return out
+
+
+def mamba2(
+    mixed_TC: Tensor,
+    dt_TH: Tensor,
+    conv_C1W: Tensor,
+    conv_bias_C: Tensor | None,
+    a_log_H: Tensor,
+    dt_bias_H: Tensor,
+    skip_H: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    groups: int,
+    least: float,
+    most: float,
+) -> Tensor:
+    """What the tokens of a pass read from their states, [T, H, V].
+
+    states: of the shape that transformers has, [slots, H, V, K]. They lie there as [H, K, V].
+    least, most: bounds of a time step, which transformers does not heed for a single token.
+    """
+    heads, v_dim, k_dim = states.shape[1:]
+    spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
+    on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
+    whole = DeltaInputs(
+        mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
+    )
+    batch = states_of_pass()
+    if batch.rows is not None:
+        return step(whole, on, batch.rows)
+    out_THV = mixed_TC.new_empty(len(mixed_TC), heads, v_dim)
+    for run in batch.runs:
+        given, slots = whole.rows(run.rows), run.one_token
+        if slots is not None:
+            out_THV[run.rows] = step(given, on, slots)
+        else:
+            out_THV[run.rows] = _run(given, on, run, (least, most))
+    return out_THV
+
+
+def _run(given: DeltaInputs, on: DeltaStates, run: StateRun, limits: tuple[float, float]) -> Tensor:
+    """What N sequences of L tokens read from their states, [N * L, H, V], by transformers' scan."""
+    # Here, because it takes long to import.
+    from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
+
+    spec, conv_C1W = on.spec, given.conv_CW[:, None]
+    out = convolved(given.mixed_TC, conv_C1W, given.conv_bias_C, on.windows, run)
+    state = None
+    if run.reads_N is not None:
+        state = on.states[run.reads_N].transpose(-1, -2).contiguous()
+    keys = spec.k_heads * spec.k_dim
+    x, b, c = silu(out).split([spec.v_heads * spec.v_dim, keys, keys], -1)
+    out_NLHV, last = mamba2_chunk_scan(
+        x.unflatten(-1, (spec.v_heads, -1)), given.a_TH.view(run.num, run.length, -1),
+        -given.a_log_H.float().exp(), b.unflatten(-1, (spec.k_heads, -1)),
+        c.unflatten(-1, (spec.k_heads, -1)), chunk_size=_chunk(run.length), D=given.skip_H,
+        z=None, dt_bias=given.dt_bias_H, dt_softplus=True, initial_states=state,
+        dt_limit=limits, return_final_states=True,
+    )  # fmt: skip
+    on.states[run.writes_N] = last.transpose(-1, -2).to(on.states.dtype)
+    read: Tensor = out_NLHV.flatten(0, 1)
+    return read.to(given.mixed_TC.dtype)
+
+
+def _chunk(length: int) -> int:
+    """Tokens of a chunk, not many more than there are."""
+    return min(_CHUNK, 1 << max(length - 1, 0).bit_length())

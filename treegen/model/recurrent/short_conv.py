@@ -1,0 +1,58 @@
+"""Layers of short convolutions by treegen's own operator, on windows in their slots.
+
+A layer has a window and no other state. So rows have nothing to share, and each has a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from treegen.model.recurrent.states import states_of_pass
+from treegen.model.recurrent.windows import convolved
+from treegen.recurrence import convolve
+from treegen.spec import StateSpec
+
+# T tokens of a pass, D width of the model, which is the number of channels
+
+KNOWN: Final = frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"})
+
+
+def fits(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> bool:
+    """Whether the operator is for a layer with such states."""
+    if not all(hasattr(layer, name) for name in ("in_proj", "conv", "out_proj")):
+        return False
+    width = layer.conv.weight.shape[0], layer.conv.weight.shape[-1]
+    kept = [(each.kind, each.shape, each.dtype) for each in states]
+    return kept == [("conv", width, str(dtype).removeprefix("torch."))]
+
+
+def forward(
+    layer: Any, hidden_1TD: Tensor, windows: Tensor, operator: Callable[..., Tensor]
+) -> Tensor:
+    """The output [1, T, D] of a layer on its windows, which are those after the pass then.
+
+    operator: `short_conv`, or a form of it that the compiler does not look into.
+    """
+    before, after, x = layer.in_proj(hidden_1TD).chunk(3, -1)
+    out_TD = operator((before * x)[0], layer.conv.weight, layer.conv.bias, windows)
+    out: Tensor = layer.out_proj(after * out_TD[None])
+    return out
+
+
+def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: Tensor) -> Tensor:
+    """The convolution at the tokens of a pass, [T, D]."""
+    batch, weights = states_of_pass(), conv_D1W[:, 0]
+    if batch.rows is not None:
+        return convolve(x_TD, weights, bias_D, windows, batch.rows)
+    out_TD = torch.empty_like(x_TD)
+    for run in batch.runs:
+        mine = x_TD[run.rows]
+        if (slots := run.one_token) is not None:
+            out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
+        else:
+            out_TD[run.rows] = convolved(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
+    return out_TD

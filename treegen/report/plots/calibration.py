@@ -1,0 +1,203 @@
+"""Pictures of whether likely, agreed or short samples are right ones."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from treegen.report.calibration import (
+    Bin,
+    ProblemPoint,
+    binned,
+    by_probability,
+    by_tokens,
+    expected_error,
+    judged,
+    likelier_is_right,
+    middle_lengths,
+    problem_points,
+)
+from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, Spot, spot
+from treegen.report.view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# With fewer there is no shape to see.
+_LEAST: Final = 20
+_INTERVALS: Final = "with 95% intervals"
+
+
+def calibration_plots(view: RunView) -> list[Plot]:
+    """Return the pictures for which a judged run has numbers."""
+    filter = view.filters[0]
+    rights = [right for _, right in judged(view, filter)]
+    if len(rights) < _LEAST or len(set(rights)) < 2:
+        return []
+    plots: list[Plot] = []
+    if len(likely := by_probability(view, filter)) > 1:
+        plots.append(_probability_plot(likely, view, filter))
+    points = problem_points(view, filter)
+    if view.votes:
+        plots += [_vote_share_plot(points), _difficulty_plot(points)]
+    if len({sample.num_tokens for sample in view.samples}) > 1:
+        plots.append(_tokens_plot(by_tokens(view, filter), points))
+        plots.append(_lengths_plot(view, filter))
+    return plots
+
+
+def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
+    values = [each.right.value for each in bins]
+    spread = [
+        [each.right.value - each.right.low for each in bins],
+        [each.right.high - each.right.value for each in bins],
+    ]
+    axes.errorbar(
+        [each.mean for each in bins], values, yerr=spread, fmt="o-", markersize=4, capsize=3,
+        color=BLUE, label=label, zorder=3,
+    )  # fmt: skip
+
+
+def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
+    told = (
+        f"from {bins[0].right.value:.3f} right of the least likely samples to "
+        f"{bins[-1].right.value:.3f} of the likeliest"
+    )
+    if pairs := likelier_is_right(view, filter):
+        told += (
+            f"; of a right and a wrong sample of a problem, the right one is likelier in "
+            f"{pairs.value:.0%} of cases ({pairs.low:.0%} to {pairs.high:.0%})"
+        )
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        _line(axes, bins, "samples, in bins of equal size")
+        axes.set_xlabel("mean probability of a sample's tokens (geometric)")
+        axes.set_ylabel("share right")
+        axes.set_ylim(-0.02, 1.02)
+
+    title = f"Log-probability against accuracy, {_INTERVALS}"
+    return Plot("probability_accuracy", title, told, draw)
+
+
+def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, label: str) -> None:
+    axes.scatter(
+        x, y, s=16, color=colour, alpha=0.6, linewidths=0, label=label, rasterized=len(x) > MANY
+    )
+
+
+def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[Spot]:
+    return [spot(figure, at, at, place) for place, at in places.items()]
+
+
+def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
+    bins = binned([p.top for p in points], [p.vote for p in points])
+    error = expected_error(bins)
+    told = (
+        f"expected calibration error {error:.3f}: how far the share of the top answer is, in the "
+        "mean, from the share of right votes; a point is a problem"
+    )
+    places = {p.place: (p.top, 1.06 if p.vote >= 0.5 else -0.06) for p in points}
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, 1], linestyle=":", color=GREY, label="as sure as right")
+        _line(axes, bins, "votes")
+        for right, colour, label in ((True, GREEN, "right vote"), (False, ORANGE, "wrong vote")):
+            mine = [places[p.place] for p in points if (p.vote >= 0.5) == right]
+            _dots(axes, [x for x, _ in mine], [y for _, y in mine], colour, label)
+        axes.set_xlabel("share of the answer with most votes")
+        axes.set_ylabel("share of right votes")
+        axes.set_ylim(-0.12, 1.12)
+        axes.set_xlim(-0.02, 1.02)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=8)
+
+    return Plot(
+        "share_accuracy", f"Vote share against accuracy, {_INTERVALS}", told, draw, (6.4, 4.0),
+        lambda figure: _spots(places, figure),
+    )  # fmt: skip
+
+
+def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
+    kinds = (
+        ("right vote", GREEN, [p for p in points if p.vote == 1]),
+        ("tied", PINK, [p for p in points if 0 < p.vote < 1]),
+        ("wrong vote", ORANGE, [p for p in points if p.vote == 0]),
+    )
+    sure = sum(p.vote == 0 and p.top > 0.5 for p in points)
+    told = (
+        f"{len(kinds[2][2]):,} of {len(points):,} votes are wrong, {sure:,} of them with more than "
+        "half of the samples; on the line, the top answer is right"
+    )
+    places = {p.place: (p.right, p.top) for p in points}
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, 1], linestyle=":", color=GREY)
+        for label, colour, mine in kinds:
+            if mine:
+                _dots(axes, [p.right for p in mine], [p.top for p in mine], colour, label)
+        axes.set_xlabel("share of right samples (easier to the right)")
+        axes.set_ylabel("share of the top answer")
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_ylim(-0.02, 1.04)
+        figure.legend(loc="outside upper center", ncols=3, fontsize=9)
+
+    return Plot(
+        "difficulty_votes", "Difficulty against votes", told, draw, (6.4, 4.0),
+        lambda figure: _spots(places, figure),
+    )  # fmt: skip
+
+
+def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
+    told = (
+        f"{bins[0].right.value:.3f} right of the shortest samples ({bins[0].mean:,.0f} tokens in "
+        f"the mean), {bins[-1].right.value:.3f} of the longest ({bins[-1].mean:,.0f}); a point is "
+        "a problem, at the mean of its samples"
+    )
+    places = {p.place: (p.tokens, p.right) for p in points}
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        _dots(axes, [p.tokens for p in points], [p.right for p in points], ORANGE, "problems")
+        _line(axes, bins, "samples, in bins of equal size")
+        axes.set_xlabel("generated tokens")
+        axes.set_ylabel("share right")
+        axes.set_ylim(-0.05, 1.05)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+
+    return Plot(
+        "tokens_accuracy", f"Tokens against accuracy, {_INTERVALS}", told, draw, (6.4, 4.0),
+        lambda figure: _spots(places, figure),
+    )  # fmt: skip
+
+
+def _lengths_plot(view: RunView, filter: str) -> Plot:
+    rights, wrong = ([s.num_tokens for s, r in judged(view, filter) if r == kind]
+                     for kind in (True, False))  # fmt: skip
+    middle = middle_lengths(view, filter)
+    assert middle is not None  # there are right ones and wrong ones
+    told = (
+        f"half of the right samples have up to {middle[0]:,.0f} tokens, of the wrong "
+        f"{middle[1]:,.0f}"
+    )
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        low, high = min(*rights, *wrong), max(*rights, *wrong)
+        width = 1 + (high - low) // 30
+        bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
+        for values, label, colour, line, at in (
+            (rights, "right", GREEN, "-", middle[0]), (wrong, "wrong", ORANGE, "--", middle[1]),
+        ):  # fmt: skip
+            weights = [1 / len(values)] * len(values)
+            axes.hist(
+                values, bins=bins, weights=weights, histtype="step", color=colour, linestyle=line,
+                linewidth=1.8, label=f"{label} ({len(values):,})",
+            )  # fmt: skip
+            axes.axvline(at, color=colour, linestyle=":", linewidth=1)
+        axes.set_xlabel("generated tokens, dotted at the medians")
+        axes.set_ylabel("share of its kind")
+        axes.grid(axis="x", visible=False)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+
+    return Plot("lengths_by_verdict", "Lengths of right and wrong samples", told, draw, (6.4, 3.2))

@@ -1,0 +1,163 @@
+"""Pictures of how a run went: why and when samples ended, speed, and what sharing saved."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.report.curves import (
+    FATES,
+    INVALID,
+    RIGHT,
+    SOLVED,
+    UNJUDGED,
+    UNSOLVED,
+    WRONG,
+    finish_counts,
+    lengths,
+)
+from treegen.report.plots.figures import BLUE, GREEN, GREY, ORANGE, SKY, Plot, plain_label
+from treegen.report.view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS: Final = {
+    RIGHT: GREEN, WRONG: ORANGE, INVALID: GREY, UNJUDGED: SKY, SOLVED: GREEN, UNSOLVED: ORANGE,
+}  # fmt: skip
+
+
+def finish_plot(view: RunView) -> Plot:
+    counts = finish_counts(view)
+    told = "; ".join(f"{reason}: {sum(by.values()):,}" for reason, by in counts.items())
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        reasons = list(counts)
+        left = [0] * len(reasons)
+        for name in FATES:
+            values = [counts[reason][name] for reason in reasons]
+            if any(values):
+                axes.barh(range(len(reasons)), values, left=left, color=_COLOURS[name], label=name)
+                left = [a + b for a, b in zip(left, values, strict=True)]
+        axes.set_yticks(range(len(reasons)), [plain_label(reason) for reason in reasons])
+        axes.invert_yaxis()
+        axes.set_xlabel(view.unit)
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+
+    return Plot(
+        "finish_reasons", f"Why {view.unit} ended", told, draw, (6.4, 1.4 + 0.45 * len(counts))
+    )
+
+
+def lengths_plot(view: RunView) -> Plot:
+    found = lengths(view)
+    everything = sorted(length for values in found.values() for length in values)
+    middle = everything[len(everything) // 2]
+
+    def draw(figure: "Figure") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        names = list(found)
+        # Bins as wide as whole tokens, however few lengths there are.
+        width = 1 + (everything[-1] - everything[0]) // 30
+        bins = range(everything[0], everything[-1] + width + 1, width)
+        axes.hist(
+            [found[name] for name in names], bins=[edge - 0.5 for edge in bins], stacked=True,
+            color=[_COLOURS[name] for name in names], label=names,
+        )  # fmt: skip
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("generated tokens")
+        axes.set_ylabel(view.unit)
+        axes.grid(axis="x", visible=False)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+
+    told = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
+    return Plot("lengths", f"How long {view.unit} are", told, draw, (6.4, 3.2))
+
+
+def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
+    parts = _parts(moments)
+
+    def draw(figure: "Figure") -> None:
+        upper, lower = figure.subplots(2, sharex=True)
+        begin = 0.0
+        for number, part in enumerate(parts, start=1):
+            pairs = list(pairwise(part))
+            at = [begin + after["seconds"] for _, after in pairs]
+            upper.plot(at, [_rate(before, after) for before, after in pairs], color=BLUE)
+            times = [begin + moment["seconds"] for moment in part]
+            lower.plot(times, [m.get("rows", 0) for m in part], color="C1", label="all")
+            begin += part[-1]["seconds"]
+            if number < len(parts):
+                for axes in (upper, lower):
+                    axes.axvline(begin, color=GREY, linestyle=":")
+        upper.set_ylabel("tokens/s")
+        lower.set_ylabel("rows at once")
+        lower.set_xlabel("seconds" + (", dotted where the run was resumed" * (len(parts) > 1)))
+        for axes in (upper, lower):
+            axes.set_ylim(bottom=0)
+        upper.yaxis.set_major_formatter("{x:,.0f}")
+
+    last = [part[-1] for part in parts]
+    tokens, seconds = sum(m["tokens"] for m in last), sum(m["seconds"] for m in last)
+    told = f"{tokens:,} tokens in {seconds:,.1f} s"
+    return Plot("speed", "Tokens per second and rows over time", told, draw, (6.4, 4.0))
+
+
+def _parts(moments: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the moments of each part of a run. Each part has a clock of its own."""
+    parts: list[list[Mapping[str, Any]]] = []
+    for moment in moments:
+        before = parts[-1][-1] if parts else moment
+        # If a part was killed before its account was written, the next part has its number too.
+        anew = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
+        if anew or not parts:
+            parts.append([])
+        parts[-1].append(moment)
+    return parts
+
+
+def _rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
+    seconds = after["seconds"] - before["seconds"]
+    return (after["tokens"] - before["tokens"]) / seconds if seconds > 0 else 0.0
+
+
+def sharing_plot(usage: Mapping[str, Any]) -> Plot:
+    pairs = [
+        (
+            "prompt tokens computed",
+            usage["prompt_tokens_computed"],
+            usage["prompt_tokens_unshared"],
+        ),
+        ("keys read in decode steps", usage["key_tokens_read"], usage["key_tokens_unshared"]),
+    ]
+    pairs = [(name, shared, apart) for name, shared, apart in pairs if shared and apart]
+    told = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
+
+    def draw(figure: "Figure") -> None:
+        from matplotlib.ticker import EngFormatter
+
+        axes = figure.subplots()
+        for place, (_, shared, apart) in enumerate(pairs):
+            for offset, value, colour, label in (
+                (-0.2, shared, GREEN, "with sharing"), (0.2, apart, GREY, "one prompt per sample"),
+            ):  # fmt: skip
+                bar = axes.barh(
+                    place + offset, value, height=0.36, color=colour,
+                    label=label if place == 0 else None,
+                )  # fmt: skip
+                axes.bar_label(bar, labels=[f" {value:,}"], fontsize=9)
+        axes.set_yticks(range(len(pairs)), [name for name, _, _ in pairs])
+        axes.invert_yaxis()
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.minorticks_off()
+        axes.margins(x=0.2)
+        axes.set_xlabel("tokens, logarithmic")
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+
+    return Plot("sharing", "What sharing saved", told, draw, (6.4, 2.6))

@@ -1,0 +1,186 @@
+"""From a drawing function to bytes: matplotlib pictures as SVG, for light and dark, and as PNG."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.formats import safe_text
+from treegen.errors import InputError
+from treegen.runs.leftovers import rewriting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
+    "#009e73", "#d55e00", "#e69f00", "#1b87cf", "#56b4e9", "#8c8c8c", "#cc79a7",
+)  # fmt: skip
+# Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
+COLOUR_MAP: Final = "cividis"
+# More points than these are drawn as pixels: a browser takes long to read them as shapes.
+MANY: Final = 200
+# Inches of the smallest spot.
+_POINT: Final = 0.12
+CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
+# The colour of text and lines. Nothing else in a picture has just this colour.
+_INK: Final = "#1f2328"
+_ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{{color:#e6e8eb}}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A part of a picture that leads to a problem, or to some.
+
+    box: left, top, right and bottom, as shares of the picture's width and height.
+    place: which of the run's problems, or a filter of the table of problems.
+    """
+
+    box: tuple[float, float, float, float]
+    place: int | str
+
+    def to_json(self) -> list[float | int | str]:
+        """Return the box and the place as one list."""
+        return [*(round(each, 5) for each in self.box), self.place]
+
+
+def spot(
+    figure: "Figure", low: tuple[float, float], high: tuple[float, float], place: int | str
+) -> Spot:
+    """Return the spot between two points of a drawn figure's first axes, in its data's numbers.
+
+    A spot has at least the size of a point that is drawn.
+    """
+    axes = figure.axes[0]
+    corners = axes.transData.transform([low, high])
+    (x0, y0), (x1, y1) = figure.transFigure.inverted().transform(corners)
+    width, height = figure.get_size_inches()
+    x, y = _POINT / width, _POINT / height
+    left, right = sorted((float(x0), float(x1)))
+    bottom, top = sorted((float(y0), float(y1)))
+    if right - left < x:
+        left, right = (left + right - x) / 2, (left + right + x) / 2
+    if top - bottom < y:
+        bottom, top = (bottom + top - y) / 2, (bottom + top + y) / 2
+    return Spot((left, 1 - top, right, 1 - bottom), place)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One picture that can be drawn.
+
+    name: the name of its files.
+    title: the heading above it.
+    told: what it shows, in a sentence, for those who cannot see it.
+    draw: draws it on a figure.
+    size: width and height in inches.
+    spots: of the figure that was drawn, its bars and points that stand for problems; see `spot`.
+    """
+
+    name: str
+    title: str
+    told: str
+    draw: "Callable[[Figure], None]"
+    size: tuple[float, float] = (6.4, 3.6)
+    spots: "Callable[[Figure], list[Spot]] | None" = None
+
+    def svg(self) -> bytes:
+        """Return the picture as SVG: transparent, with text and lines in the page's colour.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        return self.svg_and_spots()[0]
+
+    def svg_and_spots(self) -> tuple[bytes, list[Spot]]:
+        """Return the picture as `svg` does, and its spots.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        drawn, figure = self._render("svg")
+        return _light_or_dark(drawn), self.spots(figure) if self.spots else []
+
+    def png(self) -> bytes:
+        """Return the picture as PNG, on white.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        return self._render("png")[0]
+
+    def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
+        """Write NAME.svg and NAME.png, and return their paths.
+
+        svg: what `svg` returned, so that it is not drawn again.
+
+        Raises:
+            InputError: the folder cannot be written, or matplotlib is not installed.
+        """
+        paths = [folder / f"{self.name}.svg", folder / f"{self.name}.png"]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path, content in zip(paths, (svg or self.svg(), self.png()), strict=True):
+                with rewriting(path) as file:
+                    file.write(content)
+        except OSError as error:
+            raise InputError(f"cannot write in {folder}: {error.strerror or error}") from None
+        return paths
+
+    def _render(self, kind: str) -> "tuple[bytes, Figure]":
+        with _style():
+            # pyplot would choose a display and keep figures that must be closed.
+            from matplotlib.figure import Figure
+
+            figure = Figure(figsize=self.size, layout="constrained")
+            self.draw(figure)
+            out = io.BytesIO()
+            # Without a date the same run gives the same file.
+            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            figure.savefig(out, format=kind, dpi=144, transparent=kind == "svg", metadata=metadata)
+        return out.getvalue(), figure
+
+
+def plain_label(text: str, limit: int = 40) -> str:
+    """Return a text as a label: one line, nothing that steers, not too long."""
+    line = " ".join(safe_text(text).split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib
+        from matplotlib.rcsetup import cycler
+    except ImportError:
+        raise InputError(
+            "plots need matplotlib; install it with: pip install 'treegen[report]'"
+        ) from None
+    settings: dict[Any, Any] = {
+        "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
+        "axes.titlecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
+        "legend.labelcolor": _INK, "legend.framealpha": 0.0,
+        "figure.facecolor": "white", "axes.facecolor": "white",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+        "grid.alpha": 0.25, "grid.color": _INK, "axes.axisbelow": True, "axes.titlesize": 11,
+        "axes.prop_cycle": cycler(color=CYCLE), "font.size": 10,
+        # A dollar sign in a label begins no formula. The salt keeps ids the same in every file.
+        "text.parse_math": False, "svg.hashsalt": "treegen",
+    }  # fmt: skip
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Labels may be in any script. A box in place of a letter needs no warning.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        yield
+
+
+def _light_or_dark(svg: bytes) -> bytes:
+    """Return an SVG whose text and lines have the page's colour, without metadata and comments."""
+    text = svg.decode("utf-8")
+    unread = r"<metadata>.*?</metadata>|<!--.*?-->"  # comments repeat the labels
+    text = re.sub(unread, "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = text.replace(_INK, "currentColor").replace("</svg>", f"<style>{_ADAPTING}</style></svg>")
+    return re.sub(r"\n\s*", "\n", text).encode()

@@ -1,0 +1,104 @@
+"""Drawing a grid of values: as text for a terminal, and as a PNG picture."""
+
+import os
+from importlib import import_module
+from typing import Any, Final
+
+from treegen.errors import InputError
+from treegen.evals.statistics.tables import Grid
+from treegen.report.plots.figures import COLOUR_MAP
+
+# From nothing to full, for values from 0 to 1.
+_BLOCKS: Final = " \u2591\u2592\u2593\u2588"
+_ASCII: Final = " .:*#"
+_MISSING: Final = "--"
+
+
+def draw_text(grid: Grid, *, ascii: bool = False) -> str:
+    """Return the grid as lines of shaded cells, each with its value in percent.
+
+    ascii: shade with punctuation, for streams that have no block characters.
+    """
+    shades = _ASCII if ascii else _BLOCKS
+    cells = [[_cell(value, shades) for value in row] for row in grid.values]
+    left = max(len(text) for text in (grid.row_name, *grid.row_labels))
+    widths = [max(6, len(label)) for label in grid.column_labels]
+
+    def line(label: str, texts: list[str]) -> str:
+        padded = (text.rjust(width) for text, width in zip(texts, widths, strict=True))
+        return "  ".join([label.rjust(left), *padded])
+
+    return "\n".join(
+        [
+            grid.title,
+            f"{'':>{left}}  {grid.column_name}",
+            line(grid.row_name, list(grid.column_labels)),
+            *(line(label, row) for label, row in zip(grid.row_labels, cells, strict=True)),
+        ]
+    )
+
+
+def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
+    """Write the grid as a PNG picture.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    figure = _figure(grid)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from None
+
+
+def _cell(value: float | None, shades: str) -> str:
+    if value is None:
+        return _MISSING
+    # Only a full cell is solid and only an empty one is blank.
+    step = 0 if value <= 0 else 4 if value >= 1 else 1 + min(2, int(value * 3))
+    return f"{shades[step] * 2}{100 * value:4.0f}"
+
+
+def draw_grid(figure: Any, grid: Grid) -> None:
+    """Draw the grid on a matplotlib figure."""
+    axes = figure.subplots()
+    numbers = [[float("nan") if v is None else v for v in row] for row in grid.values]
+    image = axes.imshow(numbers, vmin=0, vmax=1, cmap=COLOUR_MAP, aspect="auto")
+    figure.colorbar(image, ax=axes, label="accuracy")
+    rows, columns = len(grid.row_labels), len(grid.column_labels)
+    axes.set_xticks(range(columns), [_plain(text) for text in grid.column_labels], rotation=45)
+    axes.set_yticks(range(rows), [_plain(text) for text in grid.row_labels])
+    axes.set_xlabel(_plain(grid.column_name))
+    axes.set_ylabel(_plain(grid.row_name))
+    axes.grid(visible=False)
+    for i, row in enumerate(grid.values):
+        for j, value in enumerate(row):
+            if value is None:
+                axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
+            else:  # low values are dark, whatever is around the picture
+                ink = "white" if value < 0.55 else "black"
+                told = f"{100 * value:.0f}"
+                axes.text(j, i, told, ha="center", va="center", fontsize=8, color=ink)
+
+
+def _figure(grid: Grid) -> Any:
+    try:
+        # matplotlib is slow to import, and nothing else here needs it. pyplot would choose a
+        # display and keep figures that must be closed.
+        figure_module = import_module("matplotlib.figure")
+        canvas_module = import_module("matplotlib.backends.backend_agg")
+    except ImportError:
+        raise InputError(
+            "a PNG heat map needs matplotlib; install it with: pip install 'treegen[plots]'"
+        ) from None
+    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
+    figure = figure_module.Figure(figsize=size, layout="constrained")
+    canvas_module.FigureCanvasAgg(figure)
+    draw_grid(figure, grid)
+    figure.axes[0].set_title(_plain(grid.title))
+    return figure
+
+
+def _plain(text: str) -> str:
+    # Dollar signs would be read as mathematics.
+    return text.replace("$", r"\$")

@@ -1,0 +1,301 @@
+"""The pictures of one run, and those of several beside each other."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
+from treegen.report.curves import (
+    Curve,
+    VoteShares,
+    k_curves,
+    vote_shares,
+)
+from treegen.report.plots.calibration import calibration_plots
+from treegen.report.plots.course import finish_plot, lengths_plot, sharing_plot, timeline_plot
+from treegen.report.plots.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    MANY,
+    ORANGE,
+    YELLOW,
+    Plot,
+    Spot,
+    plain_label,
+    spot,
+)
+from treegen.report.plots.heat_map import draw_grid
+from treegen.report.plots.searches import solved_plot
+from treegen.report.saved import Savings, drawn_of, has_stopped, savings
+from treegen.report.view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# With fewer samples there is little to save.
+_LEAST_VOTERS: Final = 16
+# With this many problems at most, each has a bar with its name.
+_NAMED: Final = 40
+
+
+def run_plots(view: RunView) -> list[Plot]:
+    """Return every picture for which a run has numbers."""
+    plots: list[Plot] = []
+    if view.filters and view.report is not None:
+        headline = view.filters[0]
+        verdicts = view.verdicts(headline)
+        votes = bool(view.report.majority)
+        if curves := k_curves(view.verdicts(headline, fixed=True), votes=votes):
+            plots.append(curves_plot({plain_label(headline): curves}))
+        most = max(map(len, verdicts.values()), default=0)
+        whole = most == view.num_samples >= _LEAST_VOTERS
+        if votes and whole and not has_stopped(view):
+            plots.append(_savings_plot(savings(drawn_of(view, headline))))
+        plots += [
+            _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
+        ]
+        plots += [_grid_plot(i, grid) for i, grid in enumerate(view.report.grids)]
+        shares = vote_shares(verdicts)
+        if view.num_samples > 1:
+            place = {problem.id: number for number, problem in enumerate(view.problems)}
+            plots.append(_votes_plot(shares, place, votes=votes))
+            plots.append(_solved_plot([share.right for share in shares]))
+        if not view.searched:
+            plots += calibration_plots(view)
+    if view.searched and (solved := solved_plot(view)) is not None:
+        plots.append(solved)
+    if view.num_done:
+        plots.append(finish_plot(view))
+    if len({sample.num_tokens for sample in view.samples}) > 1:
+        plots.append(lengths_plot(view))
+    if len(view.timeline) > 2:
+        plots.append(timeline_plot(view.timeline))
+    if view.usage.get("plan"):
+        plots.append(sharing_plot(view.usage))
+    return plots
+
+
+def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
+    """Return the picture of pass@k and maj@k against k, for one run or several.
+
+    curves_of: by the name of a run, its curves; without maj@k where answers do not vote.
+    """
+    told = "; ".join(
+        f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
+        f"{c.values[-1].value:.3f} at k={c.ks[-1]}"
+        for name, curves in curves_of.items()
+        for c in curves
+    )
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for number, (name, curves) in enumerate(curves_of.items()):
+            for curve in curves:
+                passed = curve.metric == "pass@k"
+                colour = f"C{number if len(curves_of) > 1 else int(passed)}"
+                dashed = "--" if passed else "-"
+                label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
+                axes.plot(
+                    curve.ks, [v.value for v in curve.values], dashed, color=colour, marker="o",
+                    markersize=3.5, label=label,
+                )  # fmt: skip
+                axes.fill_between(
+                    curve.ks, [v.low for v in curve.values], [v.high for v in curve.values],
+                    color=colour, alpha=0.15, linewidth=0,
+                )  # fmt: skip
+        most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
+        if most > 12:
+            axes.set_xscale("log")
+        ticks = [k for k in (1, 2, 3, 4, 5, 8, 10, 20, 40, 100, 200, 400, 1000) if k <= most]
+        axes.set_xticks(sorted({*(t for t in ticks if most <= 12 or t not in (3, 4, 8)), most}))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.minorticks_off()
+        axes.set_xlabel("k, samples per problem")
+        axes.set_ylabel("share of problems")
+        axes.set_ylim(-0.02, 1.02)
+        axes.legend()
+
+    metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
+    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", told, draw)
+
+
+def _savings_plot(found: Sequence[Savings]) -> Plot:
+    """Return the picture of votes against tokens: all samples' majority, and stopping early."""
+    whole = found[0]
+    best = whole.rules[-1]
+    told = (
+        f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
+        f"{whole.majority[-1].name}, which has {whole.majority[-1].vote.value:.3f}"
+    )
+
+    def draw(figure: "Figure") -> None:
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for axes, group in zip(panels, found, strict=True):
+            lines = (("maj@k", group.majority, BLUE), ("stop when decided", group.rules, ORANGE))
+            for label, points, colour in lines:
+                tokens = [point.tokens for point in points]
+                axes.plot(tokens, [p.vote.value for p in points], color=colour, marker="o",
+                          markersize=3, label=label)  # fmt: skip
+                axes.fill_between(tokens, [p.vote.low for p in points],
+                                  [p.vote.high for p in points], color=colour, alpha=0.12,
+                                  linewidth=0)  # fmt: skip
+            axes.set_xscale("log")
+            axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
+            axes.set_ylim(-0.02, 1.02)
+            axes.tick_params(axis="x", labelsize=7)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_minor_formatter("")
+        panels[len(panels) // 2].set_xlabel("tokens per problem")
+        panels[0].set_ylabel("vote")
+        panels[0].legend(fontsize=8)
+
+    size = max(6.4, 2.6 * len(found)), 3.4
+    title = "Votes against tokens, with 95% intervals"
+    return Plot("votes_over_tokens", title, told, draw, size)
+
+
+def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
+    """Return the picture of one metric of several runs.
+
+    rows: for each run its label, its value, and the bounds of its interval.
+    """
+    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
+
+    def draw(figure: "Figure") -> None:
+        _bars(figure.subplots(), rows)
+
+    return Plot("runs", f"{name}, with 95% intervals", told, draw, _bars_size(len(rows)))
+
+
+def _has_bars(table: Table) -> bool:
+    return table.columns[1:] == GROUP_COLUMNS and any(row[2] is not None for row in table.rows)
+
+
+def _table_plot(index: int, table: Table) -> Plot:
+    rows: list[tuple[str, float, float | None, float | None]] = []
+    for label, num, value, _, low, high in table.rows:
+        if isinstance(value, float):
+            bounds = [bound if isinstance(bound, float) else None for bound in (low, high)]
+            rows.append((f"{plain_label(str(label))} ({num:,})", value, bounds[0], bounds[1]))
+    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
+
+    def draw(figure: "Figure") -> None:
+        _bars(figure.subplots(), rows)
+
+    told = f"by {plain_label(table.columns[0])}, problems in brackets; {told}"
+    return Plot(
+        f"table_{index + 1}", plain_label(table.title, 80), told, draw, _bars_size(len(rows))
+    )
+
+
+def _bars_size(num: int) -> tuple[float, float]:
+    return 6.4, 1.2 + 0.28 * num
+
+
+def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | None]]) -> None:
+    places = range(len(rows))
+    axes.barh(places, [row[1] for row in rows], color=BLUE, alpha=0.85, height=0.7)
+    for place, (_, value, low, high) in zip(places, rows, strict=True):
+        if low is not None and high is not None:
+            axes.errorbar(
+                [value], [place], xerr=[[value - low], [high - value]],
+                fmt="o", markersize=4, color=ORANGE, capsize=3,
+            )  # fmt: skip
+    axes.set_yticks(places, [plain_label(row[0]) for row in rows])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(0, 1)
+
+
+def _grid_plot(index: int, grid: Grid) -> Plot:
+    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
+    known = [v for row in grid.values for v in row if v is not None]
+    told = f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+    return Plot(
+        f"heat_map_{index + 1}",
+        plain_label(grid.title, 80),
+        told,
+        lambda figure: draw_grid(figure, grid),
+        size,
+    )
+
+
+def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes: bool) -> Plot:
+    won = sum(s.won and not s.tied for s in shares)
+    tied = sum(s.won and s.tied for s in shares)
+    parts = [
+        ("right", [s.right for s in shares], GREEN),
+        ("most frequent wrong answer", [s.leading for s in shares], ORANGE),
+        ("other wrong answers", [s.other for s in shares], YELLOW),
+        ("no answer", [s.invalid for s in shares], GREY),
+    ]
+    if not votes:  # no two programs agree, so there is no most frequent wrong one
+        wrong = [s.leading + s.other for s in shares]
+        parts[1:3] = [("wrong", wrong, ORANGE)]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        bottom = [0.0] * len(shares)
+        places = range(len(shares))
+        for label, values, colour in parts:
+            top = [b + v for b, v in zip(bottom, values, strict=True)]
+            if len(shares) <= _NAMED:
+                axes.bar(places, values, bottom=bottom, color=colour, label=label, width=0.85)
+            else:
+                axes.fill_between(
+                    places, bottom, top, color=colour, label=label, step="mid", linewidth=0,
+                    rasterized=len(shares) > MANY,
+                )  # fmt: skip
+            bottom = top
+        if len(shares) <= _NAMED:
+            names = [plain_label(share.problem_id, 14) for share in shares]
+            axes.set_xticks(places, names, rotation=60, ha="right", rotation_mode="anchor")
+            axes.tick_params(axis="x", labelsize=8)
+        else:
+            axes.set_xlabel("problems, best solved first")
+        axes.grid(axis="x", visible=False)
+        axes.set_ylabel("share of samples")
+        axes.set_ylim(0, 1)
+        axes.margins(x=0.01)
+        figure.legend(loc="outside upper center", ncols=2, fontsize=9)
+
+    told = f"{len(shares):,} problems"
+    if votes:
+        told += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
+
+    def spots(figure: "Figure") -> list[Spot]:
+        return [
+            spot(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
+            for at, share in enumerate(shares)
+        ]
+
+    return Plot("votes", "Answers per problem", told, draw, (6.4, 4.4), spots)
+
+
+def _solved_plot(right: Sequence[float]) -> Plot:
+    never, always = sum(r == 0 for r in right), sum(r == 1 for r in right)
+
+    def draw(figure: "Figure") -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        axes = figure.subplots()
+        axes.hist(right, bins=[i / 10 for i in range(11)], color=BLUE, rwidth=0.92)
+        axes.set_xlabel("share of right samples")
+        axes.set_ylabel("problems")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="x", visible=False)
+
+    told = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
+
+    def spots(figure: "Figure") -> list[Spot]:
+        top = figure.axes[0].get_ylim()[1]
+        names = [
+            f"accuracy>={i / 10:g}" + (f" accuracy<{(i + 1) / 10:g}" if i < 9 else "")
+            for i in range(10)
+        ]
+        return [
+            spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
+        ]
+
+    return Plot("difficulty", "How hard the problems are", told, draw, (6.4, 3.0), spots)

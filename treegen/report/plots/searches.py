@@ -1,0 +1,197 @@
+"""What searches came to for what they cost: a table of runs, and curves over tokens."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treegen.evals.statistics.estimators import Estimate, estimate
+from treegen.report.plots.figures import CYCLE, Plot, plain_label
+from treegen.report.tables import Listing, interval, number
+from treegen.report.trees import StoredTree
+from treegen.report.view import RunView
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Names of costs in records, with their heads.
+_COSTS = {
+    "tokens_prefilled": "Prefilled", "tokens_reprompted": "Reprompted", "calls": "Calls",
+    "nodes": "Nodes", "seconds": "Seconds",
+}  # fmt: skip
+
+
+def methods_of(views: Sequence[RunView]) -> list[str]:
+    """Return the search method of each run, with the settings in which runs of it differ."""
+    names = [
+        str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
+        for view in views
+    ]
+    settings = [_settings(view) for view in views]
+    told = []
+    for name, mine in zip(names, settings, strict=True):
+        others = [each for other, each in zip(names, settings, strict=True) if other == name]
+        differ = (key for key in mine if any(each.get(key) != mine[key] for each in others))
+        told.append(" ".join([name, *(f"{key}={mine[key]}" for key in differ)]))
+    return told
+
+
+def _settings(view: RunView) -> dict[str, Any]:
+    """The settings of a run that shape its searches, apart from their budget."""
+    search = dict(_part(view, "search"))
+    given = search.pop("arguments", None)
+    more = dict(given) if isinstance(given, Mapping) else {}
+    model = {"model": view.info.free.get("model")}
+    return {**search, **more, **_part(view, "draw"), **model}
+
+
+def budget_of(view: RunView) -> str:
+    """Return what a search of a run may cost at most."""
+    limits = _part(view, "budget").items()
+    told = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
+    return ", ".join(told) or "none"
+
+
+def _part(view: RunView, name: str) -> Mapping[str, Any]:
+    found = view.info.identity.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estimate | None:
+    """Return the share of searches that are solved within some tokens, with the problem as unit.
+
+    Several searches of a problem count with the mean of them. None if nothing is judged.
+    """
+    groups: dict[str, list[bool]] = {}
+    for tree in trees:
+        if tree.solved is not None:
+            within = tree.solved and tree.num_tokens <= tokens
+            groups.setdefault(tree.problem_id, []).append(within)
+    return estimate([sum(each) / len(each) for each in groups.values()]) if groups else None
+
+
+def cost_listing(views: Sequence[RunView]) -> Listing | None:
+    """Return one line for each run of searches: what it was allowed, found and spent."""
+    mine = [view for view in views if view.searched and view.trees]
+    if not mine:
+        return None
+    rows = []
+    for view, method in zip(mine, methods_of(mine), strict=True):
+        solved = solved_share(view.trees)
+        tokens = [tree.num_tokens for tree in view.trees]
+        found = sum(bool(tree.solved) for tree in view.trees)
+        rows.append(
+            [
+                view.name,
+                method,
+                budget_of(view),
+                f"{found:,}/{len(view.trees):,}",
+                number(solved.value if solved else None),
+                interval(solved.low, solved.high) if solved else "",
+                f"{_mean(tokens):,.0f}",
+                f"{max(tokens):,}",
+                f"{sum(tokens) / found:,.0f}" if found else "n/a",
+                *(_cost(view.trees, name) for name in _COSTS),
+            ]
+        )
+    head = [
+        "Run", "Method", "Budget", "Solved", "Share", "95% interval", "Tokens", "Most",
+        "Per solution", *_COSTS.values(),
+    ]  # fmt: skip
+    return Listing(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
+
+
+_TOLD = (
+    "Costs are means per search. Tokens are decoded ones; per solution, those of all searches. "
+    "Prefilled are tokens of prompts that were computed, and reprompted those that prefilling the "
+    "whole context anew for every call would have computed.",
+)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _cost(trees: Sequence[StoredTree], name: str) -> str:
+    known = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
+    if len(known) < len(trees):
+        return ""
+    mean = _mean(known)
+    return f"{mean:,.2f}" if name == "seconds" else f"{mean:,.1f}"
+
+
+def solved_plot(view: RunView) -> Plot | None:
+    """Return how many problems of a run are solved within so many tokens, if some are."""
+    costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
+    whole = solved_share(view.trees)
+    if not costs or whole is None:
+        return None
+    # Few enough steps for a picture.
+    steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
+    most = max(tree.num_tokens for tree in view.trees)
+    at = sorted({0, *steps, costs[-1], most})
+    found = [share for tokens in at if (share := solved_share(view.trees, tokens)) is not None]
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        axes.step(at, [each.value for each in found], where="post", color=CYCLE[0])
+        axes.fill_between(
+            at, [each.low for each in found], [each.high for each in found], step="post",
+            color=CYCLE[0], alpha=0.15, linewidth=0,
+        )  # fmt: skip
+        axes.set_xlabel("decoded tokens of a search")
+        axes.set_ylabel("share of searches")
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+
+    half = costs[(len(costs) - 1) // 2]
+    told = f"{whole.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
+    return Plot("solved", "Solved within so many tokens, with 95% intervals", told, draw)
+
+
+def methods_plot(views: Sequence[RunView]) -> Plot | None:
+    """Return solved against tokens: a curve for each method, over the budgets of its runs.
+
+    Runs of a method that differ in anything else have curves of their own.
+    """
+    curves: dict[str, list[tuple[float, Estimate]]] = {}
+    mine = [view for view in views if view.searched and view.trees]
+    for view, method in zip(mine, methods_of(mine), strict=True):
+        if (solved := solved_share(view.trees)) is not None:
+            tokens = _mean([float(tree.num_tokens) for tree in view.trees])
+            curves.setdefault(method, []).append((tokens, solved))
+    if sum(map(len, curves.values())) < 2:
+        return None
+    for points in curves.values():
+        points.sort(key=lambda point: point[0])
+    told = "; ".join(
+        f"{name}: {', '.join(f'{s.value:.3f} with {tokens:,.0f}' for tokens, s in points)} tokens"
+        for name, points in curves.items()
+    )
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        markers = "osD^vPX*"
+        for place, (name, points) in enumerate(curves.items()):
+            x = [tokens for tokens, _ in points]
+            y, low, high = ([getattr(s, part) for _, s in points]
+                            for part in ("value", "low", "high"))  # fmt: skip
+            colour = CYCLE[place % len(CYCLE)]
+            axes.plot(x, y, color=colour, marker=markers[place % len(markers)], markersize=5,
+                      label=plain_label(name))  # fmt: skip
+            if len(points) > 1:
+                axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+            else:
+                axes.errorbar(x, y, yerr=[[y[0] - low[0]], [high[0] - y[0]]], color=colour,
+                              capsize=3)  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter("{x:,.0f}")
+        axes.tick_params(axis="x", which="both", labelsize=8, rotation=30)
+        axes.set_xlabel("decoded tokens per search, in the mean")
+        axes.set_ylabel("share of problems solved")
+        axes.set_ylim(-0.02, 1.02)
+        figure.legend(loc="outside upper center", ncols=4, fontsize=9)
+
+    title = "Solved against tokens by method, with 95% intervals"
+    return Plot("methods_over_tokens", title, told, draw, (6.4, 4.2))

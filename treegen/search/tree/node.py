@@ -1,0 +1,352 @@
+"""Nodes of a search: a piece of text, the way to it, and what may be asked of a model there.
+
+A node is immutable text with a live cache behind it. `sample` draws children, whose keys and values
+stay where they were generated. `extend` appends given text. `score` gives log-likelihoods of texts
+that could follow. `drop` gives the memory back. A Backend computes the samples and scores. A Search
+has the tree of one problem.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from treegen.errors import InputError
+from treegen.outputs import Completion, Score
+from treegen.params import SamplingParams, check_int
+from treegen.search.account import Account
+from treegen.search.aside import in_thread
+from treegen.search.backend import Backend, Context, SeveralContext
+from treegen.search.budget import Budget
+from treegen.search.loop import check_loop
+from treegen.search.tree.found import check_stays, node_of, register
+from treegen.search.tree.text_node import TextNode
+
+T = TypeVar("T")
+
+
+class Search(Account):
+    """One problem's search: its tree, sampling parameters, budget and account.
+
+    restart: how often the search began again at its root. Nodes remember it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        content: str | Sequence[int],
+        *,
+        name: str,
+        params: SamplingParams | None = None,
+        budget: Budget | None = None,
+        context: Context | None = None,
+        origin: str | None = None,
+    ) -> None:
+        """A search whose tree has only its prompt. context: of the prompt, if it is known."""
+        super().__init__(name, budget, origin)
+        self.backend = backend
+        self.params = params or SamplingParams()
+        self.restart = self._num_prompts = 0
+        self._others: list[SearchNode] = []
+        context = context or backend.prompt(content, self.usage)
+        self.root = SearchNode(self, None, f"{name}/", _text(content), context)
+
+    def prompt(self, content: str | Sequence[int], *, key: str | None = None) -> SearchNode:
+        """The root of another tree, such as a prompt that asks for a value.
+
+        It counts for this search's budget but is not part of its tree. Drop it when you are done.
+
+        key: a text that the seeds of its samples follow from, beside the search. Prompts of one key
+        draw the same samples. The default is the number of prompts made before. If parts of a
+        search run side by side, that number may differ from run to run.
+        """
+        self._num_prompts += 1
+        own = f"={key}" if key is not None else str(self._num_prompts)
+        context = self.backend.prompt(content, self.usage)
+        node = SearchNode(self, None, f"{self.name}/@{own}/", _text(content), context)
+        self._others = [other for other in self._others if other.is_live]
+        self._others.append(node)
+        return node
+
+    @cached_property
+    def token(self) -> str:
+        """What stands for the search in pickles of its nodes."""
+        return register(self)
+
+    def find(self, key: str) -> SearchNode:
+        """The node of a key, in the tree or in that of a prompt.
+
+        Raises InputError if there is none.
+        """
+        for root in (self.root, *self._others):
+            if not key.startswith(root.key):
+                continue
+            node: SearchNode | None = root
+            for step in key.removeprefix(root.key).split("/")[:-1]:
+                below = node.children if node is not None else ()
+                node = next((each for each in below if each.key.split("/")[-2] == step), None)
+            if node is not None and node.key == key:
+                return node
+        raise InputError(f"search {self.name!r} has no node {key!r}")
+
+    def close(self) -> None:
+        """End the search for good and free its caches; its tree can still be read."""
+        self.stop("the search is over")
+        for root in (self.root, *self._others):
+            root.drop()
+
+    def nodes(self) -> list[SearchNode]:
+        """All nodes of the tree, parents before children, siblings in the order of their paths."""
+        return list(self.root.walk())
+
+    def stop(self, reason: str) -> None:
+        """End the search: cancel what it waits for. Asking again raises BudgetReached."""
+        super().stop(reason)
+        self.backend.cancel(self)
+
+
+class SearchNode(TextNode):
+    """A piece of text in a search tree, from which a model goes on.
+
+    search: the search that it belongs to.
+    """
+
+    __slots__ = ("_context", "_num_drawn", "_num_extended", "search")
+
+    def __init__(
+        self,
+        search: Search,
+        parent: SearchNode | None,
+        key: str,
+        text: str,
+        context: Context,
+        completion: Completion | None = None,
+        order: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Made by `Search.prompt`, `sample` and `extend`."""
+        restart: int = search.restart if parent is not None else 0
+        super().__init__(parent, key, text, completion, order, restart)
+        self.search = search
+        self._context: Context | None = context
+        self._num_drawn = self._num_extended = 0
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        check_stays(self.key)
+        return node_of, (self.search.token, self.key)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
+        return f"SearchNode({self.key!r}, {text!r}, value={self.value})"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can be sampled from, that is, was not dropped."""
+        return self._context is not None
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens from the start of the prompt to the end of this node."""
+        return self._live().num_tokens
+
+    # What may be asked of it
+
+    async def sample(self, n: int = 1, **overrides: Any) -> list[SearchNode]:
+        """Draw n children; overrides replace fields of the search's SamplingParams.
+
+        llm: beside them, the name of what samples, if the search has several LLMs; see
+        `search_with`.
+
+        A child's text ends before the stop string unless include_stop is set. Further calls draw
+        further children.
+
+        Raises BudgetReached if the search's budget is used up or the search is stopped, also while
+        the call waits; children that had ended by then are in the tree. Raises InputError if the
+        node was dropped, CapacityError if its context or the cache has no room for a sample.
+        """
+        children = await self._sample(n, overrides)
+        _place(self, children)
+        if len(children) < n:
+            self.search.check()
+            self.search.check_room("nodes", "tokens")  # other calls may have taken the room
+        return children
+
+    async def stream(self, n: int, **overrides: Any) -> AsyncGenerator[SearchNode]:
+        """Draw n children at once and yield them in order, each as soon as it has ended.
+
+        Leaving the loop cancels the children that have not ended. So the first children may decide
+        whether to go on: `async with aclosing(node.stream(40)) as children: async for ...`. It
+        yields the same children as `sample` returns, and raises the same errors.
+        """
+        check_int("n", n, least=0)
+        first = self._num_drawn
+        self._num_drawn += n
+        tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
+        num_placed = 0
+        try:
+            for task in tasks:
+                children = await task
+                _place(self, children)
+                num_placed += 1
+                for child in children:
+                    yield child
+            if self.search.stopped is not None:
+                self.search.check()  # It comes last, so that all children that ended are yielded.
+        finally:
+            for task in tasks:
+                task.cancel()
+            drawn = await asyncio.gather(*tasks, return_exceptions=True)
+            # Chance decides which of the other children have ended. The tree never has them.
+            for children in (each for each in drawn[num_placed:] if isinstance(each, list)):
+                for child in children:
+                    child.drop()
+                    self.search.usage.nodes -= 1
+
+    async def _sample(
+        self, n: int, overrides: Mapping[str, Any], first: int | None = None
+    ) -> list[SearchNode]:
+        """Draw children from index `first` on, by default the next; fewer if a stop comes.
+
+        They are not among `children` yet.
+        """
+        check_int("n", n, least=0)
+        overrides = dict(overrides)
+        context = self._context_of(overrides.pop("llm", None))
+        params = replace(self.search.params, **overrides) if overrides else self.search.params
+        if params.temperature == 0 and n > 1:
+            raise InputError("temperature 0 gives the same child n times; sample with n=1")
+        if n == 0:
+            return []
+        check_loop(self.search.backend)
+        with self.search.drawing(n) as granted:
+            if first is None:
+                first = self._num_drawn
+                self._num_drawn += granted
+            usage = self.search.usage
+            usage.calls += 1
+            usage.tokens_reprompted += context.num_tokens
+            drawn = await self.search.backend.sample(
+                context, self.key, range(first, first + granted), params, self.search
+            )
+        children = [
+            SearchNode(
+                self.search,
+                self,
+                f"{self.key}{first + offset}/",
+                each.completion.text,
+                each.context,
+                each.completion,
+                (0, first + offset),
+            )
+            for offset, each in enumerate(drawn)
+            if each is not None
+        ]
+        self.search.usage.nodes += len(children)
+        if not self.is_live:  # It was dropped meanwhile, so its children are too.
+            for child in children:
+                child.drop()
+        return children
+
+    def extend(self, text: str) -> SearchNode:
+        """Append given text, such as a tool's result or a question; it is computed when needed.
+
+        Raises BudgetReached if the budget has no room for another node, InputError if this node
+        was dropped.
+        """
+        self.search.check_room("nodes")
+        context = self.search.backend.extend(self._live(), text)
+        child = SearchNode(
+            self.search,
+            self,
+            f"{self.key}+{self._num_extended}/",
+            text,
+            context,
+            order=(1, self._num_extended),
+        )
+        self._num_extended += 1
+        self.search.usage.nodes += 1
+        _place(self, [child])
+        return child
+
+    async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
+        """Log-likelihood of each text after this node. llm: as for `sample`.
+
+        Raises BudgetReached as `sample` does, InputError for a text without tokens and if this node
+        was dropped, CapacityError for a text that is too long.
+        """
+        if isinstance(texts, str):
+            raise InputError("texts must be a list; for one text give a list of one")
+        if not texts:
+            return []
+        context = self._context_of(llm)
+        check_loop(self.search.backend)
+        self.search.check()
+        self.search.usage.calls += 1
+        self.search.usage.tokens_reprompted += context.num_tokens
+        with self.search.asking():
+            scores = await self.search.backend.score(context, texts, self.search)
+        if len(scores) < len(texts):
+            self.search.check()
+        return scores
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """What a function returns, such as a tool. It runs in a thread while other searches go on.
+
+        This search goes on once nothing else of it is under way: no sample or score, nor another
+        such function. So its tree does not depend on how long the function takes.
+        """
+        return await in_thread(self, function, *args)
+
+    def drop(self) -> None:
+        """Give back the pages of this node and of all nodes below it; their text stays in the tree.
+
+        A prompt may stay in memory while there is room, for other prompts that start alike.
+        """
+        for node in list(self.walk())[::-1]:
+            if node._context is not None:
+                node.search.backend.release(node._context)
+                node._context = None
+
+    def _context_of(self, llm: str | None) -> Context:
+        """The context, for the LLM of a name to sample from; None is the search's own or first."""
+        context = self._live()
+        if llm is None:
+            return context
+        if not isinstance(context, SeveralContext):
+            raise InputError(f"this search has one LLM, so none is named {llm!r}; use search_with")
+        return context.on(llm)
+
+    def _live(self) -> Context:
+        if self._context is None:
+            raise InputError(f"node {self.key!r} was dropped; nothing can be drawn from it")
+        return self._context
+
+
+def _place(parent: SearchNode, children: list[SearchNode]) -> None:
+    parent.children += children
+    # Calls that overlap may end in any order. The tree must not show it.
+    parent.children.sort(key=lambda child: child.order)
+
+
+def _text(content: str | Sequence[int]) -> str:
+    return content if isinstance(content, str) else ""
+
+
+SearchFn = Callable[[SearchNode], Awaitable[object]]
+"""A search of one problem. It gets the root of the tree; see `LLM.search` for what it returns."""
+
+
+def ended(node: SearchNode) -> bool:
+    """Whether the model ended the text at this node, by a token and not by a stop string.
+
+    Stop tokens of your own count as well. If they divide steps, use a `done` of your own.
+    """
+    return node.finish_reason == "stop" and isinstance(node.stop, int)

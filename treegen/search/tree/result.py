@@ -1,0 +1,206 @@
+"""The outcome of a search: what a strategy found, and the record that is stored of it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.search.budget import BudgetReached, SearchUsage, StillAsking
+from treegen.search.tree.detached import detach
+from treegen.search.tree.node import Search, SearchNode
+from treegen.search.tree.problems import SearchProblem
+from treegen.search.tree.records import NodeRecord, SearchTree, as_json, rounded
+
+LEFT_OUT: Final = "left out"
+"""What a search was stopped by that was not done at all; see `Cluster`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a strategy returns.
+
+    best: the best candidate; if there is none, the best unfinished node.
+    candidates: finished solutions, best first.
+    answers: the answer of each candidate, if answers were read; None if a candidate has none.
+    votes: answer -> votes, in the order in which the answers were first given.
+    stopped: why it ended early; "" if it did not.
+    """
+
+    best: SearchNode | None
+    candidates: tuple[SearchNode, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    votes: Mapping[str, float] = field(default_factory=dict)
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """One finished, stopped or failed search, detached from the caches that it used.
+
+    name: of the problem.
+    tree: all nodes.
+    best, candidates: ids of nodes in the tree.
+    answers, votes, stopped: see Found.
+    usage: what the search cost.
+    error: the failure that ended it, in one line; None if it did not fail.
+    exception: that failure itself, with a traceback without variables. It is not stored.
+    value: what the search function returned, if that was no Found, no node and no list of nodes.
+    """
+
+    name: str
+    tree: SearchTree
+    best: int | None = None
+    candidates: tuple[int, ...] = ()
+    answers: tuple[str | None, ...] = ()
+    votes: Mapping[str, float] = field(default_factory=dict)
+    usage: SearchUsage = field(default_factory=SearchUsage)
+    stopped: str = ""
+    error: str | None = None
+    value: object = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def best_text(self) -> str | None:
+        """Text after the prompt up to the best node; None if there is no best node."""
+        return None if self.best is None else self.tree.path_text(self.best)
+
+    @property
+    def answer(self) -> str | None:
+        """The winner of the votes, the first of several; if none voted, the best's answer."""
+        if self.votes:
+            return max(self.votes, key=lambda answer: self.votes[answer])
+        return self.answers[0] if self.answers else None
+
+    @staticmethod
+    def of(search: Search, returned: object, error: BaseException | None) -> SearchResult:
+        """The result of a search whose function returned something or raised an error.
+
+        A search that returns nodes of another tree has failed.
+        """
+        nodes = search.nodes()
+        ids = {node: index for index, node in enumerate(nodes)}
+        found: Found | None = None
+        try:
+            found = as_found(returned)
+            _check_own(found, ids)
+        except InputError as wrong:
+            error, found, returned = wrong, None, None
+        stopped = found.stopped if found else ""
+        if isinstance(error, BudgetReached | StillAsking):
+            stopped, error = str(error), None
+        return SearchResult(
+            name=search.name,
+            tree=SearchTree.of(nodes),
+            best=ids[found.best] if found and found.best is not None else None,
+            candidates=tuple(ids[node] for node in found.candidates) if found else (),
+            answers=found.answers if found else (),
+            votes=dict(found.votes) if found else {},
+            usage=replace(search.usage, seconds=search.usage.elapsed()),
+            stopped=stopped,
+            error=None if error is None else _one_line(error),
+            value=None if found else returned,
+            exception=None if error is None else detach(error),
+        )
+
+    @staticmethod
+    def left_out(problem: SearchProblem, told: str) -> SearchResult:
+        """The record of a search that was given up before it came to anything; told: why."""
+        text = problem.content if isinstance(problem.content, str) else ""
+        root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
+        return SearchResult(
+            name=problem.name, tree=SearchTree((root,)), stopped=LEFT_OUT, error=told
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The exception is left out, because its class may be one that cannot be pickled.
+        names = [each.name for each in fields(self) if each.name != "exception"]
+        return partial(SearchResult, **{name: getattr(self, name) for name in names}), ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object; a value that JSON cannot hold is stored as its repr."""
+        record = {name: getattr(self, name) for name in ("name", "best", "stopped", "error")}
+        usage = asdict(self.usage)
+        del usage["started"]
+        return {
+            **record,
+            "candidates": list(self.candidates),
+            "answers": list(self.answers),
+            "votes": {answer: rounded(votes) for answer, votes in self.votes.items()},
+            "value": as_json(self.value),
+            "usage": usage,
+            "nodes": [node.to_json() for node in self.tree.nodes],
+        }
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> SearchResult:
+        """The result that `to_json` made a record of; raises DataError for any other record."""
+        try:
+            return SearchResult(
+                name=record["name"],
+                tree=SearchTree.from_json(record["nodes"]),
+                best=record["best"],
+                candidates=tuple(record["candidates"]),
+                answers=tuple(record["answers"]),
+                votes=dict(record["votes"]),
+                usage=SearchUsage(**record["usage"]),
+                stopped=record["stopped"],
+                error=record["error"],
+                value=record["value"],
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"the record of a search cannot be read: {error!r}") from None
+
+
+def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
+    """Warn if all searches failed, with the failure of the first."""
+    if results and all(result.error is not None for result in results):
+        first = results[0]
+        more = " (its exception and traceback are in result.exception)" if first.exception else ""
+        warnings.warn(
+            f"all {len(results):,} searches failed; the first: {first.error}{more}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def as_found(returned: object) -> Found | None:
+    """What was found, or None for another value; raises InputError for nodes among other things."""
+    if returned is None or isinstance(returned, Found):
+        return returned or Found(None)
+    if isinstance(returned, SearchNode):
+        return Found(returned, (returned,))
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        are_nodes = [isinstance(each, SearchNode) for each in returned]
+        if returned and all(are_nodes):
+            return Found(returned[0], tuple(returned))
+        if any(are_nodes):
+            kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in returned))
+            raise InputError(
+                f"a search returned a {type(returned).__name__} of {kinds}; return nodes alone, "
+                "the best first, or a Found, and keep what belongs to a node in its value or data"
+            )
+    return None
+
+
+def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
+    """Raise InputError if something in `found` is no node of the search's own tree."""
+    if found is None:
+        return
+    best = () if found.best is None else (found.best,)
+    for node in (*best, *found.candidates):
+        if not isinstance(node, SearchNode):
+            raise InputError(f"a search returned a Found with {node!r:.80}, which is no node")
+        if node not in own:
+            raise InputError(
+                f"a search returned node {node.key!r}, which is not in its tree; return nodes "
+                "below its root that are not of another search, nor of a prompt made with `prompt`"
+            )
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]

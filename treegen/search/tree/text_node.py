@@ -1,0 +1,119 @@
+"""The texts of a search tree and the ways to them: what strategies, reports and records read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, Self
+
+from treegen.common.uncopied import Uncopied
+from treegen.outputs import Completion
+
+NodeEnd = Literal["stop", "length", "confidence", "given"]
+
+
+class TextNode(Uncopied):
+    """A piece of text in a tree, and what was noted of it.
+
+    parent: the node above it; None for a root. children: the nodes right below it, in order.
+    depth: number of nodes above it.
+    key: its name, made of the search's name and its path; seeds follow from it.
+    order: its place among its siblings; samples come before given text.
+    text: its own text.
+    completion: the sample that it is; None for given text.
+    value: the number that an evaluation gave it, for strategies and reports; None if none did.
+    visits: how often a strategy has counted a value for it; 0 for strategies that do not count.
+    prior: how likely a strategy found it before it was visited; None if none did.
+    scores: what judged it, by name, and the number that each gave.
+    pruned: whether a strategy has given it up.
+    pruned_because: why, in a few words; empty if that is not known.
+    restart: how often the search had begun again at its root when the node was made.
+    data: anything that its user wants to keep with it. Records have it as JSON, or else as text.
+    """
+
+    __slots__ = (
+        "children", "completion", "data", "depth", "key", "order", "parent", "prior", "pruned",
+        "pruned_because", "restart", "scores", "text", "value", "visits",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        parent: Self | None,
+        key: str,
+        text: str,
+        completion: Completion | None,
+        order: tuple[int, int],
+        restart: int,
+    ) -> None:
+        """A node that nothing was noted of."""
+        self.parent, self.key, self.text = parent, key, text
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.completion = completion
+        self.order, self.restart = order, restart
+        self.children: list[Self] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was noted of the node; it stays in its tree."""
+        self.value: float | None = None
+        self.visits = 0
+        self.prior: float | None = None
+        self.scores: dict[str, float] = {}
+        self.pruned, self.pruned_because = False, ""
+        self.data: Any = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Generated token ids, those of the stop included."""
+        return self.completion.tokens if self.completion else ()
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Natural-log probability of each generated token under the model."""
+        return self.completion.logprobs if self.completion else ()
+
+    @property
+    def logprob(self) -> float:
+        """Natural-log probability of the node's own tokens; 0 for given text."""
+        return sum(self.logprobs)
+
+    @property
+    def finish_reason(self) -> NodeEnd:
+        """How the node's text ended: "given", "stop", "length" or "confidence"."""
+        return self.completion.finish_reason if self.completion else "given"
+
+    @property
+    def stop(self) -> str | int | None:
+        """The stop string or token id that ended it; None if neither did."""
+        return self.completion.stop if self.completion else None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether nothing was drawn from it or appended to it."""
+        return not self.children
+
+    @property
+    def path(self) -> list[Self]:
+        """Nodes from the root to this one."""
+        nodes, node = [self], self
+        while node.parent is not None:
+            node = node.parent
+            nodes.append(node)
+        return nodes[::-1]
+
+    @property
+    def path_text(self) -> str:
+        """Text after the prompt, up to and including this node."""
+        return "".join(node.text for node in self.path[1:])
+
+    @property
+    def path_logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of all generated tokens from the root to this node."""
+        return tuple(value for node in self.path for value in node.logprobs)
+
+    def walk(self) -> Iterator[Self]:
+        """This node and all below it, parents first, siblings in order."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children))
