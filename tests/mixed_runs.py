@@ -40,7 +40,7 @@ from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
-from treegen.search.session import Asked, Session
+from treegen.search.session import Session, Started
 from treegen.search.tree.node import SearchNode
 from treegen.spec import DeltaSpec, LayerSpec, ModelSpec
 
@@ -90,7 +90,7 @@ class _Call:
     """Something that a search was asked for. texts: to score, or params: of samples."""
 
     node: SearchNode
-    asked: Asked[Any]
+    asked: Started[Any]
     params: SamplingParams | None = None
     texts: Sequence[str] = ()
 
@@ -191,11 +191,11 @@ class MixedRun:
                 self.scheduler.check()
             if steps < 300 and self.rng.random() < squeeze:  # for ever, nothing would get on
                 self._give_way()
-            self.session.tell()
+            self.session.step()
             self.scheduler.check()
             steps += 1
             assert steps < _MOST_STEPS, "the run does not come to an end"
-        self.session.tell()  # of what was stopped last
+        self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
             if call.params is not None and call.asked.error is None:
@@ -235,10 +235,13 @@ class MixedRun:
         tokens = np.array([ord(letter) - 97 for letter in text], np.int32)
         if len(tokens) > 1 and rng.random() < 0.25:
             start = int(rng.integers(1, len(tokens)))
-            return Request(f"s{index}", tokens, 0, 0, max_tokens=1, score_from=start)
+            return Request(f"s{index}", tokens, 0, 0, 1, score_from=start, top=index % 4)
         samples = int(rng.integers(0, 7))
         rows = min(samples, 1) if self.params.temperature == 0 else samples
-        return Request(f"p{index}", tokens, samples, rows, self._limit())
+        request = Request(f"p{index}", tokens, samples, rows, self._limit())
+        if samples and len(tokens) > 1 and index % 2:  # with the log-probabilities of its prompt
+            request = replace(request, score_from=1, top=index - 1)
+        return request
 
     def _limit(self) -> int:
         return int(self.rng.integers(1, self._pick([3, 8, 24, 60]) + 1))
@@ -281,7 +284,7 @@ class MixedRun:
         self._ask(node, node.sample(count, **overrides), params=params)
 
     def _ask(self, node: SearchNode, call: Coroutine[Any, Any, Any], **what: Any) -> None:
-        asked = self.session.ask(call)
+        asked = self.session.start(call)
         self.calls.append(_Call(node, asked, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
 
@@ -375,13 +378,17 @@ class MixedRun:
 
     def _check_plan(self) -> None:
         got = {(c.prompt_id, c.sample_index): c.tokens for c in self.scheduler.finished}
+        scores = {c.prompt_id: c.prompt_logprobs for c in self.scheduler.finished}
         for index, request in enumerate(self.plan.requests):
             prompt = request.tokens.tolist()
             if request.score_from is not None:
-                score = self.scheduler.all_scores.get(index)
-                assert score or (request.id, -1) in self.cancelled
+                score = self.scheduler.all_scores.get(index) or scores.get(request.id)
+                assert score or (request.id, -1) in self.cancelled or request.samples
                 if score:
-                    self._check_score(score, prompt[: request.score_from], score.tokens)
+                    start = request.score_from
+                    self._check_score(score, prompt[:start], prompt[start:], request.top)
+            else:
+                assert scores.get(request.id) is None
             for sample in range(request.samples):
                 name = request.id, sample
                 assert name in got or name in self.cancelled, f"{name} is lost"
@@ -393,13 +400,17 @@ class MixedRun:
         drawn = {call.node.key for call in self.calls if call.params is not None}
         assert {name for name, _ in got} <= drawn
 
-    def _check_score(self, score: Score, context: list[int], tokens: Sequence[int]) -> None:
+    def _check_score(
+        self, score: Score, context: list[int], tokens: Sequence[int], top: int = 0
+    ) -> None:
         assert score.tokens == tuple(tokens)
-        logprobs = [
-            float(self.model.logits([*context, *tokens[:at]]).log_softmax(-1)[token])
-            for at, token in enumerate(tokens)
-        ]
-        assert score.logprobs == pytest.approx(logprobs, abs=1e-4)
+        told = score.top.pairs() if score.top is not None else [()] * len(tokens)
+        for at, token in enumerate(tokens):
+            want = self.model.logits([*context, *tokens[:at]]).log_softmax(-1)
+            assert score.logprobs[at] == pytest.approx(float(want[token]), abs=1e-4)
+            best = sorted(want.tolist(), reverse=True)[:top]
+            assert [logprob for _, logprob in told[at]] == pytest.approx(best, abs=1e-4)
+            assert [float(want[each]) for each, _ in told[at]] == pytest.approx(best, abs=1e-4)
 
     def _check_call(self, call: _Call) -> None:
         assert call.asked.is_done, "a call was never done"

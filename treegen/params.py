@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from treegen.errors import InputError
 
@@ -25,6 +27,42 @@ PENALTIES: Mapping[str, Any] = {
     "no_repeat_ngram_size": 0, "bad_words": (),
 }  # fmt: skip
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
+
+
+FOREIGN: Final = {
+    "pretrained": "model",
+    "gpu_memory_utilization": "memory",
+    "kv_cache_memory_bytes": "memory",
+    "max_num_seqs": "max_rows",
+    "batch_size": "max_rows",
+    "max_num_batched_tokens": "prefill_chunk",
+    "block_size": "page_size",
+    "enforce_eager": "eager",
+    "attention_backend": "impl",
+    "speculative_config": "speculate",
+    "num_speculative_tokens": "draft_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_gen_toks": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "until": "stop",
+    "num_return_sequences": "n",
+    "best_of": "n",
+    "thinking_token_budget": "max_thinking_tokens",
+    "epochs": "num_samples",
+    "repeats": "num_samples",
+    "num_fewshot_examples": "num_fewshot",
+}
+"""Names of other tools, such as vLLM, for what is called otherwise here."""
+
+
+def hint_at(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean NAME=?" for a name that is not known, or nothing."""
+    known = list(known)
+    foreign = FOREIGN.get(name)
+    if foreign is not None and foreign in known:
+        return f"; did you mean {foreign}=?"
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +87,8 @@ class SamplingParams:
     with one difference: a prompt without a name then gets further samples in each further call;
     see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
+    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with so many likeliest
+    alternatives; None does not. Searches do not report them.
     confidence: report the confidence at each token: minus the mean log-probability of so many
     likeliest tokens, as in DeepConf, where it is 20. 0 reports none.
     min_confidence: end a sample once its last `confidence_window` tokens have a lower mean
@@ -78,8 +118,9 @@ class SamplingParams:
     choice: a sample must be one of these texts. One of these four at most. Each draw is from the
     tokens that may come next, renormalised; where only one text can come next, it is spelled as the
     tokenizer spells it. A sample ends where it may end and draws that, and at max_tokens in any
-    case. If it thinks first, the grammar begins after its thinking. Needs treegen[structured].
-    max_thinking_tokens: tokens of thinking at most. A sample that still thinks then is given the
+    case. If it thinks first, the grammar begins after its thinking. Needs the extra "structured".
+    max_thinking_tokens: tokens of thinking at most, the opening tag not counted; 0 turns thinking
+    off. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
     the log-probabilities that the model gives them.
     reasoning_tags: the tags before and after a thinking, such as ("<think>", "</think>"), by which
@@ -103,6 +144,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
+    prompt_logprobs: int | None = None
     confidence: int = 0
     min_confidence: float | None = None
     confidence_window: int = 2048
@@ -179,6 +221,8 @@ class SamplingParams:
                 raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
+        if self.prompt_logprobs is not None:
+            check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
@@ -378,14 +422,26 @@ def _schema_text(schema: Any) -> str:
         raise InputError(f"json_schema cannot be read: {error}") from None
 
 
-def check_params(params: SamplingParams | None) -> SamplingParams:
+Params = SamplingParams | Mapping[str, Any]
+"""Sampling parameters, or a dict of them by name."""
+
+
+def check_params(params: Params | None) -> SamplingParams:
     """The parameters that are given, or the usual ones; InputError for anything else."""
+    if isinstance(params, Mapping):
+        known = inspect.signature(SamplingParams).parameters
+        for name in params:
+            if name not in known:
+                raise InputError(f"SamplingParams has no {name!r}{hint_at(str(name), known)}")
+        return SamplingParams(**params)
     if params is not None and not isinstance(params, SamplingParams):
-        raise InputError(f"params is a {type(params).__name__}; give SamplingParams")
+        raise InputError(
+            f"params is a {type(params).__name__}; give SamplingParams or a dict of them"
+        )
     return params or SamplingParams()
 
 
-def check_tree_params(params: SamplingParams | None) -> SamplingParams:
+def check_tree_params(params: Params | None) -> SamplingParams:
     """The parameters of trees and searches, which say themselves how many samples they take.
 
     Raises:

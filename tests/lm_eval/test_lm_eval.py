@@ -525,7 +525,7 @@ def test_lm_eval_finds_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_lm_eval_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['lm_eval'] = None; import treegen.lm_eval"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'treegen[lm-eval]'" in done.stderr.splitlines()[-1]
+    assert "pip install '.[lm-eval]'" in done.stderr.splitlines()[-1]
     assert "torch" not in done.stderr
 
 

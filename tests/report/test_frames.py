@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from report_cases import make_run, make_search_run, make_timeline, make_trees
 
-import treegen.runs
 from treegen.errors import InputError, RunError
 from treegen.report.load import load_run
+from treegen.report.run import open_run
 
 pytest.importorskip("pandas")
 
 
 def test_samples_have_their_records_and_verdicts(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", num_problems=6, num_samples=4)
-    run, view = treegen.runs.open(path), load_run(path)
+    run, view = open_run(path), load_run(path)
     frame = run.samples()
     assert len(frame) == 24
     assert frame["text"].tolist() == [sample.text for sample in view.samples]
@@ -42,7 +42,7 @@ def test_samples_have_their_records_and_verdicts(tmp_path: Path) -> None:
 
 def test_searches_and_their_nodes(tmp_path: Path) -> None:
     path = make_search_run(tmp_path / "run", num_problems=5)
-    run = treegen.runs.open(path)
+    run = open_run(path)
     frame = run.samples()
     assert frame["solved"].mean() == pytest.approx(run.problems()["accuracy"].mean())
     assert "usage.tokens_decoded" in frame and "nodes" not in frame
@@ -60,7 +60,7 @@ def test_a_run_under_way_without_its_problems(tmp_path: Path) -> None:
     with (path / "samples.jsonl").open("ab") as file:
         file.write(b'{"problem_id":"p2","sam')
     (tmp_path / "run-data.jsonl").unlink()
-    run = treegen.runs.open(path)
+    run = open_run(path)
     assert len(run.samples()) == 3 and "correct" not in run.samples()
     assert run.problems()["num_samples"].tolist() == [2, 1, 0]
     assert len(run.progress()) == 80 and len(run.nodes()) == 21
@@ -69,7 +69,8 @@ def test_a_run_under_way_without_its_problems(tmp_path: Path) -> None:
 
 def test_what_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="there is no run directory"):
-        treegen.runs.open(tmp_path / "gone")
+        open_run(tmp_path / "gone")
+    run = open_run(make_run(tmp_path / "run", num_problems=2, num_samples=1))
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match=r"pip install 'treegen\[pandas\]'"):
-        treegen.runs.open(tmp_path / "gone")
+        run.samples()

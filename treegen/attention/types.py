@@ -39,6 +39,9 @@ class Implementation(Protocol):
     falls back to another one.
 
     name: what `impl=` calls it.
+
+    An implementation whose `in_graphs` is True prepares a `TritonState`, whose work lists can stay
+    where they are: the passes of such attention may become CUDA graphs.
     """
 
     name: str
@@ -63,6 +66,11 @@ class Implementation(Protocol):
         Returns out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
         """
         ...
+
+
+def is_in_graphs(implementation: Implementation) -> bool:
+    """Whether passes with this attention may become CUDA graphs."""
+    return getattr(implementation, "in_graphs", False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,7 @@ def recommended_by(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
         ModelError: there is no such checkpoint, or what it recommends cannot be used.
     """
     if way not in (None, *WAYS):
-        raise InputError(f"--sampling must be {' or '.join(WAYS)}, got {way!r}")
+        raise InputError(f"sampling_from must be {' or '.join(WAYS)}, got {way!r}")
     if way != "recommended" or not given.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
@@ -35,7 +35,7 @@ def recommended_by(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     if not found:
         raise InputError(
             f"{given['model']} recommends no sampling in a generation_config.json; leave out "
-            "--sampling, or give --temperature and others yourself"
+            "sampling_from=, or give temperature= and others yourself"
         )
     return dict(found)
 
@@ -69,4 +69,4 @@ def advice(sampling: SamplingParams, spec: ModelSpec) -> str | None:
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
     told = recommendation(dict(spec.recommended))
-    return f"the checkpoint recommends {told}; --sampling recommended takes it"
+    return f"the checkpoint recommends {told}; sampling_from='recommended' takes it"

@@ -1,11 +1,11 @@
 """Choose some of a task's problems: by a limit, a range, or ids."""
 
-import difflib
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
@@ -88,9 +88,3 @@ def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ..
         if wanted in ids[:number]:
             raise InputError(f"problem {wanted!r} is asked for twice")
     return tuple(known[wanted] for wanted in ids)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' for the closest known words, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -18,7 +18,7 @@ from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
 from treegen.options import check_known
 
-_OWN: Final = ("chat_template", "chat_template_kwargs", "sampling")
+_OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
 _SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
@@ -38,6 +38,7 @@ class TreegenAPI(ModelAPI):
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         sampling: str = "recommended",
+        tool_format: str | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -49,6 +50,7 @@ class TreegenAPI(ModelAPI):
         sampling: what holds where a generation does not say: "recommended" is what the checkpoint's
         generation_config.json recommends, as for Inspect's `hf` and `vllm`; "neutral" is
         temperature 1 without filters.
+        tool_format: how the model writes tool calls, in place of what its chat template tells.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
@@ -67,11 +69,11 @@ class TreegenAPI(ModelAPI):
                 raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
             template = None if chat_template is None else _read_template(chat_template)
             llm = LLM(model_name, **options)
+            if template is not None:
+                llm.tokenizer.chat_template = template
+            self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(str(error)) from error
-        if template is not None:
-            llm.tokenizer.chat_template = template
-        self._served = AsyncLLM(llm, max_waiting=_WAITING)
         self._usual = dict(llm.spec.recommended) if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
@@ -115,7 +117,8 @@ class TreegenAPI(ModelAPI):
             self.model_name,
             prompt.tolist(),
             found,
-            self._served.text,
+            self._served.replies,
+            text=self._served.text,
             tools=known,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,

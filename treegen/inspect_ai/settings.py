@@ -15,14 +15,14 @@ _NAMES: Final = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
     "seed": "seed", "num_choices": "n", "stop_seqs": "stop", "logit_bias": "logit_bias",
     "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
-    "reasoning_tokens": "max_thinking_tokens",
+    "reasoning_tokens": "max_thinking_tokens", "prompt_logprobs": "prompt_logprobs",
 }  # fmt: skip
 _EXTRA: Final = (
     "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
     "no_repeat_ngram_size", "bad_words",
 )  # fmt: skip
 _REFUSED: Final = (
-    "best_of", "prompt_logprobs", "modalities", "effort", "verbosity",
+    "best_of", "modalities", "effort", "verbosity",
     "reasoning_mode",
 )  # fmt: skip
 

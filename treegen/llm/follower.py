@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from treegen.common.device import current
 from treegen.engine.compute.execute import Executor
-from treegen.llm import LLM
+from treegen.llm.llm import LLM
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks, join
 

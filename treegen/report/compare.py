@@ -28,14 +28,27 @@ from typing import Any, Final
 
 import numpy as np
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.statistics.estimators import mean_interval, pass_at_k
 from treegen.evals.statistics.metrics import Clusters
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
+from treegen.report.tables import Listing, interval
 from treegen.report.view import ProblemView, RunView
 
 _RESAMPLES: Final = 9999
+_HEAD: Final = [
+    "Filter",
+    "Metric",
+    "A",
+    "B",
+    "B - A",
+    "95% interval",
+    "p",
+    "t-test",
+    "Better",
+    "Worse",
+]
 INTERVAL: Final = "adjusted t interval over problems"
 MCNEMAR: Final = f"{INTERVAL} and McNemar's exact test, since each problem is right or wrong"
 SIGN_FLIP: Final = (
@@ -126,6 +139,16 @@ class Comparison:
         del document["places"]
         return document
 
+    def listing(self) -> Listing:
+        """Return one line for each metric that both runs have, and how it was tested."""
+        return _listing(self)
+
+    def __str__(self) -> str:
+        return str(self.listing())
+
+    def _repr_html_(self) -> str:
+        return self.listing()._repr_html_()
+
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0) -> Comparison:
     """Return how two runs differ on the problems that both have finished.
@@ -146,8 +169,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
     if unfinished and not partial:
         raise InputError(
             f"{len(unfinished):,} of {len(a.problems):,} problems are not finished in both runs, "
-            f"such as {unfinished[0]!r}; finish them with treegen eval --resume, or compare the "
-            "others with --partial"
+            f"such as {unfinished[0]!r}; finish them with resume=, or compare the others with "
+            "partial=True"
         )
     ids = [p.id for p in a.problems if p.id not in set(unfinished)]
     if not ids:
@@ -234,13 +257,13 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
                 ((first, second, a), (second, first, b)) if x - y]  # fmt: skip
         raise InputError(
             f"the runs are of different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; run both with the same --data and --limit"
+            f"{' and '.join(only)}; run both with the same data= and limit="
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
     if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
         raise InputError(
             f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
-            "run both with the same --data"
+            "run both with the same data="
         )
 
 
@@ -338,6 +361,50 @@ def _scipy() -> Any:
         from scipy import stats
     except ImportError:
         raise InputError(
-            "comparing runs needs scipy; install it with: pip install 'treegen[report]'"
+            f"comparing runs needs scipy; install it with: {install('report')}"
         ) from None
     return stats
+
+
+def _listing(found: Comparison) -> Listing:
+    rows = [
+        [
+            row.filter,
+            row.metric,
+            f"{row.a:.3f}",
+            f"{row.b:.3f}",
+            f"{row.value:+.3f}",
+            interval(row.low, row.high, signed=True),
+            _p_value(row.p_value),
+            _p_value(row.t_test),
+            f"{row.better:,}",
+            f"{row.worse:,}",
+        ]
+        for row in found.differences
+    ]
+    left_out = f"; {len(found.left_out):,} unfinished ones left out" if found.left_out else ""
+    title = f"A: {found.a}\nB: {found.b}\n{len(found.problem_ids):,} problems, paired{left_out}"
+    lines = []
+    for method in dict.fromkeys(row.method for row in found.differences):
+        names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
+        lines.append(f"{', '.join(names)}: {method}")
+    if found.tokens is not None:
+        lines.append(_tokens_told(found.tokens))
+    return Listing(_HEAD, rows, range(2, len(_HEAD)), title, lines)
+
+
+def _tokens_told(found: Tokens) -> str:
+    told = f"tokens: A {found.a:,}, B {found.b:,}"
+    if found.a != found.b:
+        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
+    if found.low is None or found.high is None:
+        return told
+    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
+    p_value = _p_value(found.p_value)
+    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), t-test p {p_value}"
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"

@@ -1,29 +1,37 @@
-"""Frames of one run: what `treegen.runs.open` returns."""
+"""A run as pandas frames, for a notebook."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from treegen.errors import InputError, install
 from treegen.report.calibration import problem_points
-from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.frames import need_pandas
 
 if TYPE_CHECKING:
     import pandas
 
 
 class Frames:
-    """The frames of one run; see `treegen.runs.frames.RunFrames`."""
+    """A run that was read, as frames. They are of what was there when it was opened."""
 
-    def __init__(self, path: Path, *, data: str | None = None) -> None:
-        """Read the run and judge its samples."""
-        self.view: RunView = load_run(path, data=data)
+    def __init__(self, view: RunView) -> None:
+        """view: the run that the frames are made of."""
+        self.view = view
 
     def samples(self) -> "pandas.DataFrame":
-        """Return a row for each finished sample, in the order of problems and indices."""
+        """Return a frame with a row for each finished sample, or each search of a run of searches.
+
+        Its columns are the fields of the records, those of nested objects with dots between, but
+        for the nodes of searches. Of judged samples `answer` and `correct` are by the headline
+        filter, and `FILTER.answer` and `FILTER.correct` by each. The rows are in the order of
+        problems and indices.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         headline = self.view.filters[0] if self.view.filters else None
         rows = []
         for sample in self.view.samples:
@@ -40,7 +48,14 @@ class Frames:
         return _frame(rows, ["problem_id", "sample_index", "text"])
 
     def problems(self) -> "pandas.DataFrame":
-        """Return a row for each problem."""
+        """Return a frame with a row for each problem: what it asks, and how its samples went.
+
+        `accuracy` is the share of right samples, `top_share` that of the answer with most votes
+        and `vote` the share of a right answer in the vote, all by the headline filter.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         points = {}
         if self.view.filters:
             points = {p.place: p for p in problem_points(self.view, self.view.filters[0])}
@@ -62,7 +77,11 @@ class Frames:
         return _frame(rows, ["problem_id"])
 
     def metrics(self) -> "pandas.DataFrame":
-        """Return a row for each metric."""
+        """Return a frame with a row for each metric, as in results.json; maj@k among them.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         report = self.view.report
         rows: list[dict[str, Any]] = []
         if report is not None:
@@ -72,7 +91,11 @@ class Frames:
         return _frame(rows, ["filter", "metric", "value"])
 
     def nodes(self) -> "pandas.DataFrame":
-        """Return a row for each node of each search tree."""
+        """Return a frame with a row for each node of each search tree; empty without searches.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         rows = [
             {"problem_id": tree.problem_id, "sample_index": tree.repeat, **dict(_flat(node))}
             for tree in self.view.trees
@@ -81,7 +104,11 @@ class Frames:
         return _frame(rows, ["problem_id", "sample_index", "id"])
 
     def progress(self) -> "pandas.DataFrame":
-        """Return a row for each moment that the run noted."""
+        """Return a frame with a row for each moment that the run noted of its course.
+
+        Raises:
+            InputError: pandas is not installed.
+        """
         return _frame([dict(_flat(row)) for row in self.view.timeline], ["part", "seconds"])
 
     @cached_property
@@ -102,5 +129,15 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
     """Return a frame whose columns are there even without a row."""
-    frame: pandas.DataFrame = need_pandas().DataFrame(rows)
+    frame: pandas.DataFrame = _pandas().DataFrame(rows)
     return frame if rows else frame.reindex(columns=first)
+
+
+def _pandas() -> Any:
+    """Return pandas; raise InputError if it is not installed."""
+    try:
+        return import_module("pandas")
+    except ImportError:
+        raise InputError(
+            f"a run as frames needs pandas; install it with: {install('pandas')}"
+        ) from None

@@ -2,7 +2,6 @@
 
 from treegen.runs.appended import appending
 from treegen.runs.directory import RunDir, SearchRunDir
-from treegen.runs.frames import open_frames as open
 from treegen.runs.records import Key, RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
 from treegen.runs.signals import StopFlag, graceful_signals
@@ -18,6 +17,5 @@ __all__ = [
     "appending",
     "graceful_signals",
     "model_identity",
-    "open",
     "versions",
 ]

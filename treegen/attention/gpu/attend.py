@@ -37,6 +37,7 @@ class Triton:
     """
 
     name = "triton"
+    in_graphs = True
 
     def refusal(self, device: torch.device) -> str | None:
         """Runs on CUDA devices since Ampere, and anywhere in Triton's interpreter."""

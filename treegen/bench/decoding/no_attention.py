@@ -22,6 +22,7 @@ class NoAttention:
     """An implementation that computes nothing; it is chosen only by name."""
 
     name = NO_ATTENTION
+    in_graphs = True
 
     def refusal(self, device: torch.device) -> str | None:
         """Runs everywhere."""

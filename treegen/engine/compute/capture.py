@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-CAPTURED: Final = ("triton", "invariant")  # attention whose work lists can stay where they are
 _capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 _T = TypeVar("_T")
 

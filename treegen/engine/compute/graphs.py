@@ -22,8 +22,9 @@ from torch import Tensor
 
 from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.attention.types import is_in_graphs
 from treegen.common.device import Staging
-from treegen.engine.compute.capture import CAPTURED, Captures, borrowed
+from treegen.engine.compute.capture import Captures, borrowed
 from treegen.engine.compute.padding import padded_rows, several_rows
 from treegen.engine.compute.patience import Patience
 from treegen.engine.compute.step import NUM_INPUTS, POSITION, DecodeStep, Undrawn
@@ -86,7 +87,7 @@ class DecodeGraphs:
 
     def take(self, implementation: Implementation) -> bool:
         """Whether steps with this attention are captured."""
-        return self.off is None and implementation.name in CAPTURED
+        return self.off is None and is_in_graphs(implementation)
 
     @torch.inference_mode()
     def run(self, step: DecodeStep) -> Draws | Undrawn:

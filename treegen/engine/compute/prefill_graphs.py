@@ -22,8 +22,9 @@ from torch import Tensor
 
 from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.attention.types import is_in_graphs
 from treegen.common.device import Staging, to_device_together
-from treegen.engine.compute.capture import CAPTURED, Captures, borrowed
+from treegen.engine.compute.capture import Captures, borrowed
 from treegen.model.batch import Batch
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
@@ -72,7 +73,7 @@ class PrefillGraphs:
 
     def take(self, implementation: Implementation) -> bool:
         """Whether passes with this attention are captured."""
-        return self.off is None and implementation.name in CAPTURED
+        return self.off is None and is_in_graphs(implementation)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:

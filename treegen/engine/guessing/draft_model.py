@@ -26,14 +26,14 @@ from treegen.drafting.chance import Chance
 from treegen.drafting.types import Drafts, NewTokens, Prompted
 from treegen.engine.compute.execute import Executor, PrefillInputs, StepInputs
 from treegen.engine.compute.layout import Ints, make_level, shared_levels, spread
-from treegen.engine.drawn import step_rows
+from treegen.engine.passes.drawn import step_rows
 from treegen.engine.passes.inputs import slots_of
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.errors import InputError
 from treegen.model.batch import Batch, Forward
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import load_spec
+from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
 from treegen.sampling.draw import Draws
 from treegen.spec import ModelSpec

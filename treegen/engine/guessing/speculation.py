@@ -17,7 +17,7 @@ from treegen.drafting.pace import Pace
 from treegen.drafting.types import NOTHING, Drafter, Drafts, NewTokens
 from treegen.engine.compute.layout import Ints
 from treegen.engine.passes.decode import Flight
-from treegen.engine.passes.guesses import Guesses
+from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.errors import InputError

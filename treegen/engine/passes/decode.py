@@ -23,9 +23,9 @@ from treegen.engine.compute.step import (
     TOKEN,
     Undrawn,
 )
-from treegen.engine.drawn import step_rows
-from treegen.engine.passes.guesses import Guesses
+from treegen.engine.passes.drawn import step_rows
 from treegen.engine.passes.inputs import slots_of
+from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.sampling.draw import Draws

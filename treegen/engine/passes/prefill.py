@@ -11,8 +11,8 @@ from torch import Tensor
 
 from treegen.common.device import Fetch, to_device_together
 from treegen.engine.compute.layout import Ints
-from treegen.engine.drawn import prompt_texts
 from treegen.engine.passes.decode import Flight
+from treegen.engine.passes.drawn import prompt_texts
 from treegen.engine.passes.inputs import Span, prefill_inputs
 from treegen.engine.passes.spans import pick_spans
 from treegen.engine.rows.queue import LiveRows

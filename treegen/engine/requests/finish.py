@@ -227,6 +227,7 @@ def completions_of(
                 confidences=confidences,
                 certainties=certainties,
                 thinking=thinking,
+                prompt_logprobs=request.score,
             )
             for sample, seed in named
         ]

@@ -9,8 +9,8 @@ import numpy as np
 
 from treegen.cache.pool import Pages
 from treegen.engine.compute.layout import Ints
-from treegen.engine.grammars import RowGrammars
 from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.rows.grammars import RowGrammars
 from treegen.engine.rows.growth import Growth
 from treegen.engine.rows.lists import RowLists
 from treegen.engine.rows.run_state import RunState

@@ -201,6 +201,7 @@ class SegmentStore:
                 if first >= above.stop:
                     break
                 above.scored = min(above.scored, first)
+                above.top = max(above.top, request.spec.top)
                 above.first_logit = min(above.first_logit, first)
 
     def keys_of(self, index: int) -> tuple[Pages, int, int]:

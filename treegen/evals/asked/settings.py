@@ -50,7 +50,8 @@ class EvalSettings(RunChoices):
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
     score: whether the samples are judged.
     log_tokens: whether the token ids of each sample are stored as well.
-    stop_when: when a problem gets no further samples; see `treegen.evals.asked.stopping.decided_at`.
+    stop_when: when a problem gets no further samples; see
+        `treegen.evals.asked.stopping.decided_at`.
     stop_batch: samples of a problem that are drawn side by side until it is asked again.
     confidence: what is told of the confidence of samples; None if nothing is.
     self_certainty: whether the mean self-certainty of each sample is stored.
@@ -84,23 +85,23 @@ class EvalSettings(RunChoices):
         self._check_stops()
         check_votes(self.votes)
         if self.num_samples < 1:
-            raise InputError(f"--n-samples must be at least 1, got {self.num_samples}")
+            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
-            raise InputError("fewshot-as-multiturn needs chat: give --apply-chat-template too")
+            raise InputError("fewshot_as_multiturn needs chat: give apply_chat_template=True too")
         self._check_reasoning()
-        for name, ks in (("k", self.pass_ks), ("maj", self.maj_ks)):
+        for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
-                        f"--{name} {k} is not possible with {self.num_samples} samples per "
-                        f"problem; choose from 1 to {self.num_samples}, or draw more (--n-samples)"
+                        f"{name}={k} is not possible with {self.num_samples} samples per problem; "
+                        f"choose from 1 to {self.num_samples}, or draw more (num_samples=)"
                     )
 
     def _check_stops(self) -> None:
         if decided_at(self.stop_when) is not None and not self.score:
-            raise InputError("--stop-when looks at answers, so it cannot go with --no-score")
+            raise InputError("stop_when= looks at answers, so it cannot go with score=False")
         if self.stop_batch < 1:
-            raise InputError(f"--stop-batch must be at least 1, got {self.stop_batch}")
+            raise InputError(f"stop_batch must be at least 1, got {self.stop_batch}")
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
                 "greedy samples of a problem are all the same, so none can be spared; "
@@ -157,20 +158,20 @@ class EvalSettings(RunChoices):
         check_reasoning(self.reasoning)
         if self.reasoning != "auto" and not self.apply_chat_template:
             raise InputError(
-                "--reasoning is an argument of the chat template: give --apply-chat-template too"
+                "reasoning= is an argument of the chat template: give apply_chat_template=True too"
             )
         budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
         if budget is not None and budget >= most:
             raise InputError(
-                f"--max-thinking-tokens {budget} must be less than --max-tokens {most}, which "
+                f"max_thinking_tokens={budget} must be less than max_tokens={most}, which "
                 "counts the thinking and the answer"
             )
 
     def useless(self, name: str) -> str | None:
         if name == "stop_batch" and self.stop_when == NEVER:
-            return "without --stop-when"
+            return "without stop_when="
         if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
-            return "without --max-thinking-tokens"
+            return "without max_thinking_tokens="
         return None
 
     def identity(self) -> dict[str, Any]:
@@ -216,7 +217,7 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
-    defaults = configured(get_task(str(given["task"])), given.get("extra", {})).defaults
+    defaults = configured(get_task(given["task"]), given.get("extra", {})).defaults
     chat = given.get("apply_chat_template", False)
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
@@ -234,7 +235,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     if isinstance(given.get("confidence"), Mapping):
         given["confidence"] = Confidence.of(given["confidence"])
     if "votes" in given:
-        given["votes"] = tuple(given["votes"])
+        votes = given["votes"].split(",") if isinstance(given["votes"], str) else given["votes"]
+        given["votes"] = tuple(vote.strip() for vote in votes if vote.strip())
         numbers = {vote.partition(":")[0] for vote in given["votes"]}
         if "certainty" in numbers:
             given["self_certainty"] = True

@@ -1,7 +1,8 @@
 """How the weights of a checkpoint are quantised, and what becomes of them.
 
 transformers expands what is known here while it loads. Matrices in FP8 may then be put back as they
-are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is read.
+are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is
+read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig
 
-from treegen.errors import ModelError
+from treegen.errors import ModelError, install
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
 _OURS: Final = (
@@ -93,7 +94,7 @@ def check_packages(stored: Quantisation) -> None:
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
             f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
-            f"pip install 'treegen[{_EXTRAS[stored.needs]}]'"
+            f"{install(_EXTRAS[stored.needs])}"
         )
 
 
