@@ -72,7 +72,7 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
     ]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    how = ["-M", tiny, "--data", data, "--metric", "contains", "--max-tokens", "12", "-n", "4",
+    how = ["-M", tiny, "--data", data, "-T", "metric=contains", "--max-tokens", "12", "-n", "4",
            "--temperature", "1", "--memory", "4MiB", "-q"]  # fmt: skip
     errors = {}
     for name, more in (("plain", []), ("by", ["-T", "group_field=passage"])):

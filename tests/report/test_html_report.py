@@ -404,7 +404,7 @@ def test_a_missing_library_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     error = treegen("report", run).error
-    assert missing in error and "pip install 'treegen[report]'" in error
+    assert missing in error and "pip install '.[report]'" in error
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "show"])

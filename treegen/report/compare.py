@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, standard_error
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
+from treegen.report.tables import Listing, interval
 from treegen.report.view import ProblemView, RunView
 
+_HEAD: Final = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "Better", "Worse"]
 METHOD: Final = "adjusted t interval over problems, and its p-value"
 CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-value"
 
@@ -108,6 +110,16 @@ class Comparison:
         del document["places"]
         return document
 
+    def listing(self) -> Listing:
+        """Return one line for each metric that both runs have, and how it was tested."""
+        return _listing(self)
+
+    def __str__(self) -> str:
+        return str(self.listing())
+
+    def _repr_html_(self) -> str:
+        return self.listing()._repr_html_()
+
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
     """Return how two runs differ on the problems that both have finished.
@@ -127,8 +139,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     if unfinished and not partial:
         raise InputError(
             f"{len(unfinished):,} of {len(a.problems):,} problems are not finished in both runs, "
-            f"such as {unfinished[0]!r}; finish them with treegen eval --resume, or compare the "
-            "others with --partial"
+            f"such as {unfinished[0]!r}; finish them with resume=, or compare the others with "
+            "partial=True"
         )
     left_out = set(unfinished)
     ids = [p.id for p in a.problems if p.id not in left_out]
@@ -217,13 +229,13 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
                 ((first, second, a), (second, first, b)) if x - y]  # fmt: skip
         raise InputError(
             f"the runs are of different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; run both with the same --data and --limit"
+            f"{' and '.join(only)}; run both with the same data= and limit="
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
     if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
         raise InputError(
             f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
-            "run both with the same --data"
+            "run both with the same data="
         )
 
 
@@ -282,6 +294,49 @@ def _student() -> Any:
         from scipy.stats import t
     except ImportError:
         raise InputError(
-            "comparing runs needs scipy; install it with: pip install 'treegen[report]'"
+            f"comparing runs needs scipy; install it with: {install('report')}"
         ) from None
     return t
+
+
+def _listing(found: Comparison) -> Listing:
+    rows = [
+        [
+            row.filter,
+            row.metric,
+            f"{row.a:.3f}",
+            f"{row.b:.3f}",
+            f"{row.value:+.3f}",
+            interval(row.low, row.high, signed=True),
+            _p_value(row.p_value),
+            f"{row.better:,}",
+            f"{row.worse:,}",
+        ]
+        for row in found.differences
+    ]
+    left_out = f"; {len(found.left_out):,} unfinished ones left out" if found.left_out else ""
+    title = f"A: {found.a}\nB: {found.b}\n{len(found.problem_ids):,} problems, paired{left_out}"
+    lines = []
+    for method in dict.fromkeys(row.method for row in found.differences):
+        names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
+        lines.append(f"{', '.join(names)}: {method}")
+    if found.tokens is not None:
+        lines.append(_tokens_told(found.tokens))
+    return Listing(_HEAD, rows, range(2, len(_HEAD)), title, lines)
+
+
+def _tokens_told(found: Tokens) -> str:
+    told = f"tokens: A {found.a:,}, B {found.b:,}"
+    if found.a != found.b:
+        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
+    if found.low is None or found.high is None:
+        return told
+    bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
+    p_value = _p_value(found.p_value)
+    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "n/a"
+    return f"{value:.4f}" if value >= 0.00005 else "<0.0001"

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
+from treegen.evals.asked.given import Asked, names_something
 from treegen.evals.course.account import add_up, stored_parts
 from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
@@ -43,23 +44,23 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def load_run(path: Path, *, data: str | None = None) -> RunView:
+def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 
-    What cannot be read again is left out, and `notices` says so.
+    What cannot be read again is left out, and `notices` says so. No code runs that a run names and
+    the caller does not.
 
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
+    asked: see `treegen.evals.asked.given.Asked`.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: `data` are not the problems of the run.
+        InputError: what is named are not the problems or the task of the run.
     """
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
-        return load_search_run(path, data=data)
+        return load_search_run(path, **asked)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, data, notices)
+        job = _job(run, asked, notices)
         problems, report, rounds = _judge(run, job, notices)
         decides = rounds is not None and rounds.reads_answers
         if run.missing > 0:
@@ -86,17 +87,14 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         )
 
 
-def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
-    from treegen.evals.asked.settings import settle, stored_choices
-    from treegen.evals.identity import check_same_data
-    from treegen.evals.job import load_job
+def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
+    from treegen.evals.asked.settings import stored_choices
+    from treegen.evals.identity import stored_job
 
     try:
-        stored = {**beside(run.path, stored_choices(run.info)), "score": True}
-        job = load_job(settle({} if data is None else {"data": data}, stored))
-        check_same_data(job, run.info.identity, str(run.path))
+        job = stored_job(asked, beside(run.path, stored_choices(run.info)), run)
     except TreegenError as error:
-        if data is not None:
+        if names_something(asked):
             raise
         notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
         return None

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
-from treegen.runs.files import check_id, parse_json, plain, reason, resume_flag, sync_directory
+from treegen.runs.fields import RECORD, check_types
+from treegen.runs.files import check_id, parse_json, plain, reason, resume_argument, sync_directory
 from treegen.runs.leftovers import is_at
 
 Key = tuple[str, int]
@@ -69,6 +70,7 @@ def decode_record(line: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
     key_of(record)
+    check_types(record, RECORD)
     return record
 
 
@@ -121,7 +123,7 @@ class RecordFile:
                 records for one key.
         """
         self.path: Final = path
-        self._again = again or f"continue with {resume_flag(path.parent)}"
+        self._again = again or f"continue with {resume_argument(path.parent)}"
         # What was wrong at the end of the file and what was done about it, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}

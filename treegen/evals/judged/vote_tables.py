@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """Scores of samples that a user's own reward model or verifier has given, in a run directory."""
 _HOW: Final = {
-    "certainty": "draw them with --self-certainty",
+    "certainty": "draw them with self_certainty=True",
     "score": f"write them to {SCORES} in the run directory",
     "logprob": "samples without a token have none",
     USC: "let the model pick with treegen usc",
@@ -152,7 +152,7 @@ def _wanted(
             continue
         number = name.partition(":")[0]
         lacks = not (votes.picks if name == USC else number in there)
-        how = _HOW.get(number, "draw them with --confidence")
+        how = _HOW.get(number, "draw them with confidence=")
         told = f"some samples have no {number}: {how}" if lacks else ""
         found[name if name == USC else Vote.of(name).name] = told
     return found

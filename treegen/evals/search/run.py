@@ -25,7 +25,7 @@ from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
@@ -36,7 +36,7 @@ COSTS: Final = (
 def run_searches(
     job: SearchJob,
     run: SearchRunDir,
-    llm: "LLM",
+    llm: "Calls",
     *,
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,
@@ -52,8 +52,10 @@ def run_searches(
     """
     if run.missing <= 0:
         return
-    from treegen.evals.search.searcher import INTERRUPTED, search_function
-    from treegen.search.tree.result import LEFT_OUT
+    from treegen.evals.search.searcher import search_function
+    from treegen.search.budget import StopReason
+
+    not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
 
     settings = job.settings
     tally = RightSoFar()
@@ -77,7 +79,7 @@ def run_searches(
             results.step()
             found = results.ended()
             for number, result in enumerate(found, 1):
-                if result.stopped in (INTERRUPTED, LEFT_OUT):
+                if result.stopped_by in not_done:
                     continue
                 if isinstance(result.value, CacheFullError):
                     if no_room is not None:
