@@ -1,14 +1,11 @@
 """`treegen compare`: whether one run is better than another, problem by problem."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
-
-if TYPE_CHECKING:
-    from treegen.report.compare import Comparison
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 _RUN = click.Path(path_type=Path)
 
@@ -16,7 +13,7 @@ _RUN = click.Path(path_type=Path)
 @click.command("compare", context_settings=CONTEXT)
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
 @click.option("--output-path", "-o", type=_RUN, metavar="DIR",
               help="Where the plots go. Default: a folder in RUN_B.")  # fmt: skip
@@ -27,21 +24,21 @@ _RUN = click.Path(path_type=Path)
 def command(
     run_a: Path,
     run_b: Path,
-    data: str | None,
     partial: bool,
     output_path: Path | None,
     no_plots: bool,
     html: Path | None,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
-    from treegen.cli.destinations import file_name
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formats import safe_text
     from treegen.errors import InputError
+    from treegen.evals.running.destinations import file_name
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
@@ -51,10 +48,10 @@ def command(
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
     if html is not None:
         check_name(html, "--html")
-    a, b = (load_run(path, data=data) for path in (run_a, run_b))
+    a, b = (load_run(path, **asked) for path in (run_a, run_b))
     found = compare_runs(a, b, partial=partial)
     if not quiet:
-        echo(_table(found))
+        echo(safe_text(str(found)))
     files: list[Path] = []
     if not no_plots:
         folder = output_path or run_b / f"compared_with_{file_name(a.name)}"
@@ -69,13 +66,3 @@ def command(
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
     json_line({**paths, **found.to_json(), "plots": [str(path) for path in files],
                "page": None if html is None else str(html)})  # fmt: skip
-
-
-def _table(found: "Comparison") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.common.formats import safe_text
-    from treegen.report.comparison_table import comparison_listing
-
-    told = comparison_listing(found)
-    table = markdown(told.head, told.rows, right=told.numbers)
-    return safe_text("\n".join([told.title, "", table, "", *told.lines]))

@@ -1,5 +1,6 @@
 """`treegen demo`: a tour of treegen with the model that comes with it, on a CPU and offline."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
-from treegen.cli.options import CONTEXT, FLAGS
+from treegen.cli.typed.options import CONTEXT
 
 if TYPE_CHECKING:
+    from treegen.cli.terminal.progress import Terminal
     from treegen.evals.job import Job
     from treegen.evals.judged.execution import Execution
-    from treegen.evals.statistics.metrics import Report
+    from treegen.evals.running.evaluation import Evaluated
+    from treegen.evals.running.searching import Searched
+    from treegen.evals.running.work import Models
     from treegen.llm import LLM
 
 # What a user would give for each part of the tour; the rest is the demo model's defaults.
@@ -35,62 +38,43 @@ class _Tour:
     llm: "LLM"
     path: Path
 
-    def evaluate(
-        self, asked: dict[str, Any], execution: "Execution | None" = None
-    ) -> tuple[dict[str, Any], "Report | None"]:
-        """Run one evaluation as `treegen eval` would; returns results.json and the report."""
-        from treegen.cli.judging import judge_rest, open_judging
-        from treegen.cli.progress import show_progress
-        from treegen.evals.identity import run_settings
-        from treegen.evals.judged.results import write_results
-        from treegen.evals.model import look_at_model, weights_fingerprint
-        from treegen.evals.run import sample
-        from treegen.runs import RunDir
+    def evaluate(self, asked: dict[str, Any], execution: "Execution | None" = None) -> "Evaluated":
+        """Run one evaluation as `treegen eval` would."""
+        from treegen.evals.running.evaluation import evaluate_all
 
-        job = _job(asked)
-        settings = run_settings(
-            job,
-            dtype=look_at_model(job.settings.engine).dtype,
-            fingerprint=weights_fingerprint(job.settings.engine),
-            flags=FLAGS,
-        )
-        with RunDir.create(self.path / job.task.name, settings) as run:
-            judging = open_judging(job, run, execution, quiet=False) if execution else None
-            try:
-                steps = sample(job, run, self.llm, stop=received, judging=judging)
-                show_progress(steps, job.task.name, quiet=False)
-                _check_signals(self.path)
-                if judging:
-                    judge_rest(job, run, judging, quiet=False)
-                return write_results(job, run, judging)
-            finally:
-                if judging:
-                    judging.close()
+        task, given = self._given(asked)
+        place, models = str(self.path / task), self._models
+        return evaluate_all(
+            [task], given, models, self._terminal, output=place, execution=execution
+        )[0]
 
-    def search(self, asked: dict[str, Any], method: str) -> dict[str, Any]:
-        """Search a task's problems as `treegen search` would; returns results.json."""
+    def search(self, asked: dict[str, Any], method: str) -> "Searched":
+        """Search a task's problems as `treegen search` would."""
+        from treegen.evals.running.searching import search_all
+
+        task, given = self._given({**asked, "method": method}, search=True)
+        given["task"], folder = task, str(self.path / task / method)
+        del given["method"]
+        return search_all([method], given, self._models, self._terminal, output=folder)[0]
+
+    def _given(self, asked: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
         from treegen import demo
-        from treegen.cli.progress import show_progress
-        from treegen.evals.identity import run_settings
-        from treegen.evals.model import look_at_model, weights_fingerprint
-        from treegen.evals.search.job import load_search_job
-        from treegen.evals.search.run import run_searches, write_search_results
-        from treegen.evals.search.settings import settle_search
-        from treegen.runs import SearchRunDir
 
-        given = demo.completed({**asked, "method": method}, search=True)
-        job = load_search_job(settle_search(given))
-        settings = run_settings(
-            job,
-            dtype=look_at_model(job.settings.engine).dtype,
-            fingerprint=weights_fingerprint(job.settings.engine),
-            flags=FLAGS,
-        )
-        with SearchRunDir.create(self.path / job.task.name / method, settings) as run:
-            steps = run_searches(job, run, self.llm, stop=received)
-            show_progress(steps, f"{job.task.name} {method}", quiet=False)
-            _check_signals(self.path)
-            return write_search_results(job, run)
+        given = demo.completed(asked, **how)
+        del given["model"]  # it is loaded
+        return given.pop("task"), given
+
+    @property
+    def _models(self) -> "Models":
+        from treegen.evals.running.work import Models
+
+        return Models(self.llm)
+
+    @property
+    def _terminal(self) -> "Terminal":
+        from treegen.cli.terminal.progress import Terminal
+
+        return Terminal(quiet=False)
 
 
 @click.command("demo", context_settings=CONTEXT)
@@ -103,14 +87,14 @@ def command(output_path: str | None) -> None:
     about a minute and a half on two cores. Each part is a run like any other.
     """
     from treegen import demo
-    from treegen.cli.destinations import new_path
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
     from treegen.errors import RunError
+    from treegen.evals.running.destinations import new_path
     from treegen.runs.made import check_directory
 
     path = Path(output_path) if output_path else new_path("demo")
     check_directory(path)
-    if path.is_dir() and any(path.iterdir()):
+    if os.path.isdir(path) and any(path.iterdir()):
         raise RunError(f"{path} is not empty; name another directory with --output-path")
     start = time.monotonic()
     _leave_cores_to_the_judge()
@@ -164,49 +148,45 @@ def _job(asked: dict[str, Any]) -> "Job":
     return load_job(settle(demo.completed(asked)))
 
 
-def _check_signals(path: Path) -> None:
-    if signum := received():
-        raise Interrupted(signum, f"what had finished is in {path}")
-
-
 def _plan(tour: _Tour) -> None:
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
 
     echo(str(tour.llm.plan(_job(_WORDS).tree)))
 
 
 def _vote(tour: _Tour) -> None:
-    from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo
     from treegen.evals.course.account import sharing_line
+    from treegen.report.tables import markdown
 
-    results, report = tour.evaluate(_WORDS)
+    found = tour.evaluate(_WORDS)
+    report = found.report
     assert report is not None
     votes = [row for row in report.majority if row.filter == report.majority[0].filter]
     rows = [[str(row.k), _share(row.value), _share(row.stderr)] for row in votes]
     echo("\n" + markdown(["k", "Right by vote of k", "Stderr"], rows, right=(0, 1, 2)))
-    echo(f"\n{sharing_line(results['usage'])}")
+    echo(f"\n{sharing_line(found.results['usage'])}")
 
 
 def _heat_map(tour: _Tour) -> None:
-    from treegen.cli.render import echo, pictures
+    from treegen.cli.terminal.render import echo, pictures
     from treegen.report.plots.heat_map import draw_text
 
-    results, report = tour.evaluate(_GRID)
-    assert report is not None
-    for grid in report.grids:
+    found = tour.evaluate(_GRID)
+    assert found.report is not None
+    for grid in found.report.grids:
         echo("\n" + draw_text(grid))
-    pictures(report, tour.path / results["task"]["name"])
+    pictures(found.report, found.path)
 
 
 def _programs(tour: _Tour) -> None:
-    from treegen.cli.render import echo, notice
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo, notice
     from treegen.errors import TreegenError
     from treegen.evals.judged.execution import Execution
+    from treegen.report.tables import markdown
 
     try:
-        _, report = tour.evaluate(_PROGRAMS, Execution())
+        report = tour.evaluate(_PROGRAMS, Execution()).report
     except TreegenError as error:
         notice(f"left out: {error}")
         return
@@ -220,10 +200,10 @@ def _programs(tour: _Tour) -> None:
 
 
 def _puzzles(tour: _Tour) -> None:
-    from treegen.cli.render import echo
-    from treegen.cli.tables import cost_table
+    from treegen.cli.terminal.render import echo
+    from treegen.report.text import cost_table
 
-    echo("\n" + cost_table([tour.search(_PUZZLES, method) for method in _METHODS]))
+    echo("\n" + cost_table([tour.search(_PUZZLES, method).results for method in _METHODS]))
 
 
 def _share(value: float | None) -> str:

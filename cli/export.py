@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 # As in `treegen.formats`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
@@ -24,7 +24,7 @@ def command(run: Path, to: str, output_path: Path | None, data: str | None, quie
     inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
     and samples of lm-evaluation-harness, and parquet tables.
     """
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formats import safe_text
     from treegen.formats import export_run
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 
 @click.command("import", context_settings=CONTEXT)
@@ -21,7 +21,7 @@ def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: 
     or its results_TIME.json. The verdicts are those of the log.
     """
     from treegen.cli.destinations import new_path
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import safe_text
     from treegen.formats.bring import read_log
     from treegen.formats.foreign import make_runs

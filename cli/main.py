@@ -16,8 +16,9 @@ from typing import IO, Any, Final
 import click
 
 import treegen
-from treegen.cli.interrupts import Interrupted, raising_signals
-from treegen.cli.streams import guarded_streams
+from treegen.cli.terminal.flags import flagged
+from treegen.cli.terminal.interrupts import Interrupted, raising_signals
+from treegen.cli.terminal.streams import guarded_streams
 from treegen.common.formats import safe_text
 from treegen.errors import ModelWarning, TreegenError
 
@@ -36,6 +37,10 @@ _COMMANDS: Final = {
     "import": ("treegen.cli.import_log", "Make a run of a log that another tool wrote."),
     "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
     "verify": ("treegen.cli.verify", "Score a run's samples by a reward model or a verifier."),
+    "score-texts": (
+        "treegen.cli.score_texts",
+        "Score given texts, with the likeliest tokens.",
+    ),
     "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
     "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
     "tasks": ("treegen.cli.tasks", "List the tasks."),
@@ -93,18 +98,26 @@ class LazyGroup(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the group's own options."""
-        with _in_one_line():
+        with _in_one_line(None):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _in_one_line(), _warnings_in_one_line():
+        with _in_one_line(self._command(ctx)), _warnings_in_one_line():
             return super().invoke(ctx)
+
+    def _command(self, ctx: click.Context) -> click.Command | None:
+        """The command that the arguments name."""
+        named = [*ctx._protected_args, *ctx.args]
+        return self.get_command(ctx, named[0]) if named else None
 
 
 @contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Turn errors that the user can mend into a Failure. No other place does it."""
+def _in_one_line(command: click.Command | None) -> Iterator[None]:
+    """Turn errors that the user can mend into a Failure. No other place does it.
+
+    command: by whose flags messages name arguments.
+    """
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -114,7 +127,7 @@ def _in_one_line() -> Iterator[None]:
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
-        raise Failure(str(error)) from error
+        raise Failure(flagged(str(error), command)) from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
             raise

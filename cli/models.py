@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 if TYPE_CHECKING:
     from treegen.model.about import About
@@ -27,7 +27,7 @@ def command(model: str | None, quiet: bool, **options: Any) -> None:
 
     With a checkpoint: what becomes of that one, from its configuration alone.
     """
-    from treegen.cli.render import json_line
+    from treegen.cli.terminal.render import json_line
 
     if model is None:
         document = _families(quiet)
@@ -56,9 +56,9 @@ def _families(quiet: bool) -> dict[str, Any]:
 
 
 def _print_families(families: "list[Family]", weights: dict[str, str]) -> None:
-    from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo
     from treegen.model.checkpoint.families import WAYS
+    from treegen.report.tables import markdown
 
     counts = [
         [way, str(sum(family.way == way for family in families)), how] for way, how in WAYS.items()
@@ -83,9 +83,10 @@ def _filled(text: str) -> str:
 
 
 def _print(found: "About") -> None:
-    from treegen.cli.render import echo
+    from treegen.cli.terminal.render import echo
     from treegen.common.formats import format_bytes, safe_text
     from treegen.model.checkpoint.families import WAYS
+    from treegen.model.recommended import recommendation
 
     lines = [f"{found.name}: {found.model_type or 'of no known family'}, {found.way}"]
     if found.spec is None:
@@ -111,6 +112,8 @@ def _print(found: "About") -> None:
         f"keys and values: {format_bytes(spec.kv_bytes_per_token)} a token; context "
         f"{spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}"
     )
+    if spec.recommended:
+        lines.append(f"recommended sampling: {recommendation(dict(spec.recommended))}")
     if spec.unreached:
         lines.append(f"left out, for text does not reach them: {', '.join(spec.unreached)}")
     echo(safe_text("\n".join(lines)) + "\n")

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.evals.statistics.power import Spread
-    from treegen.report.view import RunView
 
 
 @click.command("power", context_settings=CONTEXT)
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
               help="The chance to find the difference.")  # fmt: skip
 @click.option("--alpha", type=float, default=0.05, show_default=True,
               help="The chance to find one where there is none.")  # fmt: skip
+@options_of("reading")
 @QUIET
 def command(
     difference: float,
@@ -42,17 +42,21 @@ def command(
     wanted: float,
     alpha: float,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
     The test is a paired t-test of the problems' shares of right samples.
     """
-    from treegen.cli.options import counts
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
+    from treegen.cli.typed.options import counts
     from treegen.evals.statistics.power import difference_for, power, problems_for
+    from treegen.report.load import load_run
+    from treegen.report.spread import spread_of_runs
 
     ks = counts(num_samples, "--n-samples")
-    spread = _spread(runs, between, within, correlation)
+    runs_read = [load_run(path, **asked) for path in runs]
+    spread = spread_of_runs(runs_read, between, within, correlation)
     rows: list[dict[str, Any]] = []
     for k in ks:
         row: dict[str, Any] = {
@@ -72,46 +76,6 @@ def command(
     })  # fmt: skip
 
 
-def _spread(
-    runs: tuple[Path, ...],
-    between: float | None,
-    within: float | None,
-    correlation: float | None,
-) -> "Spread":
-    """Return the variances that are given or measured, or else assumed."""
-    from treegen.errors import InputError
-    from treegen.evals.statistics.power import Spread, correlation_of, spread_of
-    from treegen.report.load import load_run
-
-    if len(runs) > 2:
-        raise InputError(f"give --run once or twice, not {len(runs)} times")
-    found = [_rights(load_run(path)) for path in runs]
-    if len(found) == 2:
-        shared = [i for i in found[0] if i in found[1]]
-        if len(shared) < 2:
-            raise InputError("the runs have fewer than two problems in common")
-        found = [{i: each[i] for i in shared} for each in found]
-    each = [spread_of(list(rights.values())) for rights in found]
-    measured = [sum(column) / len(each) for column in zip(*each, strict=True)] or [0.1, 0.1]
-    if correlation is None:
-        both = [list(rights.values()) for rights in found]
-        correlation = correlation_of(both[0], both[1]) if len(both) == 2 else 0.5
-    return Spread(
-        between=measured[0] if between is None else between,
-        within=measured[1] if within is None else within,
-        correlation=correlation,
-    )
-
-
-def _rights(view: "RunView") -> dict[str, tuple[int, int]]:
-    from treegen.errors import InputError
-
-    if not view.filters:
-        raise InputError(f"the samples of {view.path} are not judged; score the run first")
-    verdicts = view.verdicts(view.filters[0], fixed=True)
-    return {i: (sum(v.correct for v in mine), len(mine)) for i, mine in verdicts.items()}
-
-
 def _table(
     spread: "Spread",
     rows: list[dict[str, Any]],
@@ -120,7 +84,7 @@ def _table(
     wanted: float,
     alpha: float,
 ) -> str:
-    from treegen.cli.tables import markdown
+    from treegen.report.tables import markdown
 
     head = ["Samples each", f"Problems for {difference:g}"]
     if num_problems is not None:

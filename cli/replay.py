@@ -2,11 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 if TYPE_CHECKING:
     from treegen.report.saved import Savings
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
               multiple=True, help="Of the leading answer to stay ahead; may be "
               "repeated.")  # fmt: skip
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @QUIET
 def command(
     run: Path,
     stop_batch: int,
     chances: tuple[float, ...],
     filter_name: str | None,
-    data: str | None,
     quiet: bool,
+    **asked: Any,
 ) -> None:
     """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
 
     The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and
     differences are to the vote of all samples on the same problems.
     """
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.show import filter_of
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.report.load import load_run
     from treegen.report.saved import CHANCES, drawn_of, savings
+    from treegen.report.shown import filter_of
 
-    view = load_run(run, data=data)
+    view = load_run(run, **asked)
     for line in view.notices if not quiet else ():
         notice(line)
     drawn = drawn_of(view, filter_of(view, filter_name))
-    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES)
+    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
     if not quiet:
         for each in found:
             echo(_table(each))
@@ -52,8 +52,7 @@ def command(
 
 
 def _table(found: "Savings") -> str:
-    from treegen.cli.tables import markdown
-    from treegen.report.tables import interval
+    from treegen.report.tables import interval, markdown
 
     last = found.majority[-1]
     rows = [

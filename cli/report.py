@@ -1,10 +1,12 @@
 """`treegen report`: runs as one page that opens anywhere, and as plots."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("report", context_settings=CONTEXT)
@@ -12,11 +14,11 @@ from treegen.cli.options import CONTEXT, QUIET
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="FILE.html",
               help="The page. Default: report.html in the run; here for several.")  # fmt: skip
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
 @QUIET
 def command(
-    runs: tuple[Path, ...], output_path: Path | None, data: str | None, no_plots: bool, quiet: bool
+    runs: tuple[Path, ...], output_path: Path | None, no_plots: bool, quiet: bool, **asked: Any
 ) -> None:
     """Write one HTML page about the directories RUN, with their samples and trees to look through.
 
@@ -25,18 +27,18 @@ def command(
     from treegen.report.load import find_runs
     from treegen.report.page import check_name, write_page
 
-    if output_path is not None and output_path.is_dir():
+    if output_path is not None and os.path.isdir(output_path):
         output_path = output_path / "report.html"
     if output_path is not None:
         check_name(output_path, "--output-path")
     found = find_runs(runs)
-    from treegen.cli.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import safe_text
     from treegen.report.load import load_run
 
     views = []
     for path in found:
-        view = load_run(path, data=data)
+        view = load_run(path, **asked)
         for line in view.notices if not quiet else ():
             notice(f"{path}: {line}")
         views.append(view)

@@ -1,42 +1,18 @@
 """`treegen search`: search for solutions step by step, and leave run directories behind."""
 
-import shlex
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import click
 
-from treegen.cli.interrupts import Interrupted
-from treegen.cli.options import CONTEXT, FLAGS, QUIET, asked_for, options_of
-from treegen.cli.places import places_for, take_cluster
-from treegen.cli.work import Stop, Work, fill, kept_of, look_at, open_runs, wanted
-from treegen.common.formats import safe_text
+from treegen.cli.eval import without_parts
+from treegen.cli.typed.options import CONTEXT, OUTPUT, QUIET, asked_for, options_of
+from treegen.cli.typed.places import places_for, take_cluster
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, having
 from treegen.evals.search.tools import Method
 
-if TYPE_CHECKING:
-    from treegen.cluster.places import Places
-    from treegen.errors import CacheFullError
-    from treegen.evals.course.progress import Progress
-    from treegen.evals.search.job import SearchJob
-    from treegen.llm import LLM
-    from treegen.runs import RunSettings, SearchRunDir
-
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
-_FLAGS: Final = {
-    **FLAGS,
-    "search.num_samples": "--n-samples",
-    **{f"budget.{name}": f"--budget {name}=" for name in _BUDGET},
-    "search.arguments": "-a",
-    "search.source": "the file of --method has changed",
-}
-
-
-_UNIT: Final = "searches"
 
 
 def _either(names: Iterable[str]) -> str:
@@ -52,19 +28,6 @@ def _of(knob: str, what: str) -> str:
 def _arguments_of(name: str, method: Method) -> str:
     """Return the help of a method's own arguments: their names."""
     return f"{name}: {', '.join(each.name for each in method.arguments)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Work(Work):
-    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
-
-    job: "SearchJob"
-    run: "SearchRunDir"
-    no_room: "dict[str, CacheFullError]" = field(default_factory=dict)
-
-    @property
-    def title(self) -> str:
-        return f"{self.job.task.name} {self.job.settings.method}"
 
 
 @click.command("search", context_settings=CONTEXT)
@@ -116,25 +79,24 @@ class _Work(Work):
 @click.option("--top-p", type=float, help="After temperature, --min-p and --top-k.")
 @click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p.")
 @click.option("--min-p", type=float, help="After temperature, before --top-k and --top-p.")
+@click.option(
+    "--gen-kwargs",
+    multiple=True,
+    metavar="K=V,...",
+    help="As in `treegen eval`, such as repetition_penalty=1.1.",
+)
 @click.option("--max-tokens", type=int, help="Tokens of a whole solution at most.")
 @click.option("--step-tokens", type=int, help="Tokens of a step at most.")
 @click.option("--seed", type=int, help="Of the samples.")
 @click.option("--repeats", type=int, help="Searches of each problem, for pass@k over searches (1).")
 @click.option("--concurrency", type=int, help="Problems searched at once.")
-@options_of("data")
-@click.option("--task-arg", "-T", "task_args", multiple=True, metavar="NAME=VALUE",
-              help="An argument of the task's own, as `treegen tasks` lists them.")  # fmt: skip
-@options_of("model without -a", "cluster")
-@click.option("--output-path", "-o", metavar="DIR", help="Run directory. Default: a new one in "
-              "runs/.")  # fmt: skip
-@click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
-              "in DIR with the settings it has; without DIR, begin or continue the one in "
-              "--output-path.")  # fmt: skip
+@options_of("data", "arguments", "model without -a", "cluster", "task code")
+@OUTPUT
 @QUIET
 def command(
     method: str | None,
     compare: str | None,
-    output_path: str | None,
+    output: str | None,
     resume: str | None,
     quiet: bool,
     **params: Any,
@@ -147,52 +109,36 @@ def command(
     cluster = take_cluster(params)
     given = _given(params)
     places = places_for(cluster, given)
-    methods = _methods(method, compare)
-    _share_arguments(given, methods)
-    from treegen.cli.destinations import search_destinations
-    from treegen.cli.discarding import discarding
-    from treegen.cli.render import demo_notice
-    from treegen.errors import RunError
-    from treegen.evals.asked.given import check_read
-    from treegen.evals.search.job import load_search_job
-    from treegen.runs import SearchRunDir
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import complain, echo, json_line, notice
+    from treegen.evals.running.searching import search_all
+    from treegen.evals.running.work import Models
+    from treegen.report.text import cost_table
 
-    several = compare is not None
-    found = search_destinations(methods, given, output_path, resume, compare=several)
-    check_read(given, [target.settings for target in found])
+    terminal = Terminal(quiet=quiet, resume="search")
+    found = search_all(
+        _methods(method, compare), given, Models(places=places), terminal,
+        output=output, resume=resume, compare=compare is not None,
+    )  # fmt: skip
+    for each in found if not quiet else ():
+        for problem, error in list(each.results["errors"].items())[:3]:
+            notice(f"{each.method}: the search of {problem!r} failed: {error}")
     if not quiet:
-        demo_notice(given, [each.settings.engine.model for each in found if not each.resume])
-    jobs = [load_search_job(target.settings) for target in found]
-    _check_alike(jobs)
-    asked = [_checked(job, places, quiet=quiet) for job in jobs]
-    folder = found[0].path.parent if compare and len(found) > 1 else found[0].path
-    advice = f"continue with: treegen search --resume {shlex.quote(str(resume or folder))}"
-    with ExitStack() as stack:
-        opened = zip(found, asked, strict=True)
-        runs = open_runs(SearchRunDir, opened, stack, unit=_UNIT, quiet=quiet)
-        stack.enter_context(discarding(runs, but=RunError))
-        work = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
-        try:
-            _search_all(work, advice, places, quiet=quiet)
-            _report(work, quiet=quiet)
-        except Interrupted as stopped:
-            raise Interrupted(stopped.signum, f"{kept_of(work, _UNIT)}; {advice}") from None
-    if missing := sum(max(item.run.missing, 0) for item in work):
-        told = f"Error: {missing:,} problems were not searched{_no_room(work)}; {advice}"
-        click.echo(safe_text(told), err=True)
-        raise SystemExit(1)
-
-
-def _no_room(work: list[_Work]) -> str:
-    """Return how many searches lacked memory, as a part of a sentence; "" if none did."""
-    found = [error for item in work for error in item.no_room.values()]
-    if not found:
-        return ""
-    return f", {len(found):,} of them for want of memory ({found[0]}); add a larger --memory SIZE"
+        echo("\n" + cost_table([each.results for each in found]))
+        for each in found:
+            echo(f"results: {each.path / 'results.json'}")
+        echo("")
+    json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
+    if missing := sum(each.missing for each in found):
+        told = f"{missing:,} problems were not searched"
+        if errors := [error for each in found for error in each.no_room]:
+            told += f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger "
+            told += "--memory SIZE"
+        complain([f"{told}; {found[0].again}"])
 
 
 def _given(params: dict[str, Any]) -> dict[str, Any]:
-    from treegen.cli.pairs import read_pairs
+    from treegen.cli.typed.pairs import read_pairs
     from treegen.evals.arguments import read_arguments
 
     given = asked_for(params)
@@ -209,29 +155,6 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _share_arguments(given: dict[str, Any], methods: list[str]) -> None:
-    """Let each of several methods take the arguments that it knows.
-
-    Raises:
-        InputError: no method knows one of them.
-    """
-    from treegen.cli.pairs import MODEL_ARGS
-    from treegen.common.spelling import did_you_mean
-    from treegen.evals.search.own_method import find_method
-
-    if not given.get("arguments"):
-        return
-    known = sorted({each.name for name in methods for each in find_method(name).arguments})
-    for name in given["arguments"]:
-        if name not in known and name in MODEL_ARGS:
-            raise InputError(f"no method has an argument {name!r}; the model's is --model-args")
-        if name not in known and len(methods) > 1:
-            hint = did_you_mean(name, known)
-            raise InputError(f"none of the methods has an argument {name!r}{hint}")
-    if len(methods) > 1:
-        given["also_arguments"] = tuple(known)
-
-
 def _named(texts: Iterable[str]) -> dict[str, str]:
     """Read NAME=VALUE. A value may have commas, and spaces at its ends."""
     found: dict[str, str] = {}
@@ -241,15 +164,6 @@ def _named(texts: Iterable[str]) -> dict[str, str]:
             raise InputError(f"--verifier-arg takes NAME=VALUE, such as reduce=min, not {text!r}")
         found[name.strip()] = value
     return found
-
-
-def _check_alike(jobs: "list[SearchJob]") -> None:
-    """Raise InputError unless all methods have the same problems and the same budget."""
-    if len({job.settings.budget for job in jobs}) > 1:
-        raise InputError("the methods have different budgets; give all of them one with --budget")
-    if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
-        raise InputError("the methods have different problems; give all of them the same --data, "
-                         "--limit and examples")  # fmt: skip
 
 
 def _methods(method: str | None, compare: str | None) -> list[str]:
@@ -264,69 +178,3 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
     if not names:
         raise InputError("--compare is empty; such as --compare sample,beam,tot-bfs")
     return names
-
-
-def _checked(job: "SearchJob", places: "Places | None", *, quiet: bool) -> "RunSettings":
-    """Check all that can be checked without weights; returns the settings of the run."""
-    from treegen.evals.search.job import check_memory, check_prompts_fit, check_reward
-
-    facts = look_at(job, places, quiet=quiet)
-    check_prompts_fit(job, facts)
-    check_memory(job, facts)
-    check_reward(job.settings)
-    return wanted(job, facts, _FLAGS)
-
-
-def _search_all(work: list[_Work], advice: str, places: "Places | None", *, quiet: bool) -> None:
-    """Search what each run lacks."""
-    from treegen.evals.search.run import run_searches
-    from treegen.evals.search.searcher import load_value_function
-
-    # They have the same problems, so what judges the states of one can judge those of another.
-    jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
-    loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
-    # Workers judge for themselves.
-    function_of = {how: load() for how, load in loads.items()} if places is None else {}
-
-    def steps(item: _Work, llm: "LLM", stop: Stop) -> "Iterator[Progress]":
-        return run_searches(
-            item.job,
-            item.run,
-            llm,
-            stop=stop,
-            value_function=function_of.get(item.job.settings.evaluate),
-            no_room=item.no_room,
-        )
-
-    fill(
-        work,
-        steps,
-        lambda: f"{kept_of(work, _UNIT)}; {advice}",
-        places=places,
-        before=list(loads.values()),
-        quiet=quiet,
-    )
-
-
-def _report(work: list[_Work], *, quiet: bool) -> None:
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.tables import cost_table
-    from treegen.evals.search.run import write_search_results
-
-    results = [write_search_results(item.job, item.run) for item in work]
-    for item, each in zip(work, results, strict=True):
-        for problem, error in list(each["errors"].items())[:3] if not quiet else ():
-            notice(f"{item.job.settings.method}: the search of {problem!r} failed: {error}")
-    if not quiet:
-        echo("\n" + cost_table(results))
-        for item in work:
-            echo(f"results: {item.run.path / 'results.json'}")
-        echo("")
-    json_line(
-        {
-            "runs": [
-                {"run": str(item.run.path), **{k: v for k, v in each.items() if k != "parts"}}
-                for item, each in zip(work, results, strict=True)
-            ]
-        }
-    )

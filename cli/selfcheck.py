@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
 
 
 @click.command("selfcheck", context_settings=CONTEXT)
@@ -21,11 +21,11 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     are not.
     """
     from treegen import demo
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import InputError
     from treegen.evals.model import check_machine, look_at_model
     from treegen.options import EngineOptions
+    from treegen.report.tables import markdown
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")

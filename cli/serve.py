@@ -1,5 +1,6 @@
 """`treegen serve`: a server that speaks OpenAI's protocol."""
 
+import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.options import CONTEXT, asked_for, options_of
-from treegen.errors import InputError
+from treegen.cli.typed.options import CONTEXT, asked_for, options_of
+from treegen.common.formats import safe_text
+from treegen.errors import InputError, install
 
 _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -24,9 +26,14 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
               "the last part of --model.")  # fmt: skip
 @click.option("--max-waiting", type=int, metavar="N", help="Samples that may wait; more are "
               "told to come again (429). Default: four times --max-rows.")  # fmt: skip
+@click.option("--tool-format", metavar="NAME", help="How the model writes tool calls, such as "
+              "hermes or qwen3_coder. Default: found by its chat template.")  # fmt: skip
 @click.option(
     "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Of a request."
 )
+@click.option("--sampling", type=click.Choice(["recommended", "neutral"]), default="recommended",
+              show_default=True, help="Of requests that do not say: as the checkpoint's "
+              "generation_config.json recommends, or temperature 1 without filters.")  # fmt: skip
 @click.option("--drain-seconds", type=click.IntRange(0), default=60, show_default=True,
               help="After SIGTERM, time to answer what was asked.")  # fmt: skip
 def command(
@@ -35,7 +42,9 @@ def command(
     api_key: str | None,
     served_model_name: str | None,
     max_waiting: int | None,
+    tool_format: str | None,
     max_body: str,
+    sampling: str,
     drain_seconds: int,
     **params: Any,
 ) -> None:
@@ -45,12 +54,12 @@ def command(
     """
     if missing := [name for name in _NEEDED if not find_spec(name)]:
         raise InputError(
-            f"`treegen serve` needs {', '.join(missing)}; install it with: "
-            "pip install 'treegen[serve]'"
+            f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
     from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
     from treegen.params import check_int
+    from treegen.replies.formats import tool_format as check_tool_format
 
     given = asked_for(params)
     if "model" not in given:
@@ -59,6 +68,8 @@ def command(
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("--max-waiting", max_waiting, least=1)
+    if tool_format is not None:
+        check_tool_format(tool_format)
     body_bytes, engine = parse_bytes(max_body), EngineOptions(**given)
     name = served_model_name or Path(engine.model).name or engine.model
 
@@ -68,13 +79,19 @@ def command(
         from treegen.llm import LLM
         from treegen.serve.run import serve
 
+        begin = time.monotonic()
+        click.echo(safe_text(f"loading {engine.model}"), err=True)
+        llm = LLM(**asdict(engine))
+        click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
-            LLM(**asdict(engine)),
+            llm,
             at,
             name=name,
             api_key=api_key or None,
             max_waiting=max_waiting,
             max_body=body_bytes,
             drain_seconds=drain_seconds,
+            recommended=sampling == "recommended",
+            tool_format=tool_format,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )

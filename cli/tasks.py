@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET
 
 
 @click.command("tasks", context_settings=CONTEXT)
@@ -15,10 +15,10 @@ def command(action: str | None, quiet: bool) -> None:
 
     A task of your own is named by its file and class: path/to/file.py:Class.
     """
-    from treegen.cli.render import echo, failed, json_line
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo, failed, json_line
     from treegen.errors import TreegenError
     from treegen.evals.arguments import known_arguments
+    from treegen.report.tables import markdown
     from treegen.tasks import get_task, list_tasks
 
     rows: list[list[str]] = []

@@ -5,9 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.interrupts import Interrupted, received
-from treegen.cli.options import CONTEXT, QUIET
-from treegen.cli.usc import stored_job
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("verify", context_settings=CONTEXT)
@@ -33,12 +31,12 @@ from treegen.cli.usc import stored_job
               help="Samples to compute at once, by models that share nothing.")  # fmt: skip
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is "
               "one.")  # fmt: skip
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @QUIET
 def command(
     run: Path, verifier: str, mark: str, separator: str, tokens: str, label: int | None,
     reduce: str, chat: bool | None, turns: bool, memory: str | None, batch_size: int,
-    device: str | None, data: str | None, quiet: bool,
+    device: str | None, quiet: bool, **asked: Any,
 ) -> None:  # fmt: skip
     """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
 
@@ -46,12 +44,14 @@ def command(
     `treegen score RUN --votes score,score:best` then reports weighted best-of-n and best-of-n
     beside maj@k.
     """
-    from treegen.cli.render import echo, json_line, notice
-    from treegen.cli.work import either
+    from treegen.cli.terminal.progress import Terminal
+    from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import parse_bytes
+    from treegen.evals.asked.settings import stored_choices
     from treegen.evals.asked.verifier_args import DEFAULTS, verifier_settings
+    from treegen.evals.identity import stored_job
     from treegen.evals.judged.verify import verify
-    from treegen.runs import RunDir, graceful_signals
+    from treegen.runs import RunDir
 
     given = {"mark": mark, "separator": separator, "tokens": tokens, "reduce": reduce}
     more = {"label": label, "chat": chat, "turns": turns}
@@ -65,27 +65,19 @@ def command(
     with RunDir.open(run) as opened:
         for line in opened.notices:
             notice(line)
-        job = stored_job(run, opened.info, data)
+        job = stored_job(asked, stored_choices(opened.info), opened)
 
         from treegen.search.verifier import MEMORY, load_verifier
 
-        if not quiet:
-            notice(f"loading {verifier}")
+        terminal = Terminal(quiet=quiet)
+        terminal.tell(f"loading {verifier}")
         judge = load_verifier(
             verifier, device=device, memory=memory or MEMORY, batch_size=batch_size, **settings
         )
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
         if not turns:  # scores from before there was a choice go on
             del by["turns"]
-        done = planned = 0
-        with graceful_signals() as graceful:
-            stop = either(received, graceful)
-            for so_far in verify(job, opened, judge, by, stop=stop):
-                done, planned = so_far
-            if signum := stop():
-                raise Interrupted(
-                    signum, f"{done:,} of {planned:,} scores are kept; give the command again"
-                )
+        done, _ = terminal.count(lambda stop: verify(job, opened, judge, by, stop=stop), "scores")
     if not quiet:
         echo(f"{done:,} samples have a score; report votes by it with: "
              f"treegen score {run} --votes score,score:best")  # fmt: skip

@@ -3,10 +3,11 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
-from treegen.cli.options import CONTEXT, QUIET
+from treegen.cli.typed.options import CONTEXT, QUIET, options_of
 
 
 @click.command("watch", context_settings=CONTEXT)
@@ -16,9 +17,9 @@ from treegen.cli.options import CONTEXT, QUIET
               help="On this machine alone; 0 takes any that is free.")  # fmt: skip
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS",
               help="How often to look at the runs, at most.")  # fmt: skip
-@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@options_of("reading")
 @QUIET
-def command(runs: tuple[Path, ...], port: int, every: float, data: str | None, quiet: bool) -> None:
+def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:
     """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
 
     It is the page of `treegen report`, and follows the runs while they go on. Runs are only read:
@@ -30,11 +31,11 @@ def command(runs: tuple[Path, ...], port: int, every: float, data: str | None, q
     if not 1 <= every <= 86400:
         raise InputError(f"--every must be from 1 to 86400 seconds, got {every:g}")
     found = find_runs(runs)
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.report.watching import HOST, Watched, watching
     from treegen.runs import graceful_signals
 
-    watched = Watched(found, data=data, every=every)
+    watched = Watched(found, asked=asked, every=every)
     # The run goes first.
     with suppress(OSError, AttributeError):
         os.nice(10)

@@ -20,10 +20,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Test tensors are tiny. Threads that wait for each other take many times as long on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell's background job starts with it ignored, and so would the commands under test.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import pytest
 from browsing import Visit, launched, visiting
 from cli_cases import SMALL, Command, build_checkpoint, run_command
@@ -31,6 +27,14 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+# A shell's background job starts with SIGINT ignored, nohup with SIGHUP, and so would the commands
+# under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -65,7 +65,7 @@ def make_run(
         **settings,
     }  # fmt: skip
     job = load_job(settle(asked))
-    with RunDir.create(path, run_settings(job, dtype="float32", fingerprint="0", flags={})) as run:
+    with RunDir.create(path, run_settings(job, dtype="float32", fingerprint="0")) as run:
         for number in range(num_problems):
             rng = random.Random(f"{seed} {number}")
             for index in range(num_samples if done is None else done[number]):
@@ -135,11 +135,11 @@ def search_record(problem_id: str, rng: random.Random, text: str = "") -> dict[s
     }
 
 
-def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0) -> Path:
+def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0, **settings: Any) -> Path:
     """Write a run of searches of the bundled countdown problems."""
-    asked = {"task": "countdown", "model": "made-up", "limit": num_problems}
+    asked = {"task": "countdown", "model": "made-up", "limit": num_problems, **settings}
     job = load_search_job(settle_search(asked))
-    wanted = run_settings(job, dtype="float32", fingerprint="0", flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint="0")
     with SearchRunDir.create(path, wanted) as run:
         for problem in job.data.problems:
             run.append(search_record(problem.id, random.Random(f"{seed} {problem.id}")))

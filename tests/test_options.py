@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 
 from treegen import LLM, InputError
-from treegen.cli.pairs import MODEL_ARGS
+from treegen.cli.typed.pairs import MODEL_ARGS
 from treegen.options import EngineOptions, Sizes
 
 
 def test_an_llm_takes_the_options_with_their_defaults() -> None:
     taken = inspect.signature(LLM).parameters.values()
-    asked = {each.name: each.default for each in taken if each.name not in ("model", "tokenizer")}
+    asked = {
+        each.name: each.default
+        for each in taken
+        if each.name not in ("model", "tokenizer", "others")
+    }
     assert asked == {each.name: each.default for each in fields(EngineOptions)[1:]}
     assert list(MODEL_ARGS) == [field.name for field in fields(EngineOptions)]
 

@@ -100,7 +100,7 @@ def test_every_source_folder_is_a_listed_package(repository: Path, project: dict
         assert f"{name}/__init__.py" in installed_names(repository, "**/*.py")
 
 
-@pytest.mark.parametrize("name", ["treegen", "tasks"])
+@pytest.mark.parametrize("name", ["treegen", "tasks", "cli"])
 def test_no_folder_is_crowded(repository: Path, name: str) -> None:
     files = Counter(path.parent for path in source_files(repository / name, "**/*.py"))
     assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
@@ -143,7 +143,7 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
     repository: Path, wheel: Path
 ) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    shipped = {name for name in names if not name.startswith("treegen-")}
+    shipped = {name for name in names if not name.startswith("treegen_lm-")}
     assert shipped == (
         installed_names(repository, "**/*.py")
         | installed_names(repository, "data/*.jsonl")
@@ -160,9 +160,9 @@ def test_the_wheel_holds_the_sources_and_the_data_and_nothing_else(
 
 def test_the_wheel_names_version_and_command(wheel: Path, project: dict[str, Any]) -> None:
     version = treegen.__version__
-    assert wheel.name == f"treegen-{version}-py3-none-any.whl"
+    assert wheel.name == f"treegen_lm-{version}-py3-none-any.whl"
     archive = zipfile.ZipFile(wheel)
-    info = f"treegen-{version}.dist-info"
+    info = f"treegen_lm-{version}.dist-info"
     metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
     for requirement in project["project"]["dependencies"]:
@@ -177,7 +177,7 @@ def test_the_installed_wheel_imports_from_where_it_was_installed(
 ) -> None:
     site = tmp_path / "site"
     run([*OFFLINE_PIP, *INSTALL, "--target", str(site), str(wheel)])
-    assert sorted(p.name for p in site.iterdir() if not p.name.startswith("treegen-")) == [
+    assert sorted(p.name for p in site.iterdir() if not p.name.startswith("treegen_lm-")) == [
         "bin",
         "treegen",
     ]
@@ -251,3 +251,12 @@ def test_public_names_agree() -> None:
         assert getattr(treegen, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Nodes'"):
         _ = treegen.Nodes  # type: ignore[attr-defined]
+
+
+def test_no_message_or_page_names_the_package_of_somebody_else(repository: Path) -> None:
+    """PyPI's `treegen` is not this one: extras come from the checkout, or from a wheel."""
+    files = [repository / "README.md", *(repository / "docs").rglob("*.md")]
+    for folder in ("treegen", "tasks", "cli"):
+        files += (repository / folder).rglob("*.py")
+    bad = re.compile(r"install\s+'?treegen(?![\w/.])")
+    assert not [str(file) for file in files if bad.search(file.read_text())]

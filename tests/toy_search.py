@@ -147,9 +147,9 @@ class ToyBackend:
                     length = context.num_tokens + len(tokens[index])
                     finished[index] = Drawn(done, self._context(context.text + own, length, 0))
                     self.drawn.append((key, index))
-                used_up = search.budget.exceeded(search.usage, drawing=True)
-                if used_up:
-                    search.stop(used_up)
+                limit = search.budget.tokens
+                if limit is not None and search.usage.tokens_decoded >= limit:
+                    search.stop(search.budget.reached("tokens"))
             if search in self.cancelled:
                 break
         return [finished.get(index) for index in indices]

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.version import VERSION
+
 if TYPE_CHECKING:
     from treegen.async_llm import AsyncLLM
     from treegen.cache.kept import Kept
@@ -32,8 +34,9 @@ if TYPE_CHECKING:
     from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
     from treegen.prompts.tree import Message, Node
+    from treegen.report.run import Run, evaluate, open_run, search_task
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",
@@ -56,6 +59,7 @@ __all__ = [
     "Node",
     "NumericsError",
     "Plan",
+    "Run",
     "RunError",
     "RunInUseError",
     "RunResult",
@@ -70,8 +74,11 @@ __all__ = [
     "Usage",
     "WorkerError",
     "WorkerStatus",
+    "evaluate",
     "from_module",
     "load_model",
+    "open_run",
+    "search_task",
 ]
 
 # Where each public name lives. Its module is imported when the name is first asked for, so that
@@ -97,6 +104,7 @@ _MODULE_OF: Final = {
     "Node": "treegen.prompts.tree",
     "NumericsError": "treegen.errors",
     "Plan": "treegen.plan.plan",
+    "Run": "treegen.report.run",
     "RunError": "treegen.errors",
     "RunInUseError": "treegen.errors",
     "RunResult": "treegen.engine.stream",
@@ -111,8 +119,11 @@ _MODULE_OF: Final = {
     "Usage": "treegen.outputs",
     "WorkerError": "treegen.errors",
     "WorkerStatus": "treegen.outputs",
+    "evaluate": "treegen.report.run",
     "from_module": "treegen.model.load",
     "load_model": "treegen.model.load",
+    "open_run": "treegen.report.run",
+    "search_task": "treegen.report.run",
 }
 
 # Hidden from type checkers: to them, a module with __getattr__ has every attribute.
@@ -128,4 +139,4 @@ if not TYPE_CHECKING:
 
     def __dir__() -> list[str]:
         """List the public names, imported or not."""
-        return sorted({*globals(), *__all__})
+        return sorted(__all__)

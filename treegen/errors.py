@@ -67,3 +67,11 @@ class NumericsError(TreegenError):
 
 class ModelWarning(UserWarning):
     """The model can be used, but not in all that its files promise."""
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of treegen, for messages.
+
+    The name `treegen` belongs to somebody else on PyPI, so no command names it.
+    """
+    return f"pip install '.[{extra}]' in treegen's checkout, or 'WHEEL[{extra}]' for its wheel"

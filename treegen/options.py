@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treegen.common.formats import parse_bytes
-from treegen.drafting.types import DraftFunction
 from treegen.errors import InputError
-from treegen.params import check_bool, check_int
+from treegen.params import check_bool, check_int, hint_at
 from treegen.plan.cost import Sharing, check_sharing
+
+if TYPE_CHECKING:
+    from treegen.drafting.types import DraftFunction
 
 LOADING: Final = (
     "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",
@@ -165,7 +167,5 @@ def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> No
     """
     known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
     if unknown := sorted(set(given) - set(known)):
-        raise InputError(
-            f"{whose} have {', '.join(unknown)}, which treegen does not know; it knows "
-            f"{', '.join(known)}"
-        )
+        hint = hint_at(unknown[0], known) or f"; it knows {', '.join(known)}"
+        raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hint}")

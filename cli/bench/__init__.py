@@ -11,7 +11,7 @@ from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import at_least, check_checkpoint
 from treegen.cli.bench.prefill import prefill
-from treegen.cli.options import JSON
+from treegen.cli.typed.options import JSON
 from treegen.errors import InputError
 
 
@@ -39,8 +39,8 @@ def engine(model: str | None, samples: int, problems: int, max_tokens: int) -> N
     import torch
 
     from treegen.bench import engine as bench
-    from treegen.cli.render import json_line
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import json_line
+    from treegen.report.tables import markdown
 
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     click.echo(f"torch {machine['torch']}, {machine['threads']} threads, CPU\n")
@@ -120,8 +120,8 @@ def search(
     import torch
 
     from treegen.bench import search as bench
-    from treegen.cli.render import json_line
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import json_line
+    from treegen.report.tables import markdown
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device}

@@ -14,15 +14,14 @@ from treegen.cli.bench.options import (
     is_number,
     numbers,
     show,
-    with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT, joined
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
     from treegen.bench.cascade import CascadeResult
-    from treegen.bench.table import TextTable
+    from treegen.report.tables import Listing
 
 _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
 
@@ -38,7 +37,7 @@ _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
 @click.option("--heads", default="8,1,128", show_default=True, metavar="Q,KV,DIM",
               help="Query heads, KV heads and their width.")  # fmt: skip
 @click.option("--repeats", default=20, show_default=True, help="Calls that are timed.")
-@with_options(DEVICE)
+@joined(*DEVICE)
 def attention(
     rows: str | None, prefix: str | None, suffix: str | None, levels: str | None, heads: str,
     repeats: int, dtype: str, device: str, ceiling_seconds: float | None,
@@ -71,7 +70,7 @@ def attention(
     from treegen.bench import cascade, table
     from treegen.bench import ceilings as ceiling
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.model.config import DTYPES, resolve_device
 
     target = resolve_device(device)
@@ -101,11 +100,11 @@ def attention(
 def _measured(
     results: Iterable[_Each],
     line: Callable[[_Each], str],
-    table: "Callable[[list[_Each]], TextTable]",
+    table: "Callable[[list[_Each]], Listing]",
     told: str,
 ) -> list[dict[str, Any]]:
     """Show each result as it comes, then a table; returns the results as JSON holds them."""
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
 
     found = []
     for result in results:

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import at_least, check_checkpoint
-from treegen.cli.options import CONTEXT, JSON, options_of
-from treegen.cli.places import places_for, take_cluster
+from treegen.cli.typed.options import CONTEXT, JSON, options_of
+from treegen.cli.typed.places import places_for, take_cluster
 from treegen.errors import InputError
 
 
@@ -46,9 +46,9 @@ def cluster(
     check_checkpoint(model)
     from treegen.bench.cluster import ClusterBench, ClusterJob
     from treegen.bench.shapes import shape_of
-    from treegen.cli.render import json_line, notice
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import json_line, notice
     from treegen.options import EngineOptions
+    from treegen.report.tables import markdown
 
     shape_of(shape)
     job = ClusterJob(**params)

@@ -12,9 +12,8 @@ from treegen.cli.bench.options import (
     headline,
     numbers,
     show,
-    with_options,
 )
-from treegen.cli.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT, joined
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ _PARTS: Final = (
               "{source, prompts, samples} of token ids.")  # fmt: skip
 @click.option("--own-states", is_flag=True, help="Of a model with recurrent layers: also where "
               "each row reads and writes a state of its own.")  # fmt: skip
-@with_options(_MODEL)
+@joined(*_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
     new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
@@ -101,7 +100,7 @@ def decode(
         raise InputError("--own-tokens and --trace are for --speculate")
     from treegen.bench.decoding.decode import DECODE_MODES, decode_cases, grid_cases, ratios
     from treegen.bench.decoding.modes import NO_ATTENTION, OWN_STATES
-    from treegen.cli.render import json_line
+    from treegen.cli.terminal.render import json_line
 
     if own_states and (grid or options["ranks"] > 1):
         raise InputError("--own-states is for one GPU, and not for --grid")
@@ -170,7 +169,7 @@ def _speculate(
     jobs = [job(number, prefix) for prefix in prefixes for number in rows]
 
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.llm import LLM
 
     kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
@@ -192,7 +191,7 @@ def _speculate(
 
 @click.command(context_settings=CONTEXT)
 @click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
-@with_options(_PARTS)
+@joined(*_PARTS)
 def paper(names: tuple[str, ...], **options: Any) -> None:
     """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
     from treegen.bench.decoding.paper import PAPER
@@ -201,7 +200,7 @@ def paper(names: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command(context_settings=CONTEXT)
-@with_options(_PARTS)
+@joined(*_PARTS)
 def monkeys(**options: Any) -> None:
     """A job like GSM8K, 1,024 samples for each of 128 problems, on the shape of Llama-3.2-1B."""
     _experiments(("monkeys",), options)
@@ -209,7 +208,7 @@ def monkeys(**options: Any) -> None:
 
 def _experiments(names: tuple[str, ...], options: dict[str, Any]) -> None:
     from treegen.bench.decoding.paper import cases_of, experiment_of
-    from treegen.cli.render import json_line
+    from treegen.cli.terminal.render import json_line
 
     scale, lengths = options.pop("scale"), options.pop("length_scale")
     shape, against = options.pop("shape"), _engines(options.pop("against"))
@@ -270,7 +269,7 @@ def _run(
     from treegen.bench.decoding.runs import Bench
     from treegen.bench.table import result_line, results_table
     from treegen.bench.timing import machine
-    from treegen.cli.render import echo, notice
+    from treegen.cli.terminal.render import echo, notice
 
     kinds = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
     kind = {name: options[name] for name in kinds}

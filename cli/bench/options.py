@@ -1,16 +1,15 @@
 """What the parts of `treegen bench` share: options, their checks, and how tables are shown."""
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from treegen.cli.options import JSON
+from treegen.cli.typed.options import JSON
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.bench.table import TextTable
+    from treegen.report.tables import Listing
 
 _MOST: Final = 9_999_999
 DEVICE: Final = (
@@ -21,17 +20,6 @@ DEVICE: Final = (
                  "on a GPU, 0.1 on a CPU."),
     JSON,
 )  # fmt: skip
-
-
-def with_options(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def numbers(text: str, name: str, least: int = 1) -> list[int]:
@@ -79,11 +67,11 @@ def headline(about: dict[str, Any]) -> str:
     return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
 
 
-def show(table: "TextTable") -> None:
+def show(table: "Listing") -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
-    from treegen.cli.render import echo
-    from treegen.cli.tables import markdown
+    from treegen.cli.terminal.render import echo
     from treegen.common.formats import safe_text
+    from treegen.report.tables import markdown
 
     if sys.stdout.isatty():
         from rich.console import Console
@@ -92,11 +80,11 @@ def show(table: "TextTable") -> None:
 
         drawn = Table()
         for place, title in enumerate(table.head):
-            drawn.add_column(Text(title), justify="right" if place in table.right else "left")
+            drawn.add_column(Text(title), justify="right" if place in table.numbers else "left")
         for row in table.rows:
             drawn.add_row(*(Text(safe_text(cell)) for cell in row))
         Console(file=sys.stdout, highlight=False).print(drawn)
     else:
-        echo(markdown(table.head, table.rows, table.right))
-    for remark in table.remarks:
+        echo(markdown(table.head, table.rows, table.numbers))
+    for remark in table.lines:
         echo(safe_text(remark).replace("\n", " "))

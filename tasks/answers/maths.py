@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeVar
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.answers import classes
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
@@ -48,7 +48,7 @@ class MathAnswer:
         if find_spec("math_verify") is None:
             raise InputError(
                 "comparing answers as mathematics needs the package math-verify; install it with: "
-                "pip install 'treegen[math]'"
+                f"{install('math')}"
             )
 
     def canonical(self, reference: str) -> str | None:

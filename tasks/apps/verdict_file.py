@@ -20,7 +20,7 @@ from treegen.runs.files import Lock
 from treegen.tasks.apps.judged import JudgedTask
 from treegen.tasks.apps.verdicts import Outcome
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 class VerdictFile:

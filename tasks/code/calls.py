@@ -4,46 +4,74 @@ The results come back as plain data and are compared by the trusted process. The
 reach the program. They are those of the data's reference solution, which runs in the sandbox too.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from treegen.tasks.code.plus_compare import ARRAY, LISTED, OTHER, VALUE, Result, Wanted
 from treegen.tasks.judge import Compare, Judge, JudgeError, Program, Test
 
 CALLS: Final = 256  # of one run
 
 _EACH: Final = "_treegen_each"
-# A call that fails ends the run, because the program fails with it.
+_ERROR: Final = "error"
+# Each result is copied before the next call: a program may return one list again and again, and
+# change it. A call that fails ends the run, because the program fails with it.
 PRELUDE: Final = f'''\
-def _treegen_plain(value):
-    """Return ("value", value) of plain data, ("other", None) of anything else."""
-    plain = (bool, int, float, complex, str, type(None))
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left.extend(each.keys())
-            left.extend(each.values())
-        elif isinstance(each, (list, tuple, set, frozenset)):
-            left.extend(each)
-        elif not isinstance(each, plain):
-            if type(each).__module__ != "numpy" or getattr(each, "shape", None) != ():
-                return "other", None
-    return "value", value
+def _treegen_copy(value):
+    """Return a copy of plain data; TypeError for anything else."""
+    import sys
+    from collections.abc import ItemsView, KeysView
+
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    if isinstance(value, dict):
+        return {{_treegen_copy(key): _treegen_copy(item) for key, item in value.items()}}
+    if isinstance(value, tuple):
+        return tuple([_treegen_copy(item) for item in value])
+    if isinstance(value, list):
+        return [_treegen_copy(item) for item in value]
+    if isinstance(value, (set, frozenset, KeysView, ItemsView)):
+        return set([_treegen_copy(item) for item in value])
+    for module, name in (("fractions", "Fraction"), ("decimal", "Decimal")):
+        if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
+            return value
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        if isinstance(value.tolist(), (bool, int, float, complex, str)):
+            return value.tolist()
+    raise TypeError
 
 
-def {_EACH}(name, calls):
+def _treegen_result(value, listed):
+    """Return what kind of result it is, a copy of it, and the name of its type."""
+    name = f"{{type(value).__module__}}.{{type(value).__qualname__}}"
+    try:
+        return "{VALUE}", _treegen_copy(value), name
+    except TypeError:
+        pass
+    try:
+        if listed:
+            return "{LISTED}", [_treegen_copy(item) for item in value], name
+        if type(value).__module__ == "numpy" and getattr(value, "size", None) == 1:
+            return "{ARRAY}", _treegen_copy(value.tolist()), name
+    except TypeError:
+        pass
+    return "{OTHER}", None, name
+
+
+def {_EACH}(name, calls, listed):
     function, found = globals()[name], []
     for arguments in calls:
         try:
-            found.append(_treegen_plain(function(*arguments)))
+            found.append(_treegen_result(function(*arguments), listed))
         except BaseException as error:
-            found.append(("error", type(error).__name__))
+            found.append(("{_ERROR}", None, type(error).__name__))
             break
     return found
 '''
 
-Same = Callable[[Sequence[Any], Any, Any], bool]
+Same = Callable[[Sequence[Any], Result, Wanted], bool]
 """(arguments, result, expected result): whether the result is right."""
 
 
@@ -65,23 +93,22 @@ def call_cases(
     reference: str,
     parts: Sequence[Sequence[list[Any]]],
     same: Same,
-    expect: Callable[[Any], Any],
+    expect: Callable[[Sequence[Result]], Sequence[Wanted]],
+    *,
+    listed: bool = False,
 ) -> CallCases:
     """Return the runs of a function, part by part. A run has calls of one part only.
 
     name: the function's name.
     reference: a program that defines it and is right.
     parts: the arguments of each call.
-    expect: makes the expected result of what the reference gives.
+    expect: makes what the calls of a part should give of what the reference gives.
+    listed: whether results may be anything to loop over.
 
     Raises:
         JudgeError: the reference fails, so that no program can be judged.
     """
-    runs = [
-        [list(calls[start : start + CALLS]) for start in range(0, len(calls), CALLS)]
-        for calls in parts
-    ]
-    asked = [calls for part in runs for calls in part]
+    asked = [calls for part in parts for calls in _runs(part)]
     known: list[Any] = []
 
     def keep(found: Any, _: Any) -> bool:
@@ -90,28 +117,35 @@ def call_cases(
 
     judge.run(
         Program(reference, fn_name=_EACH, prelude=PRELUDE),
-        [Test(args=(name, calls)) for calls in asked],
+        [Test(args=(name, calls, listed)) for calls in asked],
         keep,
         stop_at_failure=True,
     )
-    if [len(found) for found in known] != [len(calls) for calls in asked]:
+    if [len(found) for found in known] != [len(calls) for calls in asked] or any(
+        result[0] == _ERROR for found in known for result in found
+    ):
         raise JudgeError(f"the reference solution of {name} fails on its own inputs")
+    results = iter([Result(*result) for found in known for result in found])
     tests = []
-    for calls, found in zip(asked, known, strict=True):
-        if any(kind == "error" for kind, _ in found):
-            raise JudgeError(f"the reference solution of {name} fails on its own inputs")
-        expected = [expect(result) for result in found]
-        tests.append(Test(args=(name, calls), expected=list(zip(calls, expected, strict=True))))
+    for part in parts:
+        wanted = expect(list(itertools.islice(results, len(part))))
+        for calls in _runs(list(zip(part, wanted, strict=True))):
+            args = (name, [arguments for arguments, _ in calls], listed)
+            tests.append(Test(args=args, expected=calls))
 
     def compare(found: Any, expected: Any) -> bool:
         return (
             isinstance(found, list)
             and len(found) == len(expected)
             and all(
-                isinstance(result, tuple) and len(result) == 2 and result[0] != "error"
-                and same(arguments, result, wanted)
+                isinstance(result, tuple) and len(result) == 3 and result[0] != _ERROR
+                and same(arguments, Result(*result), wanted)
                 for result, (arguments, wanted) in zip(found, expected, strict=True)
             )
         )  # fmt: skip
 
     return CallCases(tuple(tests), compare)
+
+
+def _runs(calls: Sequence[Any]) -> list[list[Any]]:
+    return [list(calls[start : start + CALLS]) for start in range(0, len(calls), CALLS)]

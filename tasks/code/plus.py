@@ -18,6 +18,7 @@ calls have 10 seconds of CPU time together.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from treegen.evals.task import TaskDefaults
@@ -27,7 +28,7 @@ from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.code.calls import CALLS, CallCases, call_cases
 from treegen.tasks.code.humaneval import CHAT
-from treegen.tasks.code.plus_compare import ONLY_WHETHER, OTHER, same
+from treegen.tasks.code.plus_compare import is_listed, same, wanted
 from treegen.tasks.code.plus_inputs import mbpp_arguments
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
 from treegen.tasks.common.jsonl import text_field
@@ -113,21 +114,15 @@ class PlusBase(CodeTask):
 
     def make_cases(self, record: PlusTask, judge: Judge) -> CallCases:
         """Return the calls of a function, those with the published inputs first."""
-        whether = self.kind == "mbpp" and record.entry_point in ONLY_WHETHER
-
-        def expect(result: tuple[str, Any]) -> Any:
-            kind, value = result
-            return (kind == OTHER or value is not None) if whether else value
-
+        kind, name = self.kind, record.entry_point
         return call_cases(
             judge,
-            record.entry_point,
+            name,
             f"{record.prompt}{record.solution}",
             [record.base, record.plus],
-            lambda inputs, out, expected: same(
-                self.kind, record.entry_point, record.atol, inputs, out, expected
-            ),
-            expect,
+            partial(same, kind, name),
+            partial(wanted, kind, name, record.atol),
+            listed=is_listed(kind, name),
         )
 
     def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:

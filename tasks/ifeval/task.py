@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.problem import Problem
@@ -152,7 +152,7 @@ class IFEval:
         if (kinds := asked & NEED_LANGUAGE) and not language.installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
-                "pip install 'treegen[ifeval]'"
+                f"{install('ifeval')}"
             )
         if (kinds := asked & NEED_SENTENCES) and self._way == sentences.PUNKT:
             lacking = sentences.missing()

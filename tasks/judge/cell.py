@@ -27,6 +27,9 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 4
+# A program may write so many times as much to stderr as to stdout. Reading it costs CPU time here,
+# of which a program must not take much.
+_TIMES_STDERR = 64
 # A right answer may be longer than the expected one by white space and digits after the point. It
 # may be this many times as long, and longer by `Limits.output`.
 _TIMES_EXPECTED = 4
@@ -105,8 +108,10 @@ class SandboxCell:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, program: Program, test: Test) -> CellOutcome:
+    def run(self, program: Program, test: Test, *, alone: bool = False) -> CellOutcome:
         """Run a program once.
+
+        alone: whether all others wait for it. It is ended then if it waits for most of its time.
 
         Raises:
             JudgeError: the helper fails.
@@ -121,7 +126,7 @@ class SandboxCell:
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
-            socket.send_fds(self._control, [_limits(self.limits)], given)
+            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], given)
             for handle in given:
                 os.close(handle)
             given = []
@@ -138,6 +143,7 @@ class SandboxCell:
         The end of file does not end the reading, because the program could put it off.
         """
         caps = {stdout: cap, report: cap + 4096}
+        unread = _TIMES_STDERR * self.limits.output
         taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
         ended: dict[str, Any] | None = None
         killed = False
@@ -156,9 +162,11 @@ class SandboxCell:
                         if not message:
                             raise JudgeError(f"the sandbox helper died: {self._last_words()}")
                         ended = json.loads(message)
-                    elif not _take(key.fd, taken[key.fd], caps.get(key.fd)):
+                    elif not (took := _take(key.fd, taken[key.fd], caps.get(key.fd))):
                         selector.unregister(key.fd)
-                if not killed and _overflow(taken, caps):
+                    elif key.fd == stderr:
+                        unread -= took
+                if not killed and (unread < 0 or _overflow(taken, caps)):
                     self._control.send(KILL)
                     killed = True
         for handle, data in taken.items():  # read what the dead process left in its pipes
@@ -166,7 +174,8 @@ class SandboxCell:
                 if not _take(handle, data, caps.get(handle)):
                     break
         output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
-        return CellOutcome(ended, output, errors, told, cap, _overflow(taken, caps))
+        overflow = unread < 0 or _overflow(taken, caps)
+        return CellOutcome(ended, output, errors, told, cap, overflow)
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -229,10 +238,10 @@ def _one_way() -> tuple[int, int]:
     return ours.detach(), theirs.detach()
 
 
-def _limits(limits: Limits) -> bytes:
+def _limits(limits: Limits, *, alone: bool) -> bytes:
     names = ("cpu_seconds", "memory", "threads", "scratch", "files", "open_files")
     chosen = {name: getattr(limits, name) for name in names}
-    return json.dumps(chosen | {"wall_seconds": limits.wall}).encode()
+    return json.dumps(chosen | {"wall_seconds": limits.wall, "alone": alone}).encode()
 
 
 def _sealed(data: bytes) -> int:
@@ -246,21 +255,21 @@ def _sealed(data: bytes) -> int:
     return handle
 
 
-def _take(handle: int, data: bytearray, cap: int | None) -> bool:
-    """Read once. Returns False at the end of file, or if there is nothing to read now.
+def _take(handle: int, data: bytearray, cap: int | None) -> int:
+    """Read once; returns how many bytes. 0 is the end of file, or nothing to read now.
 
     cap: bytes to keep, and one more to show that there were more; None keeps the last ones.
     """
     try:
         chunk = os.read(handle, _CHUNK)
     except BlockingIOError:
-        return False
+        return 0
     data += chunk
     if cap is None:
         del data[:-_STDERR_KEPT]
     else:
         del data[cap + 1 :]
-    return bool(chunk)
+    return len(chunk)
 
 
 def _overflow(taken: dict[int, bytearray], caps: dict[int, int]) -> bool:

@@ -18,7 +18,7 @@ class Limits:
     wall_seconds: a safety net against programs that wait; by default three times the CPU time.
     memory: bytes of address space. The interpreter itself takes about 50 MiB.
     output: bytes of stdout, or of the JSON of a returned value, beside four times those of the
-    expected answer.
+    expected answer. Of stderr a program may write 64 times as many; the last few are kept.
     threads: threads at once.
     scratch: bytes in the scratch directory.
     files: files in the scratch directory.

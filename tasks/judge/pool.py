@@ -138,10 +138,11 @@ class Judge:
                 self._least_seconds = min(self._least_seconds or result.seconds, result.seconds)
             if may_retry and _starved(result, self.limits, self._least_seconds):
                 # Load may be to blame, so the test runs again while no other does. Each program may
-                # do this once: one that works and then sleeps would stop all others at every test.
+                # do this once, and has to work meanwhile: one that works and then sleeps would stop
+                # all others.
                 may_retry = False
                 with self._quiet.alone():
-                    result = self._test(program, test, compare)
+                    result = self._test(program, test, compare, alone=True)
                 result = dataclasses.replace(result, retried=True)
             results.append(result)
             if result.verdict is JudgeVerdict.COMPILE_ERROR:
@@ -153,12 +154,17 @@ class Judge:
                 break
         return ProgramResult(tuple(results), len(tests), self.report.tier)
 
-    def _test(self, program: Program, test: Test, compare: Compare) -> TestResult:
-        """Run one test. A helper that fails is replaced, and the test is tried once more."""
+    def _test(
+        self, program: Program, test: Test, compare: Compare, *, alone: bool = False
+    ) -> TestResult:
+        """Run one test. A helper that fails is replaced, and the test is tried once more.
+
+        alone: see `SandboxCell.run`.
+        """
         for attempt in range(2):
             try:
                 cell = self._cell()
-                outcome = cell.run(program, test)
+                outcome = cell.run(program, test, alone=alone)
                 if outcome.ended["dirty"]:
                     self._discard()  # the next program gets an empty directory
                 result = decide(program, test, outcome, self.limits, compare)

@@ -27,6 +27,8 @@ from treegen.tasks.judge import confine, landlock, program, seccomp
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
 _TICK = 0.02
+# A program for which all others wait has to work for a quarter of the time, after so many seconds.
+_IDLE, _TIMES_CPU = 1.0, 4
 _children: list[int] = []
 
 
@@ -222,8 +224,11 @@ def _limit_reached(
     clock: int, wall: float, limits: dict[str, Any], setup: dict[str, Any]
 ) -> str | None:
     with contextlib.suppress(OSError):  # it has just ended
-        if time.clock_gettime(clock) > limits["cpu_seconds"]:
+        cpu = time.clock_gettime(clock)
+        if cpu > limits["cpu_seconds"]:
             return "cpu"
+        if limits["alone"] and wall > _IDLE + _TIMES_CPU * cpu:
+            return "wall"
     if wall > limits["wall_seconds"]:
         return "wall"
     num_files, num_bytes = _scratch_use(setup["scratch"], own_filesystem=setup["own_filesystem"])

@@ -2,7 +2,8 @@
 
 Programs may do what threads, files in the scratch directory, pipes, timers and asyncio need. A call
 is refused with EPERM if it starts a program, reaches the network, shares memory, or changes a file
-in a way that Landlock does not watch (chmod, chown, utime, truncate by path).
+in a way that Landlock does not watch (chmod, chown, utime, truncate by path). So is fallocate: it
+takes a disk's room at once, and files are looked at only now and then.
 
 Locks on files are answered as if they were taken, but none is. In the scratch directory there is
 nobody to lock out. On a file of the host there is, and a program must not.
@@ -27,7 +28,7 @@ unlinkat 263 35;symlink 88 -;symlinkat 266 36;umask 95 166;pipe 22 -;pipe2 293 5
 ppoll 271 73;select 23 -;pselect6 270 72;epoll_create 213 -;epoll_create1 291 20;epoll_ctl 233 21
 epoll_wait 232 -;epoll_pwait 281 22;eventfd2 290 19;statfs 137 43;fstatfs 138 44;sendfile 40 71
 copy_file_range 326 285;fadvise64 221 223;munmap 11 215;mremap 25 216
-mprotect 10 226;madvise 28 233;msync 26 227;brk 12 214;futex 202 98;set_robust_list 273 99
+mprotect 10 226;msync 26 227;brk 12 214;futex 202 98;set_robust_list 273 99
 set_tid_address 218 96;rseq 334 293;sched_yield 24 124;getcpu 309 168;rt_sigaction 13 134
 rt_sigprocmask 14 135;rt_sigreturn 15 139;rt_sigpending 127 136;rt_sigtimedwait 128 137
 rt_sigsuspend 130 133;sigaltstack 131 132;pause 34 -;restart_syscall 219 128;getpid 39 172
@@ -37,15 +38,15 @@ getrusage 98 165;times 100 153;sysinfo 99 179;uname 63 160;exit 60 93;exit_group
 gettimeofday 96 169;time 201 -;nanosleep 35 101;setitimer 38 103;getitimer 36 102;alarm 37 -
 timer_create 222 107;timer_settime 223 110;timer_gettime 224 108;timer_getoverrun 225 109
 timer_delete 226 111;timerfd_create 283 85;timerfd_settime 286 86;timerfd_gettime 287 87
-getrandom 318 278;recvfrom 45 207;getsockname 51 204;getpeername 52 205
+getrandom 318 278;getsockname 51 204;getpeername 52 205
 shutdown 48 210
 """
 _SOMETIMES: Final = """
 open 2 -;openat 257 56;fcntl 72 25;ioctl 16 29;clone 56 220;kill 62 129;tgkill 234 131
 prlimit64 302 261;sched_getaffinity 204 123;sched_setaffinity 203 122;getpgid 121 155
 getsid 124 156;prctl 157 167;clock_gettime 228 113;clock_getres 229 114;clock_nanosleep 230 115
-socketpair 53 199;sendto 44 206;clone3 435 435;mmap 9 222;fallocate 285 47;getsockopt 55 209
-flock 73 32
+socketpair 53 199;sendto 44 206;clone3 435 435;mmap 9 222;getsockopt 55 209
+flock 73 32;madvise 28 233;recvfrom 45 207
 """
 
 
@@ -105,8 +106,9 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
     "flock": (Check(1, (), mask=0, pretended=(0,)),),  # every request is pretended
     "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
-    # No flags, such as FALLOC_FL_KEEP_SIZE: blocks beyond the end are not in a file's size.
-    "fallocate": (Check(1, (0,)),),
+    # NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, and the guards of
+    # thread stacks. Others merge, poison or page out memory of the host.
+    "madvise": (Check(2, (0, 1, 2, 3, 4, 8, 14, 15, 102, 103)),),
     # SO_TYPE, SO_ERROR, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN. SO_PEERPIDFD is refused: it gives a
     # handle to the process at the other end.
     "getsockopt": (Check(1, (1,)), Check(2, (3, 4, 30, 38, 39))),
@@ -126,5 +128,8 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "clock_nanosleep": (Check(0, _OWN_CLOCKS),),
     # asyncio wakes itself up through a pair of sockets. A stream pair cannot be pointed elsewhere.
     "socketpair": (Check(0, (1,)), Check(1, (1,), mask=0xF), Check(2, (0,))),
-    "sendto": (Check(4, (0,), wide=True),),  # no address: only to the other end
+    # MSG_DONTWAIT and MSG_NOSIGNAL, but not MSG_OOB and others; no address: only to the other end.
+    "sendto": (Check(3, (0,), mask=~0x4040 & 0xFFFFFFFF), Check(4, (0,), wide=True)),
+    # MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.
+    "recvfrom": (Check(3, (0,), mask=~0x142 & 0xFFFFFFFF),),
 }

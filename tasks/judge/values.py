@@ -1,7 +1,8 @@
 """Arguments and return values as JSON that keeps Python's types; used inside and outside a sandbox.
 
 None, bool, float, str, list and small int are themselves. The rest are {"int": hex},
-{"complex": [real, imaginary]}, {"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}.
+{"complex": [real, imaginary]}, {"fraction": [numerator, denominator]}, {"decimal": digits},
+{"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}.
 A hostile program may have written the text that `decode` reads. So `decode` is linear and builds
 nothing but plain data.
 """
@@ -9,12 +10,14 @@ nothing but plain data.
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from typing import Any
 
 _SMALL = 1 << 60
 _MAX_DEPTH = 100
 _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
+_MAX_DIGITS = 4_000  # of a decimal; fractions have as many bits
 # A dict takes quadratic time to build if its keys were chosen to have one hash. By chance few keys
 # do: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share one.
 _MAX_SAME_HASH = 16
@@ -48,6 +51,11 @@ def _pack(value: Any) -> Any:
         return {"set": [_pack(item) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[_pack(key), _pack(item)] for key, item in value.items()]}
+    # A program that has not imported these modules has none of their values.
+    if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
+        return {"fraction": [_pack(int(value.numerator)), _pack(int(value.denominator))]}
+    if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
+        return {"decimal": str(value)}
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return _pack(value.tolist())
     raise TypeError(f"{type(value).__name__} is not plain data")
@@ -74,6 +82,10 @@ def _unpack(value: Any, depth: int) -> Any:
     if kind == "complex":
         real, imaginary = body
         return complex(float(real), float(imaginary))
+    if kind == "fraction":
+        return _fraction(*[_unpack(each, depth + 1) for each in body])
+    if kind == "decimal":
+        return _decimal(body)
     if kind == "tuple":
         return tuple([_unpack(item, depth + 1) for item in body])
     if kind == "set":
@@ -82,6 +94,28 @@ def _unpack(value: Any, depth: int) -> Any:
         keys = _keys([key for key, _ in body], depth)
         return dict(zip(keys, [_unpack(item, depth + 1) for _, item in body], strict=True))
     raise ValueError("an unknown kind of value")
+
+
+def _fraction(numerator: Any, denominator: Any) -> Any:
+    from fractions import Fraction
+
+    if type(numerator) is not int or type(denominator) is not int or denominator < 1:
+        raise ValueError("not a fraction")
+    # Working out a common divisor takes quadratic time.
+    if max(numerator.bit_length(), denominator.bit_length()) > _MAX_DIGITS:
+        raise ValueError(f"a fraction of more than {_MAX_DIGITS:,} bits")
+    return Fraction(numerator, denominator)
+
+
+def _decimal(text: str) -> Any:
+    from decimal import Decimal, DecimalException
+
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a decimal of more than {_MAX_DIGITS:,} digits")
+    try:
+        return Decimal(text)
+    except DecimalException:
+        raise ValueError("not a decimal") from None
 
 
 def _keys(body: Any, depth: int) -> list[Any]:

@@ -43,7 +43,7 @@ def measure_of(options: NeedleOptions) -> Measure:
         return Measure("characters", len, _CHARS_PER_TOKEN)
     name = options.text("tokenizer").strip()
     # This imports torch and transformers, which are not needed otherwise to make the problems.
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
+    from treegen.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(name)
 

@@ -216,7 +216,7 @@ def test_a_pass_without_a_roofline_says_why() -> None:
     windows = replace(known, floor_ms=None, note="no roofline: windows")
     table = pass_table([known, windows, windows])
     assert [row[-2:] for row in table.rows] == [("0.50", "4.00"), ("", ""), ("", "")]
-    assert table.remarks == ("no roofline: windows",)
+    assert table.lines == ("no roofline: windows",)
 
 
 @pytest.mark.parametrize("sharing", SHARING_MODES)
@@ -497,7 +497,7 @@ def test_what_cannot_be_run_says_why_and_the_rest_goes_on(tiny_model: tuple[Mode
     assert "66,003 tokens" in told["long"]
     assert "--time-limit" in told["slow"]
     assert told["fits"] == "" and len(results) == 8
-    assert len(results_table(results).remarks) == 6
+    assert len(results_table(results).lines) == 6
 
 
 def test_batches_that_memory_bounds(tiny_model: tuple[Model, Any]) -> None:

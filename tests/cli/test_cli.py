@@ -17,7 +17,7 @@ from cli_cases import (
     write_jsonl,
 )
 
-from treegen.cli.interrupts import Interrupted
+from treegen.cli.terminal.interrupts import Interrupted
 from treegen.evals import model
 from treegen.runs import RunDir
 
@@ -139,7 +139,9 @@ def test_an_interrupted_run_keeps_its_samples_and_its_account(
     path = tmp_path / "run"
     with monkeypatch.context() as patched:
         polls = iter(range(1000))
-        patched.setattr("treegen.cli.work.received", lambda: 15 if next(polls) > 20 else None)
+        patched.setattr(
+            "treegen.cli.terminal.progress.received", lambda: 15 if next(polls) > 20 else None
+        )
         with pytest.raises(Interrupted) as stopped:
             treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-b", 5, "-o", path)
     with RunDir.open(path) as run:

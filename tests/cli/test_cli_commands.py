@@ -20,7 +20,7 @@ from cli_cases import (
 )
 from tiny_models import save_tiny_model
 
-from treegen.cli import progress
+from treegen.cli.terminal import progress
 from treegen.evals.course.progress import Progress
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")

@@ -216,7 +216,7 @@ def test_faults_in_scoring_name_the_problem_and_keep_what_was_drawn(
     assert message in treegen(*command).error
     assert 1 <= len(samples_of(Path("run"))) <= 2
     own.write_text(OWN_TASK)
-    done = treegen("eval", "--resume", "run")
+    done = treegen("eval", "--resume", "run", "--allow-task-code")
     assert done.code == 0, done.err
     assert len(samples_of(Path("run"))) == 2
 
@@ -228,7 +228,7 @@ def test_changed_draws_of_a_task_are_said_to_be_the_tasks(
     own.write_text(OWN_TASK)
     assert treegen("eval", f"{own}:Echo", "-M", tiny, "--memory", "1MiB", "-o", "run").code == 0
     own.write_text(OWN_TASK.replace("=4)", "=4, min_tokens=2, logit_bias={5: 1.5})"))
-    error = treegen("eval", "--resume", "run").error
+    error = treegen("eval", "--resume", "run", "--allow-task-code").error
     assert "sampling.min_tokens: not set -> 2 (set by the task); " in error
     assert "sampling.logit_bias.5: not set -> 1.5 (set by the task); " in error
 
@@ -274,7 +274,7 @@ def test_lone_surrogates_are_refused(content: object, message: str) -> None:
 
 
 def test_lone_surrogates_that_come_past_a_node_are_refused(tiny: Path) -> None:
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
+    from treegen.model.tokenizer import load_tokenizer
     from treegen.prompts.tokens import append_text, encode_texts
 
     tokenizer = load_tokenizer(tiny)
@@ -306,11 +306,11 @@ def test_progress_that_nobody_reads_ends_no_run(how: str) -> None:
     code = (
         "import sys, click\n"
         "from treegen.cli.main import cli, main\n"
-        "from treegen.cli.render import notice\n"
+        "from treegen.cli.terminal.render import notice\n"
         "@cli.command('work')\n"
         "def work():\n"
         "    from treegen.evals.course.progress import Progress\n"
-        "    from treegen.cli.progress import show_progress\n"
+        "    from treegen.cli.terminal.progress import show_progress\n"
         "    steps = (Progress(done=i, planned=9, rows=0, pages=0, num_pages=1, tokens=i,\n"
         "             seconds=1.0, accuracy=None, started=0) for i in range(10))\n"
         "    show_progress(steps, 'x', quiet=False)\n"

@@ -14,7 +14,7 @@ from cli_cases import (
     run_command,
 )
 
-from treegen.cli.destinations import new_path
+from treegen.evals.running.destinations import new_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -49,7 +49,7 @@ def test_a_directory_that_holds_a_run(
         (["-f", "1"], "(--num-fewshot, --fewshot-file, --fewshot-data or --seed)"),
         (["--dtype", "bfloat16"], 'model.dtype: "float32" -> "bfloat16" (--dtype)'),
         (["--system-instruction", "x"], '(--system-instruction)'),
-        (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs)"),
+        (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs ignore_eos)"),
     ],
 )  # fmt: skip
 def test_a_changed_setting(
@@ -122,7 +122,7 @@ def test_two_commands_at_once_have_directories_of_their_own(
 def test_a_run_that_ends_early_says_so(
     treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.evals.run.sample", lambda *args, **kwargs: iter(()))
+    monkeypatch.setattr("treegen.evals.running.evaluation.sample", lambda *args, **kwargs: iter(()))
     done = treegen("eval", "gsm8k", "-M", tiny, "-L", 1, *FEW, "-o", tmp_path / "run")
     assert done.code == 1
     assert done.err.splitlines()[-1] == (
@@ -134,6 +134,7 @@ def test_a_run_that_ends_early_says_so(
 def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
+    from treegen import LLM
     from treegen.evals.asked.settings import settle
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
@@ -145,9 +146,10 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
              "max_rows": 32, "memory": "8MiB"}  # fmt: skip
     job = load_job(settle(asked))
     weights = weights_fingerprint(job.settings.engine)
-    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint=weights)
     llm = load_llm(job.settings.engine, weights)
     # As on a GPU, where samples that end together are stored bit by bit.
+    assert isinstance(llm, LLM)
     llm.engine.run_ahead = True
     with RunDir.create(tmp_path / "run", wanted) as run:
         steps = [now.done for now in sample(job, run, llm, stop=lambda: len(run.done) > 24)]
@@ -169,7 +171,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["eval", "gsm8k", "--top-p", "0", "-M", "x"], "top_p must be in (0, 1], got 0.0"),
+        (["eval", "gsm8k", "--top-p", "0", "-M", "x"], "--top-p must be in (0, 1], got 0.0"),
         (["eval", "gsm8k", "--data", "none.jsonl", "-M", "x"], "none.jsonl does not exist"),
         (["eval", "gsm8k", "-M", "./none"], "model directory './none' does not exist"),
         (["plna"], "did you mean 'plan'?"),

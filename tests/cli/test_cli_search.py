@@ -175,7 +175,7 @@ def test_refusals_of_a_run_that_is_there(
         (["countdown", "-M", tiny, "-o", run, "--compare", "beam,mcts"], "already holds a run"),
         (["--resume", run, "--width", "9"], "search.width: 3 -> 9 (--width)"),
         (["--resume", run, "-m", "beam"], 'search.method: "sample" -> "beam" (--method)'),
-        (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens=)"),
+        (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens)"),
         (["--resume", run, "--limit", "2"], "(--data, --split, --limit or --sample-id)"),
         (["--resume", run, "--compare", "beam"], "is the run of one method"),
         (["gsm8k", "--resume", run], f"{run} is a run of countdown, not of gsm8k"),

@@ -23,13 +23,17 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
     options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
     with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        told = server.stderr.readline()
+        loading, loaded, told = (server.stderr.readline() for _ in range(3))
+        assert loading == "loading demo\n" and loaded.startswith("loaded in ")
         assert "demo is served at http://127.0.0.1:" in told
         url = told.split()[-1]
         answers: list[Any] = []
 
         def ask() -> None:
-            request = urllib.request.Request(f"{url}/completions", json.dumps(BODY).encode())
+            request = urllib.request.Request(
+                f"{url}/completions", json.dumps(BODY).encode(),
+                {"Content-Type": "application/json"},
+            )  # fmt: skip
             with urllib.request.urlopen(request, timeout=120) as response:
                 answers.append(json.load(response))
 
@@ -59,6 +63,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
+        (["--model", "demo", "--tool-format", "xml"], "tool_format must be one of harmony"),
         (["--model", "nowhere/at/all", "--port", "0"], "nowhere/at/all"),
     ],
 )
@@ -70,7 +75,9 @@ def test_what_cannot_be_served_is_refused_in_one_line(
     done = treegen("serve", *options)
     assert done.code == 2
     assert told in done.err
-    assert len(done.err.splitlines()) == 1
+    # Before it there is only that the model is being loaded.
+    *before, _ = done.err.splitlines()
+    assert all(line.startswith("loading ") for line in before) and len(before) <= 1
 
 
 def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(treegen: Command) -> None:
@@ -93,5 +100,6 @@ def test_without_the_extra_one_line_says_how_to_install_it(
     done = treegen("serve", "--model", "demo")
     assert done.code == 2
     assert done.err == (
-        "Error: `treegen serve` needs uvicorn; install it with: pip install 'treegen[serve]'\n"
+        "Error: `treegen serve` needs uvicorn; install it with: pip install '.[serve]' in "
+        "treegen's checkout, or 'WHEEL[serve]' for its wheel\n"
     )

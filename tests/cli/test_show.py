@@ -13,7 +13,7 @@ from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
-from treegen.cli import progress
+from treegen.cli.terminal import progress
 from treegen.common.formats import safe_text
 from treegen.evals.course.progress import Progress, RightSoFar
 from treegen.evals.course.timeline import read_timeline
@@ -287,7 +287,7 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
              "memory": "4MiB"}  # fmt: skip
     job = load_job(settle(asked))
     weights = weights_fingerprint(job.settings.engine)
-    wanted = run_settings(job, dtype="float32", fingerprint=weights, flags={})
+    wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:
         seen = list(sample(job, opened, load_llm(job.settings.engine, weights)))
     assert seen[-1].done == 12 and seen[-1].seconds_left == 0

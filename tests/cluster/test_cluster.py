@@ -198,9 +198,9 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
         cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
     with pytest.raises(InputError, match="a budget for thinking needs the tags"):
         cluster.run(TREE, SamplingParams(max_thinking_tokens=3))
-    for call in (lambda: cluster.keep("a"), cluster.session):
-        with pytest.raises(InputError, match="lives in one model"):
-            call()
+    for name in ("cache", "model", "open", "follow", "session", "keep", "kept"):
+        with pytest.raises(AttributeError, match=f"no {name}: that lives in one model; use an LLM"):
+            getattr(cluster, name)
 
 
 def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Cluster) -> None:

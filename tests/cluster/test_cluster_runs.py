@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
 
-from treegen import Cluster, WorkerError
+from treegen import LLM, AsyncLLM, Cluster, InputError, WorkerError, evaluate, open_run, search_task
 from treegen.cluster import crew
 from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.identity import run_settings
@@ -51,7 +52,7 @@ def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     """Continue a run by workers and kill some of them on the way; returns how many died."""
     with RunDir.open(path) as opened:
         job = load_job(settle({}, stored_choices(opened.info)))
-    settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint, flags={})
+    settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint)
     killed = 0
     with RunDir.resume(path, settings) as run:
         before = len(run.done)
@@ -207,3 +208,41 @@ def test_a_command_that_is_killed_takes_its_ray_along(
 
 def _alive() -> set[int]:
     return _descendants(0) | _descendants(1)
+
+
+def test_evaluate_takes_a_cluster(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
+    resumed = copy_part(whole, tmp_path / "part", 25, b'{"problem_id": "')
+    run = evaluate(model=cluster, resume=resumed, progress=False)
+    assert_same_samples(resumed, whole)
+    assert run.view.info.fingerprint == open_run(whole).view.info.fingerprint
+    choices: dict[str, Any] = {"limit": 2, "budget": {"tokens": 60}, "progress": False}
+    found = search_task("countdown", cluster, method="sample", **choices)
+    assert len(found.view.trees) == 2 and cluster.num_workers == 2
+
+
+def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tiny: Path) -> None:
+    with pytest.raises(InputError, match="AsyncLLM takes an LLM, not a Cluster"):
+        AsyncLLM(cluster)
+    assert not isinstance(cluster, LLM)
+    with LLM(str(tiny), memory="4MiB") as llm:
+        assert cluster.facts.spec == llm.facts.spec and cluster.fingerprint == llm.fingerprint
+        assert cluster.facts.dtype == llm.facts.dtype
+        prompts, params = ["one", "two"], {"max_tokens": 4, "seed": 0, "n": 2}
+        assert cluster.generate(prompts, params) == llm.generate(prompts, params)
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs lm-eval")
+def test_lm_eval_runs_on_workers(cluster: Cluster, tiny: Path) -> None:
+    from lm_eval.api.instance import Instance
+
+    from treegen.lm_eval import TreegenLM
+
+    pairs = [("a b", " c"), ("a b", " d e"), ("", "x")]
+    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    with LLM(str(tiny), memory="4MiB") as llm:
+        alone, many = TreegenLM(llm), TreegenLM(cluster)
+        both = zip(many.loglikelihood(asked), alone.loglikelihood(asked), strict=True)
+        for (one, greedy), (other, also) in both:
+            assert one == pytest.approx(other, abs=1e-5) and greedy == also
+        assert many.max_length == alone.max_length
+        assert many.get_model_info() == alone.get_model_info()

@@ -82,7 +82,7 @@ def test_without_ray_it_says_how_to_install_it(
 ) -> None:
     monkeypatch.setattr(places, "find_spec", lambda name: None)
     error = command("eval", "gsm8k", "-M", tmp_path, "--workers", "2").error
-    assert "pip install 'treegen[ray]'" in error
+    assert "pip install '.[ray]'" in error
 
 
 @needs_ray

@@ -23,7 +23,7 @@ def test_the_client_of_the_page_gets_what_it_shows(repository: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
-            url = server.stderr.readline().split()[-1]
+            url = next(line for line in server.stderr if "is served at" in line).split()[-1]
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(program.replace("http://127.0.0.1:8000/v1", url), {})
@@ -46,7 +46,7 @@ def test_inspect_runs_the_eval_of_the_page(repository: Path, tmp_path: Path) -> 
         r"```bash\n(.*?)```.*?```text\n(.*?)```", _section(repository, "Inspect AI"), re.DOTALL
     )
     install, script = block.split("\n", 1)
-    assert install == "pip install 'treegen[inspect]'"
+    assert install == "pip install '.[inspect]'"
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True,

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Node, SamplingParams
 from treegen.engine.stream import ScoreStream, Stream
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
-from treegen.model.checkpoint.tokenizer import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.outputs import Completion
 from treegen.prompts.stops import Stopping, Stoppings, StopStrings
 

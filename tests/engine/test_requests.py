@@ -306,8 +306,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
 
 
 def test_a_loaded_models_own_impl_is_used(checkpoint: Path) -> None:
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.load import load_model
+    from treegen.model.tokenizer import load_tokenizer
 
     model = load_model(str(checkpoint), check=False, device="cpu", impl="reference")
     tokenizer = load_tokenizer(str(checkpoint))

@@ -260,9 +260,9 @@ def test_a_search_with_a_draft_model_finds_what_it_finds_without(
         with llm.session(params) as session:
             level = [session.root(QUESTIONS[0])]
             for _ in range(3):
-                asked = [session.ask(node.sample(3)) for node in level[:2]]
+                asked = [session.start(node.sample(3)) for node in level[:2]]
                 while not all(each.is_done for each in asked):
-                    session.tell()
+                    session.step()
                 level = [child for each in asked for child in each.result]
             found.append([node.path_text for node in level])
     assert found[0] == found[1] == found[2]

@@ -72,14 +72,17 @@ def alone(
     logprobs: list[float] = []
     bias = ParamSet(params, llm.stopping_of(params)).bias
     one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
-    inside = prompt.rstrip().endswith(OPEN)
+    open, close = params.reasoning_tags or (OPEN, CLOSE)
+    begun = 0 if prompt.rstrip().endswith(open) else None
     queue: list[int] = []
     budget = params.max_thinking_tokens
+    assert budget is not None
     while len(tokens) < params.max_tokens:
-        begun = inside or (bool(tokens) and tokens[0] == OPEN_ID)
-        at_end = len(tokens) == (budget if inside else None if budget is None else budget + 1)
-        if begun and at_end and CLOSE_ID not in tokens:
-            queue = llm.tokenizer(f"\n{CLOSE}\n\n")["input_ids"]
+        shown = llm.tokenizer.decode(tokens)
+        if begun is None and shown.lstrip().startswith(open):
+            begun = len(tokens)
+        if begun is not None and len(tokens) == begun + budget and close not in shown:
+            queue = llm.tokenizer(f"\n{close}\n\n")["input_ids"]
         with torch.no_grad():
             logits = stock(torch.tensor([[*ids, *tokens]])).logits[:, -1].float()
         step = torch.tensor([[len(tokens)]])
@@ -99,6 +102,29 @@ def test_a_budget_gives_what_running_each_prefix_anew_gives(llm: LLM, budget: in
             assert list(c.tokens) == tokens
             # Those of forced tokens are the model's too.
             assert c.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 3])
+def test_a_thinking_that_opens_after_space_or_by_other_tokens_has_its_budget(
+    llm: LLM, budget: int
+) -> None:
+    stock = AutoModelForCausalLM.from_pretrained(llm.spec.name, attn_implementation="eager")
+    spell = {text: llm.tokenizer(text)["input_ids"] for text in ("\n", " ", "a", "b")}
+    assert all(len(ids) == 1 for ids in spell.values())
+    space = {ids[0]: 4.0 for text, ids in spell.items() if text.isspace()}
+    letters = {ids[0]: 5.0 for text, ids in spell.items() if not text.isspace()}
+    tree = Node(TEXTS["outside"], samples=10, id="outside")
+    num_forced = 0
+    for params in (
+        params_of(budget, logit_bias=space | {OPEN_ID: 6.0}),
+        params_of(budget, logit_bias=space | letters, reasoning_tags=("ab", "yz")),
+    ):
+        for c in llm.run(tree, params).completions:
+            seed = row_seed(params.seed, c.prompt_id, c.sample_index)
+            assert list(c.tokens) == alone(stock, llm, TEXTS["outside"], seed, params)[0]
+            if c.thinking is not None and c.tokens[0] in space:
+                num_forced += c.thinking.is_forced
+    assert num_forced
 
 
 def result(completions: Sequence[Completion]) -> list[Any]:

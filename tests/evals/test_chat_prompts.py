@@ -108,7 +108,7 @@ def test_stops_are_those_of_lm_evals_gsm8k_cot(gsm8k: dict[str, Any]) -> None:
     assert settle({"task": "jsonl", "model": "x", "apply_chat_template": True}).sampling.stops == ()
     with pytest.raises(InputError, match=r"form must be one of cot, self-consistency"):
         stops(extra={"form": "maj"})
-    with pytest.raises(InputError, match="needs chat: give --apply-chat-template"):
+    with pytest.raises(InputError, match="needs chat: give apply_chat_template=True"):
         stops(fewshot_as_multiturn=True)
 
 
@@ -118,14 +118,14 @@ def test_a_run_from_before_there_were_turns_continues_as_it_was(
     """Its run.json says nothing of turns: all shots were one turn; and it has the old stops."""
     chat = {"model": "x", **gsm8k, "apply_chat_template": True}
     old = settle({**chat, "fewshot_as_multiturn": False, "stop": ["Q:", "\n\n"]})
-    settings = run_settings(load_job(old), dtype="float32", fingerprint="x", flags={})
+    settings = run_settings(load_job(old), dtype="float32", fingerprint="x")
     assert "fewshot_as_multiturn" not in json.dumps(settings.identity)
     with RunDir.create(tmp_path / "run", settings) as run:
         again = settle({}, stored_choices(run.info))
     assert (again.fewshot_as_multiturn, again.sampling.stops) == (False, ("Q:", "\n\n"))
-    resumed = run_settings(load_job(again), dtype="float32", fingerprint="x", flags={})
+    resumed = run_settings(load_job(again), dtype="float32", fingerprint="x")
     assert resumed.fingerprint == settings.fingerprint
-    new = run_settings(load_job(settle(chat)), dtype="float32", fingerprint="x", flags={})
+    new = run_settings(load_job(settle(chat)), dtype="float32", fingerprint="x")
     assert new.fingerprint != settings.fingerprint
 
 

@@ -214,7 +214,7 @@ def test_stopping_between_passes_keeps_what_is_scored(
     asked = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
     job = load_job(settle(asked))
     llm = LLM(str(checkpoint), prefill_chunk=32, memory="4MiB")
-    settings = run_settings(job, dtype="float32", fingerprint="x", flags={})
+    settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
         steps = list(sample(job, run, llm, stop=lambda: len(run.done) >= 9))
         assert 9 <= len(run.done) < 40

@@ -43,6 +43,10 @@ async def stubborn(root):
         except Exception:
             pass
 
+async def ends(root, why: str = ""):
+    await root.sample(1)
+    root.search.stop(why)
+
 async def wrong(root):
     return 7
 
@@ -108,6 +112,17 @@ def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:
     assert record["usage"]["calls"] == 9 < len(record["nodes"])
 
 
+@pytest.mark.parametrize("why", ["interrupted", "left out"])
+def test_what_it_says_of_its_end_does_not_lose_its_record(
+    own: Path, tmp_path: Path, why: str
+) -> None:
+    job = job_of(own, "ends", arguments={"why": why}, limit=2)
+    asked = run_settings(job, dtype="float32", fingerprint="f")
+    with SearchRunDir.create(tmp_path / "run", asked) as run:
+        list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
+        assert len(list(run.records())) == 2 and run.missing == 0
+
+
 def test_its_arguments_shape_the_tree(own: Path) -> None:
     for n in (2, 5):
         job = job_of(own, "lines", arguments={"n": str(n)}, limit=1, budget={"calls": 2})
@@ -157,36 +172,35 @@ def test_a_file_that_fails_is_refused_in_one_line(own: Path) -> None:
 
 
 def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Path) -> None:
-    flags = {"search.arguments": "-a", "search.source": "the file of --method has changed"}
     job = job_of(own, "lines", arguments={"n": "2"})
 
     def asked(job: SearchJob) -> Any:
-        return run_settings(job, dtype="float32", fingerprint="f", flags=flags)
+        return run_settings(job, dtype="float32", fingerprint="f")
 
     path = tmp_path / "run"
     with SearchRunDir.create(path, asked(job)) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         stored = stored_search_choices(run.info)
-    assert settle_search({}, stored) == job.settings
-    assert settle_search({"arguments": {"n": "2"}}, stored) == job.settings
+    assert settle_search({"allow_task_code": True}, stored) == job.settings
+    assert settle_search({"arguments": {"n": "2"}, "allow_task_code": True}, stored) == job.settings
 
     def refused(**changes: Any) -> str:
-        other = load_search_job(settle_search(changes, stored))
+        other = load_search_job(settle_search({**changes, "allow_task_code": True}, stored))
         with pytest.raises(Exception, match="search") as caught:
             SearchRunDir.resume(path, asked(other))
         return str(caught.value)
 
-    assert "search.arguments.n: 2 -> 3 (-a)" in refused(arguments={"n": "3"})
+    assert "search.arguments.n: 2 -> 3 (arguments=)" in refused(arguments={"n": "3"})
     moved = own.with_name("sub") / own.name
     moved.parent.mkdir()
     moved.write_text(OWN)
     job = load_search_job(settle_search({"method": f"{moved}:lines"}, stored))
     SearchRunDir.resume(path, asked(job)).close()  # the same file in another place
     own.write_text(OWN + "\n")
-    assert "(the file of --method has changed)" in refused()
+    assert "(the file of the method has changed)" in refused()
     own.unlink()
     with pytest.raises(InputError, match=r"the method's file .* cannot be read"):
-        settle_search({}, stored)
+        settle_search({"allow_task_code": True}, stored)
 
 
 # Arguments

@@ -37,10 +37,10 @@ def test_what_a_task_does_to_its_draws_is_compared_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"stop_batch": 4}, "--stop-batch is of no use without --stop-when"),
+        ({"stop_batch": 4}, "stop_batch= is of no use without stop_when="),
         ({"stop_batch": 4, "stop_when": "decided"}, ""),
-        ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "--stop-batch is of no use"),
-        ({"thinking_end": "x"}, "--thinking-end is of no use without --max-thinking-tokens"),
+        ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "stop_batch= is of no use"),
+        ({"thinking_end": "x"}, "thinking_end= is of no use without max_thinking_tokens="),
         ({"thinking_end": "x", "max_thinking_tokens": 5}, ""),
         ({"draft_tokens": 4}, "draft_tokens is of no use"),
         ({"draft_tokens": 4, "speculate": "ngram"}, ""),
@@ -55,11 +55,11 @@ def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str
 @pytest.mark.parametrize(
     ("methods", "asked", "told"),
     [
-        (["beam"], {"exploration": 2.0}, "--exploration is of no use to beam, which reads width"),
+        (["beam"], {"exploration": 2.0}, "exploration= is of no use to beam, which reads width"),
         (["beam", "mcts"], {"exploration": 2.0}, ""),
-        (["beam", "sample"], {"num_samples": 2}, "--n-samples is of no use to beam"),
-        (["sample"], {"verifier": "nowhere"}, "--verifier is of no use to sample"),
-        (["beam"], {"verifier_memory": "1GiB"}, "--verifier-memory is of no use without"),
+        (["beam", "sample"], {"num_samples": 2}, "num_samples= is of no use to beam"),
+        (["sample"], {"verifier": "nowhere"}, "verifier= is of no use to sample"),
+        (["beam"], {"verifier_memory": "1GiB"}, "verifier_memory= is of no use without"),
         (["beam"], {"verifier_memory": "1GiB", "verifier": "nowhere"}, ""),
     ],
 )

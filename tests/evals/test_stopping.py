@@ -45,7 +45,7 @@ def _open(path: Path, settings: EvalSettings) -> tuple[Any, RunDir]:
     from treegen.evals.identity import run_settings
 
     job = load_job(settings)
-    asked = run_settings(job, dtype="float32", fingerprint="x", flags={})
+    asked = run_settings(job, dtype="float32", fingerprint="x")
     if path.exists():
         return job, RunDir.resume(path, asked)
     return job, RunDir.create(path, asked)
@@ -235,7 +235,7 @@ def test_confidence_of_a_sample_by_definition() -> None:
 
 @pytest.mark.parametrize("rule", ["decide", "decided:", "decided:2", "decided:.5", "decided:x", ""])
 def test_rules_that_are_none(rule: str) -> None:
-    with pytest.raises(InputError, match="--stop-when"):
+    with pytest.raises(InputError, match="stop_when"):
         decided_at(rule)
 
 

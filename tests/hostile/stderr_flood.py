@@ -1,6 +1,6 @@
 # ruff: noqa
 # mypy: ignore-errors
-# expect: timeout
+# expect: output_limit
 import os
 
 while True:

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint import gguf_file
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
+from treegen.model.tokenizer import load_tokenizer
 
 KINDS = gguf.GGMLQuantizationType
 PROMPTS = ["Question: Ann has 3 apples", "Question: Ann has 3 apples and Bob", "Answer: They"]
@@ -91,7 +91,7 @@ def test_it_has_a_name_of_its_own(file: Path, tmp_path: Path) -> None:
 def test_the_command_samples_from_it(file: Path, tmp_path: Path, treegen: Command) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"question": "1 + 1 = ", "answer": "2"}\n')
-    asked = ["jsonl", "--data", problems, "--template", "{question}", "--answer-field", "answer"]
+    asked = ["jsonl", "--data", problems, "-T", "template={question}", "-T", "answer_field=answer"]
     asked += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
     done = treegen("eval", *asked, "-o", tmp_path / "run")
     assert done.code == 0, done.err
@@ -130,7 +130,7 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
 def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
     told = refusal(lambda: load_spec(file))
-    assert "gguf and accelerate, not installed: pip install 'treegen[gguf]'" in told
+    assert "gguf and accelerate, not installed: pip install '.[gguf]'" in told
 
 
 def test_the_file_itself_must_be_given(

@@ -19,11 +19,11 @@ from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
 from treegen.model.batch import Batch
 from treegen.model.check import check_model
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 from cli_cases import Command
 from tiny_models import spread_weights, tiny_tokenizer
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 from treegen.errors import InputError, ModelError
-from treegen.model.judges.scorer import load_scorer
+from treegen.model.judges.scorer import CAUSAL, load_scorer
 from treegen.model.judges.verifier import Verifier
 
 CLASSES: dict[str, Any] = {
@@ -156,3 +157,10 @@ def test_a_run_is_scored_and_votes_by_it(tmp_path: Path, treegen: Command) -> No
     assert scored.code == 0 and "score" in json.dumps(scored.document["report"]["tables"][-1])
     other = treegen(*asked, "--label", "0")
     assert other.code == 2 and "scores by something else" in other.err
+
+
+def test_a_language_model_judges_whatever_its_class_is_called(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "gpt2")
+    named = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    assert named == ["GPT2LMHeadModel"]
+    assert load_scorer(tmp_path, device="cpu").form == CAUSAL

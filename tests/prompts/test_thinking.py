@@ -43,9 +43,9 @@ def test_tags_that_are_spelled_by_many_tokens(name: str, prompt: str, sample: st
     if "</think>" not in text:
         assert (found is not None) == begins
         assert found is None or (found.end, found.is_closed) == (len(text), False)
-        assert tags.is_open(ids[0], ids[1]) == begins
+        assert (tags.due(ids[0], ids[1], 3) is not None) == begins
         return
-    assert found is not None and found.is_closed and not tags.is_open(ids[0], ids[1])
+    assert found is not None and found.is_closed and tags.due(ids[0], ids[1], 3) is None
     at = text.index("</think>") + len("</think>")
     assert found.end == at and text[at:].lstrip("\n") == answer_after(text, found)
     # The tokens are the fewest that have the tag.
@@ -61,7 +61,32 @@ def test_arrays_of_tokens_will_do() -> None:
     )
     found = tags.split(prompt, sample, "a</think>b", None)
     assert found is not None and found.end == len("a</think>")
-    assert tags.due(prompt, 7) == 7 < tags.due(sample, 7)
+    assert tags.first_due(prompt, 7) == tags.due(prompt, sample[:1], 7) == 7
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
+def test_a_sample_may_open_its_thinking_after_space_and_by_any_tokens(name: str) -> None:
+    tokenizer = trained(name)
+    tags = thinking(tokenizer)
+    prompt = tokenizer("Q: 1 + 1?", add_special_tokens=False)["input_ids"]
+    for text in ("<think>so", " \n\n <think>so", "\u3000<think>\n"):
+        spelled = [
+            token
+            for letter in text
+            for token in tokenizer(letter, add_special_tokens=False)["input_ids"]
+        ]
+        whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+        # Other tokenizers put a space before each letter.
+        for ids in (whole, spelled) if name == "gpt2" else (whole,):
+            for num in range(1, len(ids) + 1):
+                shown = tokenizer.decode(ids[:num]).lstrip()
+                if shown.startswith("<think>"):
+                    break
+                assert tags.due(prompt, ids[:num], 2) == num + 1
+            assert tags.due(prompt, ids, 2) == num + 2 and tags.due(prompt, ids, 0) == num
+    for text in ("so", "<thought>", "a <think>"):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tags.due(prompt, ids, 2) is None
 
 
 def test_tags_are_known_by_the_template_or_by_tokens() -> None:
@@ -140,8 +165,8 @@ def test_the_channels_of_harmony() -> None:
     split = found.split(prompt, ids(f"{thought}Seven."), text, 5)
     assert split is not None and split.num_tokens == len(ids(thought))
     assert (split.is_closed, split.is_forced, text[split.end :]) == (True, False, "Seven.")
-    assert found.due(prompt, 5) == 5 + len(ids(begin))
-    assert found.is_open(prompt, ids(f"{begin}3 + 4")) and not found.is_open(prompt, ids("final 7"))
-    forced = [*ids(f"{begin}3 + 4 is 7.")][: found.due(prompt, 5)]
+    due = found.due(prompt, ids(f"{begin}3 + 4"), 5)
+    assert due == 5 + len(ids(begin)) and found.due(prompt, ids("final 7"), 5) is None
+    forced = [*ids(f"{begin}3 + 4 is 7.")][:due]
     split = found.split(prompt, [*forced, *found.end, *ids("7")], "", 5)
     assert split is not None and split.is_forced

@@ -328,3 +328,46 @@ def test_no_warning_about_long_texts(caplog: pytest.LogCaptureFixture) -> None:
     )
     encode_texts([random_text(1, 50), random_text(2, 50)], tokenizer)
     assert "longer than the specified maximum" not in caplog.text
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def _with_template(source: Any, **arguments: Any) -> list[int]:
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = source
+    tree = Node(HI, id="chat", template=arguments)
+    tokens: list[int] = tokenize(tree, tokenizer)[0].tokens.tolist()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        CHATML,  # it does not read them
+        "{% if tools and messages[0].role == 'system' %}{{ tools }}{% endif %}Hi",
+        "{% set tools = [] %}{{ tools }}Hi",
+        {"default": CHATML, "rag": "{{ tools }}"},
+    ],
+)
+def test_tools_that_a_prompt_does_not_show_are_refused(source: Any) -> None:
+    with pytest.raises(InputError, match=r"chat template does not (read|show) tools"):
+        _with_template(source, tools=TOOLS)
+    assert _with_template(source, tools=[]) == _with_template(source)
+
+
+def test_tools_that_a_prompt_shows_are_taken() -> None:
+    shown = "{% if tools is not defined %}{% set tools = none %}{% endif %}{{ tools }}Hi"
+    for source in (shown, {"default": CHATML, "tool_use": shown}):
+        assert _with_template(source, tools=TOOLS) != _with_template(source)
+
+
+def test_arguments_that_a_template_does_not_read_are_refused_by_name() -> None:
+    reads = "{% if enable_thinking is defined and not enable_thinking %}no{% endif %}Hi{{ date }}"
+    known = {"enable_thinking": True, "date": "1"}  # the first says what is so without it
+    assert _with_template(reads, **known) == _with_template(reads, date="1")
+    with pytest.raises(InputError) as caught:
+        _with_template(reads, **known, enable_thinkin=False, effort=1)
+    told = str(caught.value)
+    assert "does not read effort, enable_thinkin," in told and "date, enable_thinking" in told

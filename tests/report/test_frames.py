@@ -7,8 +7,8 @@ import pytest
 from report_cases import make_run, make_search_run, make_timeline, make_trees
 
 from treegen.errors import InputError, RunError
-from treegen.report.frames import open_run
 from treegen.report.load import load_run
+from treegen.report.run import open_run
 
 pytest.importorskip("pandas")
 
@@ -70,6 +70,7 @@ def test_a_run_under_way_without_its_problems(tmp_path: Path) -> None:
 def test_what_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="there is no run directory"):
         open_run(tmp_path / "gone")
+    run = open_run(make_run(tmp_path / "run", num_problems=2, num_samples=1))
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match=r"pip install 'treegen\[pandas\]'"):
-        open_run(tmp_path / "gone")
+        run.samples()

@@ -37,7 +37,7 @@ def appending(run: Path) -> Iterator[Callable[[str, int], None]]:
     with RunDir.open(run) as opened:
         choices = stored_choices(opened.info)
     job = load_job(settle({}, choices))
-    settings = run_settings(job, dtype="float32", fingerprint="0", flags={})
+    settings = run_settings(job, dtype="float32", fingerprint="0")
     with RunDir.resume(run, settings) as held:
 
         def append(problem: str, index: int) -> None:

@@ -36,16 +36,17 @@ for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         # As a shell starts a command; the server's own pipes are not for it.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):
             path = f"{job['log']}.{name}"
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.argv[1:] = job["args"]
         sys.exit(main())
-    print(pid, flush=True)
+    print("pid", pid, flush=True)
     _, status = os.waitpid(pid, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
+    print("code", os.waitstatus_to_exitcode(status), flush=True)
 """
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "20"))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -78,10 +79,10 @@ class Server:
         job = {"args": [str(arg) for arg in args], "log": str(self._log)}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        return int(self._read())
+        return self._number("pid")
 
     def wait(self) -> Ended:
-        code = int(self._read())
+        code = self._number("code")
         out, err = (Path(f"{self._log}.{name}").read_text() for name in ("out", "err"))
         return Ended(code, out, err)
 
@@ -91,6 +92,17 @@ class Server:
 
     def close(self) -> None:
         self._process.communicate()
+
+    def _number(self, kind: str) -> int:
+        """The number of the next line, which must be of that kind.
+
+        A test that failed between a start and its `wait` has left the code of its command.
+        """
+        found, _, number = self._read().partition(" ")
+        while kind == "pid" and found == "code":
+            found, _, number = self._read().partition(" ")
+        assert found == kind, f"the server told its {found}, not its {kind}"
+        return int(number)
 
     def _read(self) -> str:
         assert self._process.stdout is not None
@@ -142,6 +154,12 @@ def size_of(path: Path) -> int:
     return samples.stat().st_size if samples.exists() else 0
 
 
+def send(pid: int, number: int) -> None:
+    """Send a signal to one process: 0 and below are groups, and 1 is the first of all."""
+    assert pid > 1
+    os.kill(pid, number)
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -169,7 +187,7 @@ def kill_and_resume(
             wait_for_samples(path, pid, before)
             time.sleep(chance.expovariate(1 / 0.01))
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            send(pid, number)
         ended = server.wait()
         assert "Traceback" not in ended.err, ended.err
         tally.codes[ended.code] += 1
@@ -232,7 +250,7 @@ def test_exit_codes_and_the_way_on(
     long = ["-n", "400", "--max-tokens", "80", "-b", "8"]
     pid = server.start("eval", "gsm8k", "-M", tiny, *long, "-o", path)
     wait_for_samples(path, pid)
-    os.kill(pid, number)
+    send(pid, number)
     ended = server.wait()
     assert (ended.code, ended.out) == (code, "")
     with RunDir.open(path) as run:
@@ -259,7 +277,7 @@ def test_a_second_process_on_the_same_run_is_refused(
         done = treegen("score", path)  # reading is allowed
         assert done.code == 0 and f"left as it is: {path} is in use by process {pid}" in done.err
     finally:
-        os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
         server.wait()
 
 
@@ -278,3 +296,34 @@ def test_a_full_disk_keeps_what_was_finished(
     done = treegen("eval", "--resume", path)
     assert done.code == 0, done.err
     assert_same_samples(path, whole.path)
+
+
+def test_signals_end_commands_though_the_tests_run_under_nohup(
+    repository: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "test_own.py").write_text(
+        "import signal\n\n\ndef test_own() -> None:\n"
+        "    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):\n"
+        "        assert signal.getsignal(number) is not signal.SIG_IGN\n"
+    )
+    code = (
+        "import signal, sys, pytest\n"
+        "for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "sys.path.insert(0, 'tests')\n"
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'conftest', sys.argv[1]]))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_a_failed_test_has_left_is_not_taken_for_the_next_command(
+    server: Server, tmp_path: Path
+) -> None:
+    left = server.start("tasks")
+    pid = server.start("tasks")  # without waiting for the one before
+    assert pid > 1 and pid != left
+    assert server.wait().code == 0
+    with pytest.raises(AssertionError):
+        send(0, signal.SIGKILL)

@@ -32,6 +32,8 @@ from treegen.runs import (
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
 from treegen.runs.made import check_directory
+from treegen.runs.records import RecordFile, encode_record
+from treegen.runs.settings import SCHEMA, from_json
 from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
@@ -227,7 +229,7 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(run_path: Path, lin
     message = refusal(run_path)
     assert "samples.jsonl:8: damaged line" in message
     # What the message says to do works.
-    assert "delete this line" in message and f"--resume {run_path}" in message
+    assert "delete this line" in message and f"resume={str(run_path)!r}" in message
     samples.write_bytes(b"\n".join(lines))
     finish(run_path)
 
@@ -459,7 +461,7 @@ def test_a_file_size_limit_cuts_no_sample_in_two(fast: Path) -> None:
         kept = len(run.done)
         assert kept > 10 and run.notices == ()
     assert os.strerror(errno.EFBIG).lower() in last
-    assert f"{kept} finished samples are kept" in last and f"--resume {fast / 'run'}" in last
+    assert f"{kept} finished samples are kept" in last and f"resume={str(fast / 'run')!r}" in last
     for name in ("run", "whole"):
         writer = start(WRITER, fast / name, 600, 0)
         assert writer.communicate()[1] == ""
@@ -570,13 +572,13 @@ def test_what_was_asked_for_is_written_down(run_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (--temperature)"),
-        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (--temperature); seed: 0 -> 1 (-s)"),
-        ({"max_tokens": 9}, "max_tokens: not set -> 9 (--max-tokens)"),
+        ({"temperature": 0.8}, "temperature: 0.7 -> 0.8 (temperature=)"),
+        ({"seed": 1, "temperature": 1}, "temperature: 0.7 -> 1 (temperature=); seed: 0 -> 1 (-s)"),
+        ({"max_tokens": 9}, "max_tokens: not set -> 9 (max_tokens=)"),
         ({"task": {"name": "gsm8k"}}, "task.version: 1 -> not set"),
         (
             {"task": {"name": "a\u2028b", "version": 1}},
-            'task.name: "gsm8k" -> "a\\u2028b" (--name)',
+            'task.name: "gsm8k" -> "a\\u2028b" (name=)',
         ),
         ({"seed": False}, "seed: 0 -> false (-s)"),
     ],
@@ -586,7 +588,7 @@ def test_a_changed_setting_is_refused_by_name(
 ) -> None:
     before = (run_path / "run.json").read_bytes()
     asked = settings(
-        identity=dict(settings().identity) | changes, flags={"seed": "-s", "task.version": ""}
+        identity=dict(settings().identity) | changes, arguments={"seed": "-s", "task.version": ""}
     )
     with pytest.raises(RunError) as refused:
         RunDir.resume(run_path, asked)
@@ -598,7 +600,7 @@ def test_a_changed_setting_is_refused_by_name(
 def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
     def prompt(word: str) -> RunSettings:
         text = "many words " * 100 + word + " and more" * 100
-        return settings(identity={"few_shot": text}, flags={"few_shot": "--fewshot-file"})
+        return settings(identity={"few_shot": text}, arguments={"few_shot": "--fewshot-file"})
 
     RunDir.create(fast / "run", prompt("eggs")).close()
     with pytest.raises(RunError) as refused:
@@ -609,7 +611,7 @@ def test_a_long_setting_is_shown_where_it_changes(fast: Path) -> None:
 
 
 def test_other_problems_are_refused(run_path: Path) -> None:
-    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, flags={"problem_ids": "--limit"})
+    fewer = settings(problem_ids=HOSTILE_IDS[:5], planned=10, arguments={"problem_ids": "--limit"})
     with pytest.raises(RunError, match=r"problem_ids: 10 -> 5 entries \(--limit\); planned: 20 ->"):
         RunDir.resume(run_path, fewer)
     with pytest.raises(RunError, match="problem_ids: "):
@@ -644,7 +646,7 @@ def test_settings_that_could_not_be_compared_are_refused(
 
 def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     with pytest.raises(
-        RunError, match=f"already holds a run; continue it with --resume {run_path}"
+        RunError, match=f"already holds a run; continue it with resume={str(run_path)!r}"
     ):
         RunDir.create(run_path, settings())
     assert stored(run_path) == WANTED
@@ -733,7 +735,7 @@ def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Pat
         (fast / "run").rename(fast / "elsewhere")
         with pytest.raises(RunError, match="was moved or removed") as told:
             moved.write_results({"done": 0})
-        assert "continue with --resume" in str(told.value)
+        assert "continue with resume=" in str(told.value)
         with RunDir.create(fast / "run", settings()) as run:
             run.write_results({"done": 1})
         with pytest.raises(RunError, match="was moved or removed"):
@@ -979,6 +981,28 @@ def test_the_second_signal_ends_the_process(first: signal.Signals, second: signa
     assert process.returncode == -second
 
 
+TOGETHER = """
+import os, signal, time
+from treegen.runs import graceful_signals
+with graceful_signals() as stopping:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {2, 15})
+    os.kill(os.getpid(), 2)
+    os.kill(os.getpid(), 15)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {2, 15})
+    time.sleep(60)
+"""
+RAISING = TOGETHER.replace("treegen.runs import graceful_signals", "treegen.cli import interrupts")
+RAISING = RAISING.replace("graceful_signals() as stopping", "interrupts.raising_signals()")
+
+
+@pytest.mark.parametrize("code", [TOGETHER, RAISING])
+def test_two_signals_at_once_end_the_process_without_a_traceback(code: str) -> None:
+    process = start(code)
+    out, _ = process.communicate(timeout=30)
+    assert "Signal" not in out and "race" not in out
+    assert process.returncode == -signal.SIGTERM
+
+
 @pytest.mark.parametrize("first", SIGNALS)
 def test_a_second_sighup_does_nothing(first: signal.Signals) -> None:
     """A terminal that is closed sends two: one by the shell, and one when the shell has ended."""
@@ -1037,3 +1061,51 @@ def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path
     ):
         pass
     Lock(tmp_path / "notes.lock").release()  # which the failure has given back
+
+
+def test_a_file_system_without_locks_is_told_of_and_left_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("treegen.runs.files.fcntl.flock", no_locks)
+    with pytest.raises(RunError, match="may have no locks: choose a directory on a local disk"):
+        Lock(tmp_path / "run.lock")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("text", ["a"]), ("num_tokens", "3"), ("logprob", {}), ("usage", {"calls": "a"}),
+     ("nodes", [3]), ("solved", 1), ("votes", []), ("choice_logprobs", ["a"])],
+)  # fmt: skip
+def test_a_record_of_wrong_types_is_told_of_by_its_line(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    good = {"problem_id": "a", "sample_index": 0}
+    bad = {"problem_id": "a", "sample_index": 1, field: value}
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(encode_record(good) + encode_record(bad) + encode_record(good))
+    with pytest.raises(RunError, match=rf"samples.jsonl:2: damaged line \(.*{field} is"):
+        RecordFile(path, writable=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": 5}, {"max_rows": "2"}, {"check": "yes"}, {"extra": []}, {"task": ["a"]}],
+)
+def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) -> None:
+    info = {
+        "schema": SCHEMA, "fingerprint": "", "created": "", "problem_ids": ["a"], "planned": 1,
+        "versions": {}, "settings": {"identity": {}, "free": {}},
+    }  # fmt: skip
+    resumes: list[object] = [{"time": "", "free": change, "versions": {}}]
+    for damaged in (
+        info | {"resumes": resumes},
+        info | {"resumes": [], "settings": {"identity": {}, "free": change}},
+        info | {"resumes": [{"time": ""}]},
+        info | {"resumes": [], "versions": {"torch": 3}},
+    ):
+        with pytest.raises(RunError, match=r"run\.json is damaged"):
+            from_json(damaged, "run.json")

@@ -141,8 +141,8 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     foreign = other.root("acde")
     calls: list[Coroutine[Any, Any, Any]] = [foreign.sample(2), foreign.score(["a"])]
     for call in calls:
-        asked = mine.ask(call)
-        assert asked in mine.tell()
+        asked = mine.start(call)
+        assert asked in mine.step()
         with pytest.raises(InputError, match="waits for nothing of this session"):
             _ = asked.result
     assert not other.backend.has_work

@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from fakes import HistoryModel
-from live_search import backend_of, run_of
+from live_search import PARAMS, backend_of, run_of
 
-from treegen.search import AskTell, Budget, SearchNode, SearchResult, gather
+from treegen.errors import InputError
+from treegen.search import AskTell, Budget, SearchNode, SearchResult, StopReason, gather
+from treegen.search.session import Session
 
 _MOST = 200_000  # rounds of a loop after which a test gives up
 
@@ -202,3 +205,62 @@ def test_a_stream_that_is_left_shows_what_it_has_yielded_alone() -> None:
         assert result.error is None
         assert [node.text for node in result.tree.nodes[1:]] == [result.value]
     assert backend.scheduler.run.cache.pool.num_used == 0
+
+
+async def cannot_be_stopped(root: SearchNode) -> str:
+    """Catches whatever is raised, and asks on."""
+    while True:
+        with suppress(BaseException):
+            await root.sample(1)
+
+
+async def has_one(root: SearchNode) -> str:
+    return (await root.sample(1))[0].text
+
+
+async def has_a_part_that_cannot_be_stopped(root: SearchNode) -> str:
+    await gather([cannot_be_stopped(root), has_one(root)])
+    return "never ended"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("fn", [cannot_be_stopped, has_a_part_that_cannot_be_stopped])
+def test_a_search_that_nothing_ends_is_given_up(fn: Any) -> None:
+    async def most_end(root: SearchNode) -> object:
+        return await (fn(root) if root.search.name == "1" else polls(root))
+
+    results = {
+        each.name: each
+        for each in run_of(backend_of(HistoryModel()), most_end, 3, budget=Budget(calls=3))
+    }
+    assert results["1"].stopped == "budget of 3 calls reached" and results["1"].error is None
+    assert results["1"].stopped_by is StopReason.BUDGET
+    assert len(results["1"].tree.nodes) == 4 and results["1"].value is None
+    assert results["0"].value == results["2"].value == 2
+
+    searches = AskTell(most_end, [("1", "a")], budget=Budget(calls=3))
+    while requests := searches.ask():
+        for request in requests:
+            searches.tell(request, ["b"] * 1)
+    (result,) = searches.results
+    assert result is not None and result.stopped == "budget of 3 calls reached"
+
+
+def test_a_call_of_a_session_that_nothing_ends_is_given_up() -> None:
+    with Session(backend_of(HistoryModel()), PARAMS) as session:
+        call = session.start(cannot_be_stopped(session.root("acde", budget=Budget(calls=3))))
+        while not call.is_done:
+            session.step()
+        with pytest.raises(InputError, match="waits for nothing of this session"):
+            _ = call.result
+
+
+def test_what_a_search_calls_its_end_says_nothing_of_the_run() -> None:
+    async def stops(root: SearchNode) -> None:
+        await root.sample(1)
+        root.search.stop({"0": "interrupted", "1": "left out", "2": "solved"}[root.search.name])
+        await root.sample(1)
+
+    results = list(run_of(backend_of(HistoryModel()), stops, 3))
+    assert all(result.stopped_by is StopReason.STOPPED for result in results)
+    assert {result.stopped for result in results} == {"interrupted", "left out", "solved"}

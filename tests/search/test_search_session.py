@@ -29,7 +29,7 @@ from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.propose import sample_steps
 from treegen.search.run import SearchRun
-from treegen.search.session import Asked, Session
+from treegen.search.session import Session, Started
 from treegen.search.strategies.beam import beam
 from treegen.search.tree.node import SearchFn, SearchNode
 from treegen.search.tree.problems import named
@@ -216,16 +216,16 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
     model = HistoryModel()
     session = Session(backend_of(model), PARAMS)
     root = session.root("acde")
-    asked = [session.ask(root.sample(2)), session.ask(root.sample(3))]
+    asked = [session.start(root.sample(2)), session.start(root.sample(3))]
     with pytest.raises(InputError, match="not done"):
         _ = asked[0].result
-    done: list[Asked[Any]] = []
+    done: list[Started[Any]] = []
     while len(done) < 2:
-        done += session.tell()
+        done += session.step()
     assert [len(each.result) for each in asked] == [2, 3]
     assert [child.order[1] for child in root.children] == [0, 1, 2, 3, 4]
-    failing = session.ask(root.sample(-1))
-    assert session.tell() == [failing]
+    failing = session.start(root.sample(-1))
+    assert session.step() == [failing]
     with pytest.raises(InputError, match="n must be at least 0"):
         _ = failing.result
 
@@ -366,11 +366,11 @@ def test_what_is_closed_neither_waits_nor_goes_on() -> None:
     root = session.root("acde")
     other = session.root("acdc")
     (child,) = session.sample({root: 1})[root]
-    asked = session.ask(child.sample(2, max_tokens=20))
+    asked = session.start(child.sample(2, max_tokens=20))
     for _ in range(4):
-        assert session.tell() == []
+        assert session.step() == []
     session.close()
-    assert session.tell() == [asked]
+    assert session.step() == [asked]
     with pytest.raises(BudgetReached, match="session was closed"):
         _ = asked.result
     assert child.search.usage.tokens_decoded > 6
@@ -494,11 +494,11 @@ def test_a_row_above_which_a_part_was_split_off_meanwhile_gets_its_pages() -> No
     other = session.root("acde")
     session.sample({other: 1}, max_tokens=1)
     root = session.root("hhhhh")
-    asked = [session.ask(root.sample(1, max_tokens=5))]
-    session.tell()  # Its first token is drawn; the prompt is folded into the row.
-    asked.append(session.ask(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
+    asked = [session.start(root.sample(1, max_tokens=5))]
+    session.step()  # Its first token is drawn; the prompt is folded into the row.
+    asked.append(session.start(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
     for _ in range(60):
-        session.tell()
+        session.step()
     assert [len(each.result) for each in asked] == [1, 2]
     check_children(model, root, root.children, replace(PARAMS, max_tokens=5))
 
@@ -552,13 +552,13 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
         lambda: root.score(["kkkkllllmmmmnnnnoooopppp"]),
     ]
     for call in reversed(calls) if asks_score_first else calls:
-        session.ask(call())
-    last = session.ask(other.sample(2, max_tokens=3))
+        session.start(call())
+    last = session.start(other.sample(2, max_tokens=3))
     for _ in range(steps):
-        session.tell()
+        session.step()
     backend.cancel(root.search)
     while not last.is_done:
-        session.tell()
+        session.step()
     check_children(model, other, last.result, replace(PARAMS, max_tokens=3))
     session.close()
     backend.scheduler.run.cache.pool.check([])
@@ -594,13 +594,13 @@ def test_a_score_that_comes_while_another_is_stopped_is_not_lost(steps: int) -> 
     backend = backend_of(model, run_ahead=True)
     session = Session(backend, PARAMS)
     root, other = session.root("cdefghij"), session.root("ggg")
-    session.ask(root.score(["kkk"]))
-    last = session.ask(other.score(["lll"]))
+    session.start(root.score(["kkk"]))
+    last = session.start(other.score(["lll"]))
     for _ in range(steps):
-        session.tell()
+        session.step()
     backend.cancel(root.search)
     for _ in range(10):
-        session.tell()
+        session.step()
     (score,) = last.result
     assert score.tokens == tuple(text_ids("lll"))
 
@@ -681,16 +681,16 @@ def test_what_waits_still_fits_when_further_prompts_part_from_it() -> None:
         session = Session(backend, PARAMS)
         first = session.root(text)
         try:
-            waiting = [session.ask(first.sample(1))]
+            waiting = [session.start(first.sample(1))]
         except CapacityError:
             continue
         for cut in (21, 17, 13, 9, 5, 3):  # not where a page of 4 ends
             try:
-                waiting.append(session.ask(session.root(text[:cut] + "h").sample(1)))
+                waiting.append(session.start(session.root(text[:cut] + "h").sample(1)))
             except CapacityError:
                 continue
         while backend.has_work:
-            session.tell()
+            session.step()
         for each in waiting:
             assert each.is_done
             assert each.error is None or "even alone" in str(each.error)
@@ -718,7 +718,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
     session = Session(backend, PARAMS)
     texts = ["acdefgh" * 4]
     nodes: list[SearchNode] = []
-    asked: list[tuple[SearchNode, str, Asked[Any]]] = []
+    asked: list[tuple[SearchNode, str, Started[Any]]] = []
     for _ in range(data.draw(st.integers(2, 14))):
         action = data.draw(st.sampled_from(["root", "root", "sample", "score", "extend", "tell"]))
         if action == "root" or not nodes:
@@ -729,17 +729,17 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
         elif action == "extend":
             nodes.append(data.draw(st.sampled_from(nodes)).extend(data.draw(st.text("ac"))))
         elif action == "tell":
-            session.tell()
+            session.step()
         else:
             node = data.draw(st.sampled_from(nodes))
             call: Coroutine[Any, Any, Any]
             call = node.sample(2) if action == "sample" else node.score(["ac", "d"])
-            asked.append((node, action, session.ask(call)))
+            asked.append((node, action, session.start(call)))
         backend.scheduler.check()
     while backend.has_work:
-        session.tell()
+        session.step()
         backend.scheduler.check()
-    session.tell()
+    session.step()
     for node, action, each in asked:
         if action == "sample":
             check_children(model, node, each.result, PARAMS)
@@ -833,13 +833,13 @@ def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
     root = session.root("acdefgha")
 
     async def ask() -> int:
-        elsewhere(session.tell)
+        elsewhere(session.step)
         elsewhere(lambda: session.sample({root: 1}))
         return len(await root.sample(2))
 
-    asked = session.ask(ask())
+    asked = session.start(ask())
     while not asked.is_done:
-        session.tell()
+        session.step()
     assert asked.result == 2
     assert len(told) == 5 and all("another thread is at work" in str(each) for each in told)
     session.close()

@@ -70,7 +70,7 @@ def make_run(data: Path, tmp_path: Path) -> Callable[..., tuple[Job, Path]]:
                 }
             )
         )
-        settings = run_settings(job, dtype="float32", fingerprint="none", flags={})
+        settings = run_settings(job, dtype="float32", fingerprint="none")
         with RunDir.create(tmp_path / "run", settings) as run:
             for index, text in enumerate(texts):
                 run.append(
@@ -171,7 +171,7 @@ def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, command: Co
     _, path = make_run([f"{ADD}\nprint(a + b)", ADD])
     assert command("score", path, ALLOW).code == 0
     assert metrics_of(path)["strict_accuracy"] == 0.5
-    official = command("score", path, ALLOW, "--comparer", "apps-official")
+    official = command("score", path, ALLOW, "-T", "comparer=apps-official")
     assert official.document["report"]["metrics"][0]["filter"] == "apps-official"
     assert metrics_of(path)["strict_accuracy"] == 1.0
     assert len(list(path.glob("verdicts-*.jsonl"))) == 2

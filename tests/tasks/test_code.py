@@ -23,7 +23,7 @@ from treegen.tasks.code.lcb_tests import packed_text, read_tests, same_lines, sa
 from treegen.tasks.code.livecodebench import LiveCodeBench
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus
-from treegen.tasks.code.plus_compare import same
+from treegen.tasks.code.plus_compare import OTHER, Result, same, wanted
 from treegen.tasks.code.plus_inputs import mbpp_arguments
 from treegen.tasks.code.task import CodeTask
 from treegen.tasks.judge import Judge, JudgeError, JudgeVerdict, ProgramResult, values
@@ -229,8 +229,11 @@ def test_livecodebench_compares_lines_as_published() -> None:
 
 
 def test_evalplus_rules_for_single_tasks() -> None:
-    def right(name: str, out: Any, expected: Any, inputs: list[Any], kind: str = "mbpp") -> bool:
-        return same(kind, name, 0, inputs, ("value", out), expected)
+    def right(
+        name: str, out: Any, expected: Any, inputs: list[Any], kind: str = "mbpp", atol: float = 0
+    ) -> bool:
+        (goal,) = wanted(kind, name, atol, [_result(expected)])
+        return same(kind, name, inputs, _result(out), goal)
 
     assert right("sum_div", 0, 6, [7]) and not right("sum_div", 1, 6, [7])
     assert right("are_equivalent", "anything", True, [1, 2])
@@ -240,12 +243,27 @@ def test_evalplus_rules_for_single_tasks() -> None:
     assert right("surface_Area", 35, 9, [3, 4]) and not right("surface_Area", 34, 9, [3, 4])
     assert right("digit_distance_nums", 6, 0, [23, 56])
     assert right("check_str", True, True, ["a"]) and not right("check_str", None, True, ["a"])
-    assert same("mbpp", "check_str", 0, ["a"], ("other", None), True)
-    assert same("humaneval", "find_zero", 1e-4, [[1, 2]], ("value", -0.5), -0.5)
+    assert right("check_str", OTHER, True, ["a"]) and not right("check_str", OTHER, None, ["a"])
+    assert right("find_zero", -0.5, -0.5, [[1, 2]], "humaneval", 1e-4)
     assert not right("find_zero", "x", -0.5, [[1, 2]], "humaneval")
     assert right("f", 0.1 + 0.2, 0.3, []) and not right("f", 1, 0.9999, [])
     assert right("f", [0.1 + 0.2], [0.3], []) and not right("f", (0.1 + 0.2,), [0.3], [])
-    assert not same("humaneval", "f", 0, [], ("other", None), None)
+    assert not right("f", OTHER, None, [])
+
+
+def _result(value: Any) -> Result:
+    if value is OTHER:
+        return Result(OTHER, None, "re.Match")
+    return Result("value", value, f"builtins.{type(value).__name__}")
+
+
+def test_evalplus_keeps_a_tolerance_from_the_first_floats_on() -> None:
+    found = wanted("humaneval", "f", 0, [_result(value) for value in (3, [0.5], [1, 0.5], 3)])
+    assert [each.atol for each in found] == [0, 1e-6, 1e-6, 1e-6]
+    assert [each.before for each in found] == [0, 0, 1e-6, 1e-6]
+    assert same("humaneval", "f", [], _result([1, 0.5 + 1e-9]), found[2])
+    assert not same("humaneval", "f", [], _result(4), found[0])
+    assert [each.atol for each in wanted("mbpp", "f", 0.1, [_result(0.5)] * 2)] == [0.1, 0.1]
 
 
 def test_mbpp_inputs_become_what_json_does_not_have() -> None:

@@ -285,3 +285,18 @@ def test_throughput(judge: Judge) -> None:
     assert all(result.accepted for result in results)
     each = sum(test.seconds for result in results for test in result.tests) / 200
     assert each < 1 / 40, f"{each:.4f} s of a core for each test"
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_programs_that_wait_hold_up_the_others_for_a_second_each(sandbox: str) -> None:
+    worked = "import time\nend = time.process_time() + 0.1\nwhile time.process_time() < end: pass\n"
+    limits = Limits(cpu_seconds=2.0, wall_seconds=4.0)
+    with Judge(sandbox, limits=limits, workers=3) as judge:
+        futures = [
+            judge.submit(Program(f"{worked}time.sleep(60)"), [Test(expected="")], compare)
+            for _ in range(3)
+        ]
+        results = [future.result().tests[0] for future in futures]
+    assert {result.verdict for result in results} == {JudgeVerdict.TIMEOUT}
+    assert all(result.retried for result in results)
+    assert all(result.wall_seconds < 0.75 * limits.wall for result in results)

@@ -17,7 +17,7 @@ from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.llm import LLM
-from treegen.model.checkpoint.tokenizer import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.needle.names import COLOURS, NAMES, SECOND_NAMES, draw_colours, draw_names
 from treegen.tasks.needle.task import Needle

@@ -286,16 +286,16 @@ def test_questions_from_the_command_line(
     out = tmp_path / "run"
     args = ["eval", "jsonl", "--data", EXAMPLES / "questions.jsonl", "-M", checkpoint]
     args += ["--max-tokens", "6", "-q"]
-    done = command(*args, "-o", out, "--template", r"{question}\n", "--metric", "numeric")
+    done = command(*args, "-o", out, "-T", r"template={question}\n", "-T", "metric=numeric")
     assert done.code == 0
     assert [record["problem_id"] for record in samples_of(out)] == [
         "debt", "dozen", "half", "minutes", "product", "weeks",
     ]  # fmt: skip
-    again = command("score", out, "-q", "--metric", "regex", "--pattern", r"\d").document
+    again = command("score", out, "-q", "-T", "metric=regex", "-T", r"pattern=\d").document
     assert again["report"]["metrics"][0]["metric"] == "exact_match"
-    told = command("eval", "--resume", out, "--template", "{question}").error
+    told = command("eval", "--resume", out, "-T", "template={question}").error
     assert "--data" in told
-    assert "given twice" in command(*args, "--metric", "exact", "-T", "metric=numeric").error
+    assert "given twice" in command(*args, "-T", "metric=exact", "-T", "metric=numeric").error
 
 
 def test_own_task_in_a_file(

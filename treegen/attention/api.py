@@ -77,6 +77,8 @@ def prepare_host(
     Raises:
         InputError: the implementation does not run on the device.
     """
+    if device.type == "cuda" and device.index is None:  # as the tensors on it name it
+        device = torch.device("cuda", torch.cuda.current_device())
     implementation = choose(impl, device) if isinstance(impl, str) else impl
     return Prepared(
         levels=tuple(levels),

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from treegen.attention.types import Implementation, Missing
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 
 def _load_reference() -> Implementation:
@@ -58,7 +58,7 @@ def _load_xformers() -> Implementation:
     try:
         xformers, fmha = packages.xformers()
     except ImportError as error:
-        reason = f"xformers cannot be imported ({error}); install treegen[xformers]"
+        reason = f"xformers cannot be imported ({error}); {install('xformers')}"
         return Missing("xformers", reason)
     if not getattr(xformers, "_has_cpp_library", True):
         reason = "xformers was built for another torch or CUDA and cannot load its kernels"
@@ -107,7 +107,7 @@ def choose(impl: str, device: torch.device) -> Implementation:
     Raises:
         InputError: no implementation has the name, or none that may be taken runs on the device.
     """
-    if impl != "auto" and impl not in LOADERS:
+    if not isinstance(impl, str) or (impl != "auto" and impl not in LOADERS):
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:

@@ -24,7 +24,7 @@ from treegen.cache.pool import PagedCache
 from treegen.engine.scheduler import Scheduler
 from treegen.llm import LLM
 from treegen.model.batch import Batch
-from treegen.model.checkpoint.tokenizer import load_tokenizer
+from treegen.model.tokenizer import load_tokenizer
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request

@@ -9,11 +9,11 @@ import numpy as np
 
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.decoding.roofline import LevelWork, ModelSize, size_of, step_floor
-from treegen.bench.table import TextTable
 from treegen.bench.timing import Spread
 from treegen.llm import LLM
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
+from treegen.report.tables import Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def measure(
             yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor, note)
 
 
-def pass_table(times: Sequence[PassTime]) -> TextTable:
+def pass_table(times: Sequence[PassTime]) -> Listing:
     """A row for each size."""
-    return TextTable(
+    return Listing(
         ("Prefix", "Tokens", "ms a pass", "low-high", "roofline ms", "times the roofline"),
         tuple(
             (
@@ -87,7 +87,7 @@ def pass_table(times: Sequence[PassTime]) -> TextTable:
             for each in times
         ),
         tuple(range(6)),
-        tuple(dict.fromkeys(each.note for each in times if each.note)),
+        lines=tuple(dict.fromkeys(each.note for each in times if each.note)),
     )
 
 

@@ -278,9 +278,9 @@ def load(
         InputError: the dtype or the device cannot be used.
         ModelError: the checkpoint or its tokenizer cannot be loaded.
     """
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.leading import load_in_parts
     from treegen.model.load import load_model
+    from treegen.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     if ranks > 1:

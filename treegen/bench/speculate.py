@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.bench.table import TextTable
 from treegen.bench.timing import Spread
 from treegen.engine.rows.budgets import ThinkingBudgets
 from treegen.errors import InputError
 from treegen.params import SamplingParams
 from treegen.prompts.tree import MAX_TOKEN_ID, Node
+from treegen.report.tables import Listing
 
 if TYPE_CHECKING:
     from treegen.engine.compute.layout import Ints
@@ -129,7 +129,7 @@ class Gain:
     steps: tuple[int, int]
 
 
-def gain_table(gains: Sequence[Gain]) -> TextTable:
+def gain_table(gains: Sequence[Gain]) -> Listing:
     """A table with a line for each job."""
     head = ("Rows", "Samples", "Prefix", "Own", "tok/s", "guessing", "ratio", "tokens a pass",
             "drawn of guessed")  # fmt: skip
@@ -142,7 +142,7 @@ def gain_table(gains: Sequence[Gain]) -> TextTable:
         rows.append(
             (*cells, f"{gain.ratio.median:.2f}", f"{gain.tokens_per_step:.2f}", f"{share:.0%}")
         )
-    return TextTable(head, tuple(rows), tuple(range(len(head))), ())
+    return Listing(head, tuple(rows), tuple(range(len(head))))
 
 
 class _Forced(ThinkingBudgets):

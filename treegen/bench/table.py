@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from treegen.common.formats import format_bytes
 from treegen.outputs import in_order
+from treegen.report.tables import Listing
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
@@ -18,21 +18,6 @@ if TYPE_CHECKING:
 
 
 _WORDS: Final = ("Job", "Mode", "read once", "kernels")
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table as text.
-
-    head, rows: its cells.
-    right: the columns that are aligned to the right.
-    remarks: lines that belong below it.
-    """
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: tuple[int, ...]
-    remarks: tuple[str, ...] = ()
 
 
 def result_line(result: Result) -> str:
@@ -47,7 +32,7 @@ def result_line(result: Result) -> str:
     return f"{_where(result)}, {result.mode}: {told}"
 
 
-def results_table(results: Sequence[Result]) -> TextTable:
+def results_table(results: Sequence[Result]) -> Listing:
     """What workloads took in each mode, by workload."""
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
@@ -79,11 +64,11 @@ def results_table(results: Sequence[Result]) -> TextTable:
             )
         )
     kept = [i for i in range(len(head)) if (several or i) and any(row[i] for row in rows)]
-    return TextTable(
+    return Listing(
         tuple(head[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(place for place, i in enumerate(kept) if head[i] not in _WORDS),
-        tuple(dict.fromkeys(remarks)),
+        lines=tuple(dict.fromkeys(remarks)),
     )
 
 
@@ -125,7 +110,7 @@ def _kernels(result: Result) -> str:
     return " + ".join(names) if len(set(names)) > 1 else next(iter(names), result.impl)
 
 
-def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
+def ratio_table(ratios: Sequence[Ratio]) -> Listing:
     """Speed with sharing over speed without, prefixes down and rows across."""
     columns = sorted({each.rows for each in ratios})
     cells = {(each.prefix, each.rows): each for each in ratios}
@@ -136,14 +121,14 @@ def ratio_table(ratios: Sequence[Ratio]) -> TextTable:
             return ""
         return f"{each.ratio:.2f}{'' if each.shared else ' (off)'}{' !' if each.is_slower else ''}"
 
-    return TextTable(
+    return Listing(
         ("Prefix \\ rows", *(f"{rows:,}" for rows in columns)),
         tuple(
             (f"{prefix:,}", *(text(prefix, rows) for rows in columns))
             for prefix in sorted({each.prefix for each in ratios})
         ),
         tuple(range(len(columns) + 1)),
-        (
+        lines=(
             "(off): the engine chose not to share, both are the same work; !: slower by more than "
             "noise",
         ),
@@ -159,7 +144,7 @@ def attention_case_line(result: AttentionResult) -> str:
     )
 
 
-def attention_table(results: Sequence[AttentionResult]) -> TextTable:
+def attention_table(results: Sequence[AttentionResult]) -> Listing:
     """The operator beside attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
@@ -185,7 +170,7 @@ def attention_table(results: Sequence[AttentionResult]) -> TextTable:
     reasons = _reasons(
         (f"{r.rows:,} rows, prefix {r.prefix:,}, suffix {r.suffix:,}", r.skipped) for r in results
     )
-    return TextTable(head, tuple(rows), tuple(range(len(head))), reasons)
+    return Listing(head, tuple(rows), tuple(range(len(head))), lines=reasons)
 
 
 def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
@@ -212,7 +197,7 @@ def cascade_line(result: CascadeResult) -> str:
     return f"{result.rows:,} rows, {_levels(result)}: {told}"
 
 
-def cascade_table(results: Sequence[CascadeResult]) -> TextTable:
+def cascade_table(results: Sequence[CascadeResult]) -> Listing:
     """Cascades of levels by each implementation, beside the least time that the levels take."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "low-high", "times the floor")]
@@ -227,7 +212,7 @@ def cascade_table(results: Sequence[CascadeResult]) -> TextTable:
         for r in results
     ]
     reasons = _reasons((f"{r.rows:,} rows, {_levels(r)}", r.skipped) for r in results)
-    return TextTable(head, tuple(rows), (0, *range(2, len(head))), reasons)
+    return Listing(head, tuple(rows), (0, *range(2, len(head))), lines=reasons)
 
 
 def _beside_floor(result: CascadeResult, name: str) -> tuple[str, str, str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.cache.kept import Kept
 from treegen.cluster.crew import Crew, most_threads
 from treegen.cluster.dealer import Dealer, Item
 from treegen.cluster.jobs import Job, SampleJob, ScoreJob, SearchJob
@@ -18,35 +17,30 @@ from treegen.cluster.run import Run, none_left
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.cluster.worker import from_checkpoint, loading
-from treegen.common.closing import Closing
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm import LLM
-from treegen.model.checkpoint.tokenizer import load_tokenizer
-from treegen.model.reproducible import ALIGN
-from treegen.options import EngineOptions
+from treegen.llm.calls import Calls
+from treegen.model.tokenizer import load_tokenizer
+from treegen.options import EngineOptions, check_known
 from treegen.params import SamplingParams
 from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import plan_requests
 from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.tokens import encode_texts
-from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.search.session import Session
     from treegen.search.tree.node import SearchFn
     from treegen.search.tree.problems import SearchProblem
 
 
-class Cluster(LLM, Closing):
-    """An LLM of many: each worker has the model, and does a part of every run.
+class Cluster(Calls):
+    """Many LLMs as one: each worker has the model, and does a part of every run.
 
-    It has the calls of LLM, which mean and give what they do there: what a sample draws belongs to
-    the seed, its prompt and its index, not to the worker. This process plans, deals and collects,
-    and needs no GPU. Use it in a `with` statement, or `close` it: until then workers hold their
-    GPUs.
+    It samples, scores and searches as LLM does: what a sample draws belongs to the seed, its prompt
+    and its index, not to the worker. This process plans, deals and collects, and needs no GPU. Use
+    it in a `with` statement, or `close` it: until then workers hold their GPUs.
 
-    Sessions and kept prefixes belong to one model and are refused.
+    Sessions and kept prefixes live in the memory of one model, so only an LLM has them.
     """
 
     def __init__(
@@ -72,6 +66,7 @@ class Cluster(LLM, Closing):
         Raises InputError for what contradicts itself or is not there, what `LLM` raises, and
         WorkerError if workers cannot be started.
         """
+        check_known(engine, "the arguments of Cluster", ("gpus", "workers", "address", "before"))
         options = EngineOptions(model=model, **engine)
         places = places_of(gpus, workers, address, device=options.device)
         self._open(places, options, before)
@@ -116,25 +111,17 @@ class Cluster(LLM, Closing):
             raise
         loaded = [slot.loaded for slot in self._crew.slots if slot.loaded is not None]
         first = loaded[0]
-        self.spec, self._fingerprint = first.spec, first.fingerprint
-        self._max_rows, self._sharing = first.max_rows, options.sharing
-        self._device, self._page_size = places.device, first.page_size
-        self._align = ALIGN if options.reproducible and places.device == "cuda" else 1
-        self._num_pages = min(each.num_pages for each in loaded)
+        self.spec, self.fingerprint = first.facts.spec, first.fingerprint
+        self.facts = replace(
+            first.facts,
+            engine=options,
+            tokenizer=self.tokenizer,
+            num_pages=min(slot.num_pages for slot in loaded),
+        )
         self._before = DrawnBefore()
         self._most: int | None = None
         self._current: weakref.ref[Run] | None = None
         self._closed = False
-
-    @property
-    def max_rows(self) -> int:
-        """Most samples that each worker decodes at once."""
-        return self._max_rows
-
-    @property
-    def fingerprint(self) -> str:
-        """What stands for the weights."""
-        return self._fingerprint
 
     @property
     def num_workers(self) -> int:
@@ -152,31 +139,19 @@ class Cluster(LLM, Closing):
             self._crew.close()
             self._stop()
 
-    # What belongs to one model
+    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
 
-    def session(self, params: SamplingParams | None = None) -> Session:
-        """Refused: a session's caches live in one model."""
-        raise InputError("a session lives in one model; use search of a Cluster, or an LLM")
+        def __getattr__(self, name: str) -> Any:
+            if name in ("model", "engine") or (name[0] != "_" and hasattr(LLM, name)):
+                raise AttributeError(
+                    f"a Cluster has no {name}: that lives in one model; use an LLM"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
-        """Refused: a kept prefix lives in one model's cache."""
-        raise InputError("a kept prefix lives in one model; a Cluster shares prefixes in each run")
-
-    def kept(self) -> list[tuple[str, int]]:
-        """No prefix is kept."""
-        return []
-
-    # What LLM's calls come to here
+    # What the calls come to here
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
-        return plan_requests(
-            requests,
-            self.spec,
-            device_type=self._device,
-            sharing=self._sharing,
-            max_rows=self._max_rows,
-            align=self._align,
-        )
+        return self.facts.lay_out(requests)
 
     def _check_ready(self) -> None:
         if self._closed:
@@ -190,12 +165,10 @@ class Cluster(LLM, Closing):
         plan: Plan,
         params: Sequence[SamplingParams],
         samples: Sequence[Sequence[int]],
-        *,
-        keep_as: str | None = None,
     ) -> Stream:
-        plan.check_fits(self._num_pages, self._page_size)
+        plan.check_fits(self.facts.num_pages or 0, self.facts.page_size)
         packed = PackedPlan.of(plan, params)
-        if all(request.score_from is not None for request in plan.requests):
+        if all(not request.samples for request in plan.requests):
             groups = score_groups(plan)
             names = [plan.requests[group[0]].id for group in groups]
             run = self._run(ScoreJob(packed, groups), score_items(plan, groups), names)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.params import check_int
 
 ALL = "all"
@@ -44,9 +44,7 @@ def places_of(
     Raises InputError for what contradicts itself or is not there, as far as this machine can tell.
     """
     if find_spec("ray") is None:
-        raise InputError(
-            "several workers need Ray, which is not installed; pip install 'treegen[ray]'"
-        )
+        raise InputError(f"several workers need Ray, which is not installed; {install('ray')}")
     if gpus is not None and workers is not None:
         raise InputError("give gpus (--gpus) or CPU workers (--workers), not both")
     if workers is not None:

@@ -161,7 +161,7 @@ class Run:
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
         while len(share.turns) < _QUEUED:
-            low = (self._parts or loaded.max_rows * 5 // 4) + share.last
+            low = (self._parts or loaded.facts.max_rows * 5 // 4) + share.last
             parts = self._dealer.deal(slot.number, low=low, high=2 * low)
             if not parts and not self._dealer.num_open(slot.number):
                 if not share.turns:

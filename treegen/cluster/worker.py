@@ -24,7 +24,7 @@ from treegen.outputs import LevelRows, Status, Usage
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
-    from treegen.spec import ModelSpec
+    from treegen.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a worker is like once its model is loaded. where: its machine. device: its name."""
+    """What a worker is like once its model is loaded.
 
-    spec: ModelSpec
+    facts: of its model, without the tokenizer. where: its machine. device: its name.
+    """
+
+    facts: ModelFacts
     fingerprint: str
     device: str
     where: str
     pid: int
-    max_rows: int
-    page_size: int
     num_pages: int
     warnings: tuple[str, ...] = ()
 
@@ -113,13 +114,11 @@ class Worker:
         except Exception as error:
             return Failure.of(error)
         return Loaded(
-            spec=llm.spec,
-            fingerprint=llm.model.fingerprint,
+            facts=replace(llm.facts, tokenizer=None),
+            fingerprint=llm.fingerprint,
             device=_device_name(llm),
             where=socket.gethostname(),
             pid=os.getpid(),
-            max_rows=llm.max_rows,
-            page_size=llm.cache.page_size,
             num_pages=llm.cache.pool.num_pages,
             warnings=tuple(
                 str(each.message) for each in caught if issubclass(each.category, ModelWarning)

@@ -12,9 +12,9 @@ from typing import Any, Final
 NAME: Final = "demo"
 """What stands for the model where a checkpoint directory or a hub name is asked for."""
 
-NOTICE: Final = "bundled demo model, synthetic problems; give --model and --data for yours"
+NOTICE: Final = "bundled demo model, synthetic problems; give model= and data= for yours"
 
-MODEL_NOTICE: Final = "bundled demo model; give --model for yours"
+MODEL_NOTICE: Final = "bundled demo model; give model= for yours"
 
 # By task, the settings that go with the demo model where the user gives none.
 _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {

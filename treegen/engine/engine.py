@@ -18,6 +18,7 @@ from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.guessing.guesser import Guesser
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
+from treegen.model.facts import ModelFacts
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
@@ -92,6 +93,24 @@ class Engine:
     def num_states(self) -> int | None:
         """Recurrent states that there is room for; None for a model without recurrent layers."""
         return None if self.cache.states is None else self.cache.states.num_slots
+
+    def facts(self, options: EngineOptions, tokenizer: Any) -> ModelFacts:
+        """What is known of the model, now that it is loaded by these options."""
+        model, pool = self.model, self.cache.pool
+        return ModelFacts(
+            engine=options,
+            spec=model.spec,
+            tokenizer=tokenizer,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device_type=model.device.type,
+            max_rows=self.max_rows,
+            page_size=self.cache.page_size,
+            memory=options.cache_bytes,
+            num_pages=pool.num_pages,
+            num_states=self.num_states,
+            align=self.align,
+            quantization=model.quantization,
+        )
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """Lay requests out."""

@@ -22,7 +22,7 @@ def told_problems(data: str | None, source: str, num: int) -> str:
     """Return one line that says where the problems come from."""
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
-        own = "which comes with treegen; --data takes the published ones"
+        own = "which comes with treegen; data= takes the published ones"
         return f"problems: {num:,} of {name}, {own}"
     return f"problems: {num:,} of {source}"
 
@@ -37,8 +37,8 @@ def told_examples(options: TaskOptions, num: int) -> str:
         own = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
         return f"examples: the first {num} of {options.fewshot_file}{own}"
     return (
-        f"examples: {num} that come with treegen; --fewshot-file takes the published ones, "
-        "--fewshot-data draws from a file"
+        f"examples: {num} that come with treegen; fewshot_file= takes the published ones, "
+        "fewshot_data= draws from a file"
     )
 
 

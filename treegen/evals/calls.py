@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +23,6 @@ def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Call
     `problem` is given it becomes a TaskError too, because the method did not know the problem's id.
     """
 
-    @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(*args, **kwargs)

@@ -3,13 +3,34 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-import treegen
+from treegen.common.version import VERSION
 from treegen.errors import InputError
-from treegen.evals.job import AnyJob, Job
+from treegen.evals.asked.given import named
+from treegen.evals.asked.settings import settle
+from treegen.evals.job import AnyJob, Job, load_job
 from treegen.options import EngineOptions
-from treegen.runs import RunSettings, model_identity
+from treegen.params import PENALTIES
+from treegen.runs import RunDir, RunSettings, model_identity
+
+# How a user sets a field of run.json, if not by an argument that has the field's name.
+_ARGUMENTS: Final = {
+    "task.name": "task=",
+    "task.version": "",
+    "data.problems": "data=, split=, limit= or ids=",
+    "data.fewshot": "num_fewshot=, fewshot_file=, fewshot_data= or seed=",
+    "model.fingerprint": "model= or adapter=",
+    **{f"draw.{name}": f"{name}=" for name in PENALTIES},
+    "sampling.min_tokens": "set by the task",
+    "sampling.logit_bias": "set by the task",
+    "treegen": "",
+    "problem_ids": "limit= or ids=",
+    "planned": "",
+    "search.arguments": "arguments=",
+    "search.source": "the file of the method has changed",
+    **{f"budget.{name}": f"budget={name}" for name in ("tokens", "calls", "seconds", "nodes")},
+}
 
 
 def run_settings(
@@ -17,7 +38,6 @@ def run_settings(
     *,
     dtype: str,
     fingerprint: str,
-    flags: Mapping[str, str],
     device_type: str | None = None,
     quantization: str | None = None,
 ) -> RunSettings:
@@ -25,7 +45,6 @@ def run_settings(
 
     dtype: the name of the type that the model computes in.
     fingerprint: of the weights.
-    flags: how the user sets each field, for messages.
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     quantization: of `ModelFacts`.
     """
@@ -35,13 +54,13 @@ def run_settings(
         identity={
             **content_of(job),
             "model": model_identity(fingerprint, dtype, quantization, keys),
-            "treegen": treegen.__version__,
+            "treegen": VERSION,
             **job.settings.identity(),
         },
         problem_ids=[problem.id for problem in job.data.problems],
         planned=job.planned,
         free=job.settings.free_choices(),
-        flags=flags,
+        arguments=_ARGUMENTS,
         computing=_computing(job.settings.engine, device_type),
     )
 
@@ -74,6 +93,28 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     }
 
 
+def stored_job(asked: Mapping[str, Any], stored: Mapping[str, Any], run: RunDir) -> Job:
+    """Return the job of a stored run, to be scored.
+
+    asked: what the reader says of it, by the names of `Asked` and of settings.
+    stored: the choices of the run.
+
+    Raises:
+        InputError: the problems or the task are not those of the run, or code would run that the
+        reader does not name.
+    """
+    job = load_job(settle(named(asked), {**stored, "score": True}))
+    check_same_task(job, run.info.identity, str(run.path))
+    check_same_data(job, run.info.identity, str(run.path))
+    return job
+
+
+def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
+    """Raise InputError unless a job's task is that of a stored run; see `check_same_data`."""
+    if job.task.name != (was := stored["task"]["name"]):
+        raise InputError(f"{name} is a run of {was}, not of {job.task.name}")
+
+
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     """Raise InputError unless a job's problems are those that a run was begun with.
 
@@ -83,7 +124,7 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     if now != stored["data"]["problems"]:
         raise InputError(
             f"the problems in {job.data.source} are not those that {name} was sampled from; "
-            "name the right data with --data"
+            "name the right data with data="
         )
 
 

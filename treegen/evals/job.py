@@ -13,7 +13,6 @@ from treegen.evals.calls import asked, load_data
 from treegen.evals.chat import as_chat
 from treegen.evals.choices import by_likelihood, check_settings, choice_prompts, choice_requests
 from treegen.evals.fitting import barest, fit
-from treegen.evals.model import ModelFacts
 from treegen.evals.problem import Problem
 from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
@@ -23,6 +22,7 @@ from treegen.prompts.tree import Node, prompts_of
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
+    from treegen.model.facts import ModelFacts
     from treegen.spec import ModelSpec
 
 
@@ -120,16 +120,18 @@ def _check_votes(task: Task, data: TaskData) -> None:
         why = "asks for programs, of which no two have one answer"
     if why:
         raise InputError(
-            f"task {task.name!r} {why}; leave out --stop-when, --votes and --confidence keep"
+            f"task {task.name!r} {why}; leave out stop_when=, votes= and confidence= keep"
         )
 
 
-def plan_job(job: Job, facts: ModelFacts) -> Plan:
+def plan_job(job: Job, facts: "ModelFacts") -> Plan:
     """Return the plan of a job's prompts.
 
     Raises:
         CapacityError: a prompt is too long for the model, or does not fit in memory even alone.
+        InputError: samples must have a structure that the model's tokenizer cannot give them.
     """
+    _check_structure(job, facts)
     try:
         return _planned(job, facts)
     except CapacityError as error:
@@ -139,7 +141,14 @@ def plan_job(job: Job, facts: ModelFacts) -> Plan:
         raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
 
 
-def first_prompt(job: Job, facts: ModelFacts) -> str:
+def _check_structure(job: Job, facts: "ModelFacts") -> None:
+    from treegen.prompts.grammars import grammar_of
+
+    structure, spec = job.settings.sampling.structure, facts.spec
+    grammar_of(structure, facts.tokenizer, spec.eos_token_ids, spec.vocab_size)
+
+
+def first_prompt(job: Job, facts: "ModelFacts") -> str:
     """Return a text for people: a job's first prompt as the model gets it, and its reference."""
     from treegen.prompts.tokens import prompt_text
 
@@ -155,7 +164,7 @@ def first_prompt(job: Job, facts: ModelFacts) -> str:
     return "\n".join([*lines, f"reference: {problem.answer}"])
 
 
-def _planned(job: Job, facts: ModelFacts) -> Plan:
+def _planned(job: Job, facts: "ModelFacts") -> Plan:
     from treegen.plan.requests import sample_requests
     from treegen.prompts.thinking import thinking_of
 

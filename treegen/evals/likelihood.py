@@ -22,11 +22,11 @@ from treegen.outputs import Score
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
 
 
 def sample_choices(
-    job: Job, run: RunDir, llm: "LLM", *, stop: Callable[[], object] = lambda: None
+    job: Job, run: RunDir, llm: "Calls", *, stop: Callable[[], object] = lambda: None
 ) -> Iterator[Progress]:
     """Score the choices of the problems that a run lacks; store the likeliest of each problem.
 

@@ -1,72 +1,21 @@
 """The model of a run: what its files tell before its weights are loaded, and loading it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.closing import Closing
 from treegen.errors import ModelError
 from treegen.options import EngineOptions
-from treegen.plan.plan import Plan
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
     from treegen.cluster.places import Places
-    from treegen.llm import LLM
-    from treegen.plan.plan import Request
-    from treegen.spec import ModelSpec
+    from treegen.llm.calls import Calls
+    from treegen.model.facts import ModelFacts
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """A model's shape, tokenizer and cache size, found without its weights.
-
-    engine: the options that the rest follows from.
-    spec: the model's shape.
-    tokenizer: its tokenizer.
-    dtype: the name of the type to compute in, such as "bfloat16".
-    device_type: "cpu" or "cuda".
-    max_rows: most rows to decode at once.
-    page_size: tokens of a cache page.
-    memory: bytes of the cache. num_pages: its pages. Both are None if only the loaded model can
-    tell, as with a GPU's free memory.
-    num_states: its slots for recurrent states; None likewise, and for a model without any.
-    align: attention parts begin at multiples of so many positions.
-    quantization: how its matrices are computed, such as "fp8"; None for as dtype says.
-    """
-
-    engine: EngineOptions
-    spec: "ModelSpec"
-    tokenizer: Any
-    dtype: str
-    device_type: str
-    max_rows: int
-    page_size: int
-    memory: int | None
-    num_pages: int | None
-    num_states: int | None
-    align: int = 1
-    quantization: str | None = None
-
-    def plan(self, requests: "Sequence[Request]") -> Plan:
-        """Return the plan of requests; raise CacheFullError for one that can never fit."""
-        from treegen.plan.requests import plan_requests
-
-        plan = plan_requests(
-            requests,
-            self.spec,
-            device_type=self.device_type,
-            sharing=self.engine.sharing,
-            max_rows=self.max_rows,
-            align=self.align,
-        )
-        if self.num_pages is not None:
-            plan.check_fits(self.num_pages, self.page_size, self.num_states)
-        return plan
-
-
-def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> ModelFacts:
+def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "ModelFacts":
     """Return the facts about a model that its configuration and tokenizer tell.
 
     places: of workers that do the work, on devices that this machine need not have.
@@ -82,10 +31,11 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> Mode
     from treegen.model import memory
     from treegen.model.checkpoint.adapter import find_adapter
     from treegen.model.checkpoint.quantized import quantisation_of
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+    from treegen.model.facts import ModelFacts
     from treegen.model.load import stays_fp8
     from treegen.model.reproducible import ALIGN, check_dtype, check_layers
+    from treegen.model.tokenizer import load_tokenizer
 
     source: dict[str, Any] = {
         "revision": engine.revision,
@@ -163,7 +113,7 @@ def load_llm(
     fingerprint: str,
     places: "Places | None" = None,
     before: Sequence[Callable[[], object]] = (),
-) -> "LLM":
+) -> "Calls":
     """Load a model.
 
     places: of workers. What is returned is then a Cluster, to be closed.
@@ -174,7 +124,7 @@ def load_llm(
     """
     from treegen.llm import LLM
 
-    llm: LLM
+    llm: Calls
     if places is None:
         llm = LLM(**asdict(engine))
     else:
@@ -182,7 +132,6 @@ def load_llm(
 
         llm = Cluster.at(places, engine, before)
     if llm.fingerprint != fingerprint:
-        if isinstance(llm, Closing):
-            llm.close()
+        llm.close()
         raise ModelError(f"the files of {engine.model} changed while they were read; start again")
     return llm

@@ -1,6 +1,7 @@
 """Find a task by its name, by an installed package's entry point, or in a Python file."""
 
 import inspect
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,12 +82,16 @@ def list_tasks() -> list[TaskInfo]:
     return known
 
 
-def get_task(name: str) -> Task:
-    """Return a new task. name: a known name, or `path/to/file.py:ClassName`.
+def get_task(name: str | Task) -> Task:
+    """Return a new task, or the one that is given.
+
+    name: a known name, `path/to/file.py:ClassName`, or a task.
 
     Raises:
         InputError: there is no such task, it cannot be loaded, or it is not a task.
     """
+    if not isinstance(name, str):
+        return _make(lambda: name, type(name).__name__)
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
@@ -101,6 +106,43 @@ def get_task(name: str) -> Task:
     known = [info.name for info in list_tasks()]
     hint = did_you_mean(name, known) or f"; known: {', '.join(known)}, or path/to/file.py:Class"
     raise InputError(f"there is no task {name!r}{hint}")
+
+
+def place_of(task: str | Task) -> str:
+    """Return the name by which `get_task` finds a task in another process, if it can.
+
+    That of a class in a file is its place. One that a notebook has defined is only described.
+    """
+    if isinstance(task, str):
+        return task
+    kind = type(task)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    for info in list_tasks():
+        if info.target == target:
+            return info.name
+    try:
+        file = inspect.getfile(kind)
+    except (TypeError, OSError):
+        file = ""
+    if file.endswith(".py") and kind.__qualname__.isidentifier():
+        return f"{os.path.abspath(file)}:{kind.__qualname__}"
+    return f"{kind.__qualname__} of a notebook"
+
+
+def code_of(name: str | Task) -> str | None:
+    """Return what runs if a task is loaded that does not come with treegen; None for others.
+
+    Nothing is imported for it.
+    """
+    if not isinstance(name, str):
+        return None  # it is loaded already
+    path, colon, _ = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return path
+    for point in _entry_points() if name not in _BUILTIN else ():
+        if point.name == name:
+            return f"{point.value} of {point.dist.name if point.dist else 'an installed package'}"
+    return None
 
 
 def _entry_points() -> list[EntryPoint]:

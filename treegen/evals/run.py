@@ -26,13 +26,13 @@ from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.engine.stream import Stream
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
 
 
 def sample(
     job: Job,
     run: RunDir,
-    llm: "LLM",
+    llm: "Calls",
     *,
     stop: Callable[[], object] = lambda: None,
     judging: Judging | None = None,
@@ -180,7 +180,7 @@ class _Prompts:
         return record
 
 
-def _begun(job: Job, run: RunDir, llm: "LLM", rounds: Rounds | None) -> "Stream":
+def _begun(job: Job, run: RunDir, llm: "Calls", rounds: Rounds | None) -> "Stream":
     """Begin to draw what a run lacks."""
     if rounds is not None:
         return llm.dealt(job.tree, job.settings.drawing)

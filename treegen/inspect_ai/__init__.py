@@ -1,4 +1,4 @@
-"""treegen as a model provider of Inspect AI: `--model treegen/DIR`. Needs `treegen[inspect]`.
+"""treegen as a model provider of Inspect AI: `--model treegen/DIR`. Needs the extra `inspect`.
 
 Inspect finds it by the entry point in pyproject.toml.
 

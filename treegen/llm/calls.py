@@ -8,11 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.closing import Closing
+from treegen.common.progress import check_progress, shown
 from treegen.common.uncopied import Uncopied
 from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
+from treegen.model.facts import ModelFacts
 from treegen.outputs import Completion, Score
-from treegen.params import SamplingParams, check_int, check_params, check_tree_params
+from treegen.params import (
+    MAX_COUNT,
+    Params,
+    SamplingParams,
+    check_int,
+    check_params,
+    check_tree_params,
+)
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
@@ -34,15 +44,30 @@ if TYPE_CHECKING:
     from treegen.search.tree.result import Found, SearchResult
 
 
-class Calls(Uncopied, ABC):
+class Calls(Closing, Uncopied, ABC):
     """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
 
+    Use it in a `with` statement, or `close` it, to give back what it holds.
+
     tokenizer, spec: those of the model.
+    facts: these and what else plans go by.
+    fingerprint: stands for the weights; empty for a module that is not from a checkpoint.
     """
 
     tokenizer: Any
     spec: ModelSpec
+    facts: ModelFacts
+    fingerprint: str
     _before: DrawnBefore
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples to decode at once; of a Cluster, for each worker."""
+        return self.facts.max_rows
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer, as vLLM does."""
+        return self.tokenizer
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
@@ -79,7 +104,7 @@ class Calls(Uncopied, ABC):
 
     # Sampling
 
-    def plan(self, tree: Node, params: SamplingParams | None = None) -> Plan:
+    def plan(self, tree: Node, params: Params | None = None) -> Plan:
         """What running a tree would share, store and read; nothing is computed.
 
         If a tree declares generated levels, its prompts are planned as if all rows of the largest
@@ -100,7 +125,7 @@ class Calls(Uncopied, ABC):
     def stream(
         self,
         tree: Node,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         skip: Collection[tuple[str, int]] = (),
     ) -> Stream:
@@ -124,8 +149,12 @@ class Calls(Uncopied, ABC):
         each = [given] * len(requests) if isinstance(given, SamplingParams) else given
         known = {request.id: request.samples for request in requests}
         skipped = defaultdict(set)
-        for prompt_id, index in skip:
-            if index not in range(known.get(prompt_id, 0)):
+        for pair in as_list("skip", skip):
+            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+            prompt_id, index = pair
+            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            if not isinstance(index, int) or not 0 <= index < num:
                 raise InputError(f"skip names sample {index} of {prompt_id!r}, not in the tree")
             skipped[prompt_id].add(index)
         samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
@@ -148,29 +177,37 @@ class Calls(Uncopied, ABC):
         return self._dealt(self._plan(requests), [params] * len(requests))
 
     def run(
-        self, tree: Node, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        tree: Node,
+        params: Params | Sequence[Params] | None = None,
+        *,
+        progress: bool | None = None,
     ) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
 
         params: as for `stream`.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
         """
-        return _finished(self.stream(tree, params))
+        check_progress(progress)
+        return _finished(self.stream(tree, params), progress)
 
     def generate(
         self,
         prompts: Iterable[str | Sequence[int] | Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
     ) -> list[list[Completion]]:
         """params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
         params: of all prompts, or one for each.
         tools, chat_template_kwargs: for the chat template.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
 
         The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
         another call with the same prompt draws further samples: its indices go on after those that
@@ -181,6 +218,7 @@ class Calls(Uncopied, ABC):
             InputError: params are not as many as prompts, and as for `stream`.
             TreegenError: as for `stream` and its iterator.
         """
+        check_progress(progress)
         contents = as_list("prompts", prompts)
         each = _of_each(params, len(contents))
         if not contents:
@@ -193,18 +231,40 @@ class Calls(Uncopied, ABC):
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
         self._before.update(before)  # Only now, because a call that is refused draws nothing.
-        result = _finished(stream)
+        result = _finished(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:
             grouped[int(completion.prompt_id)].append(completion)
         return grouped
 
-    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | Sequence[Params] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[list[Completion]]:
+        """params.n answers to each conversation; as `generate`, of which it is a special case.
+
+        messages: one conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
+        """
+        several = as_list("messages", messages)
+        if several and isinstance(several[0], Mapping):
+            several = [several]
+        return self.generate(
+            several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
+        )
+
+    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]], *, top: int = 0) -> list[Score]:
         """Log-likelihood of each continuation given its context.
 
         A context that several pairs share is computed once. If a context is empty, or all its
         tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
         place, or else the end-of-sequence token.
+
+        top: how many likeliest tokens to report in the place of each token of a continuation, as
+        `Score.top`; all, if the vocabulary has fewer.
 
         Raises:
             InputError: pairs cannot be used, or another run of this LLM is not finished.
@@ -214,17 +274,20 @@ class Calls(Uncopied, ABC):
         pairs = as_list("pairs", pairs)
         if not pairs:
             return []
-        with self.score_stream(pairs) as stream:
+        with self.score_stream(pairs, top=top) as stream:
             scores = dict(stream)
             stream.check_whole()
         return [scores[index] for index in range(len(scores))]
 
-    def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
+    def score_stream(
+        self, pairs: Iterable[tuple[ScoreInput, ScoreInput]], *, top: int = 0
+    ) -> ScoreStream:
         """The scores of `score` as they are known; an iterator over (index of the pair, score).
 
         Raises what `score` raises. NumericsError comes from the iterator.
         """
-        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
+        check_int("top", top, least=0, most=MAX_COUNT)
+        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec, top=top)
         plan = self._plan(requests)
         params = [SamplingParams()] * len(requests)
         return ScoreStream(self._start(plan, params, [[] for _ in requests]))
@@ -235,7 +298,7 @@ class Calls(Uncopied, ABC):
         self,
         fn: SearchFn,
         problems: Iterable[Any],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -283,7 +346,7 @@ class Calls(Uncopied, ABC):
         self,
         fn: SearchFn,
         problems: Iterable[Any],
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -318,7 +381,7 @@ class Calls(Uncopied, ABC):
     def expand(
         self,
         tree: Node,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         *,
         concurrency: int = 64,
         budget: Budget | None = None,
@@ -356,10 +419,11 @@ class Calls(Uncopied, ABC):
         return self.search(run, problems, params, concurrency=concurrency, budget=budget, rows=rows)
 
 
-def _finished(stream: Stream) -> RunResult:
+def _finished(stream: Stream, progress: bool | None) -> RunResult:
     """Use a run up; completions in the order of its prompts."""
     with stream:
-        completions = list(stream)
+        total = sum(request.samples for request in stream.plan.requests)
+        completions = list(shown(stream, total, progress))
         stream.check_whole()
     place = {request.id: i for i, request in enumerate(stream.plan.requests)}
     completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
@@ -367,19 +431,17 @@ def _finished(stream: Stream) -> RunResult:
 
 
 def _of_nodes(
-    params: SamplingParams | Sequence[SamplingParams] | None,
+    params: Params | Sequence[Params] | None,
 ) -> SamplingParams | list[SamplingParams]:
     """Check the parameters of all nodes of a tree, or of each node."""
-    if params is None or isinstance(params, SamplingParams):
+    if params is None or isinstance(params, SamplingParams | Mapping):
         return check_tree_params(params)
     return [check_tree_params(own) for own in as_list("params", params)]
 
 
-def _of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num: int
-) -> list[SamplingParams]:
+def _of_each(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
     """The parameters of each of `num` prompts."""
-    if params is None or isinstance(params, SamplingParams):
+    if params is None or isinstance(params, SamplingParams | Mapping):
         return [check_params(params)] * num
     each = [check_params(own) for own in as_list("params", params)]
     if len(each) != num:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
 from treegen.llm.calls import Calls
-from treegen.model.checkpoint.tokenizer import load_tokenizer
 from treegen.model.config import resolve_device
 from treegen.model.leading import load_named
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
-from treegen.options import LOADING, EngineOptions
-from treegen.params import SamplingParams, check_tree_params
+from treegen.model.tokenizer import load_tokenizer
+from treegen.options import LOADING, EngineOptions, check_known
+from treegen.params import Params, SamplingParams, check_tree_params
 from treegen.plan.cost import Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import sample_requests
@@ -79,6 +79,7 @@ class LLM(Calls):
         draft_model: str | None = None,
         draft_tokens: int | None = None,
         adapter: str | None = None,
+        **others: Never,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
@@ -133,6 +134,7 @@ class LLM(Calls):
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
         """
+        check_known(others, "the arguments of LLM")
         options = EngineOptions(
             model=model.spec.name if isinstance(model, Model) else model,
             dtype=dtype,
@@ -173,8 +175,9 @@ class LLM(Calls):
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
             self.model = load_named(options)
-        self.spec = self.model.spec
+        self.spec, self.fingerprint = self.model.spec, self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
+        self.facts = self.engine.facts(options, self.tokenizer)
         self._stoppings = Stoppings()
         self._num_named = 0
         self._before = DrawnBefore()
@@ -186,13 +189,8 @@ class LLM(Calls):
 
     @property
     def max_rows(self) -> int:
-        """Most samples that are decoded at once."""
+        """Most samples to decode at once."""
         return self.engine.max_rows
-
-    @property
-    def fingerprint(self) -> str:
-        """What stands for the weights."""
-        return self.model.fingerprint
 
     # Sampling
 
@@ -250,7 +248,10 @@ class LLM(Calls):
         return {"params": first.params, "stopping": first.stopping, "further": further}, index
 
     def close(self) -> None:
-        """End the other ranks of a tensor-parallel model; without it they end with this process."""
+        """End the other ranks of a tensor-parallel model; without it they end with this process.
+
+        The memory of a model is free once nothing refers to the LLM any more.
+        """
         self.model.close()
 
     def open(self) -> LiveRun:
@@ -282,7 +283,7 @@ class LLM(Calls):
 
     # Search
 
-    def session(self, params: SamplingParams | None = None) -> Session:
+    def session(self, params: Params | None = None) -> Session:
         """Search trees that are sampled step by step; see `treegen.search.session.Session`.
 
         params: how nodes sample by default.

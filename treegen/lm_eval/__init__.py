@@ -10,8 +10,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name not in ("lm_eval", "lm_eval.models"):
         raise
+    from treegen.errors import install
+
     raise ModuleNotFoundError(
-        "treegen.lm_eval needs lm-evaluation-harness: pip install 'treegen[lm-eval]'",
+        f"treegen.lm_eval needs lm-evaluation-harness: {install('lm-eval')}",
         name="lm_eval",
     ) from None
 

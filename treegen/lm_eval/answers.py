@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.lm_eval.journal import Journal, Kind, stored
 from treegen.params import SamplingParams
 from treegen.prompts.tree import Node
@@ -39,7 +39,7 @@ class Prompt:
 class Answers:
     """What a model answers, each answer computed once if there is a journal."""
 
-    def __init__(self, llm: LLM, journal: Journal | None) -> None:
+    def __init__(self, llm: Calls, journal: Journal | None) -> None:
         """Answers of a model; a journal keeps them."""
         self._llm, self._journal = llm, journal
 

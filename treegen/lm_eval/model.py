@@ -18,13 +18,16 @@ from lm_eval.models.utils import resolve_max_length
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-import treegen
+from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError
 from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.lm_eval.answers import Answers, Pair, Prompt
 from treegen.lm_eval.journal import Journal
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import Texts
+from treegen.model.checkpoint.files import locate
+from treegen.model.config import read_config
 from treegen.options import check_known
 from treegen.params import check_int
 from treegen.runs import model_identity
@@ -46,7 +49,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        pretrained: str | LLM,
+        pretrained: str | Calls,
         *,
         cache: str | None = None,
         seed: int = 0,
@@ -57,13 +60,14 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         think_end_token: str | int | None = None,
         enable_thinking: bool | None = None,
         chat_template_args: Mapping[str, Any] | None = None,
+        sampling: str = "neutral",
         batch_size: object = None,
         max_batch_size: object = None,
         **options: Any,
     ) -> None:
         """Load a model, or take an LLM as it is.
 
-        pretrained: a directory, a hub name, "demo", or an LLM.
+        pretrained: a directory, a hub name, "demo", an LLM or a Cluster.
         cache: a directory to keep answers in as they are known. A run that was stopped goes on from
         it when the same command is run again.
         seed: of samples whose gen_kwargs have none.
@@ -71,6 +75,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         max_gen_toks: tokens of an answer at most, where gen_kwargs do not say.
         add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as for
         lm-eval's `hf`.
+        sampling: what holds where gen_kwargs do not say: "neutral" filters and penalises nothing,
+        as lm-eval's `vllm`; "recommended" is what generation_config.json says, as its `hf`.
         batch_size, max_batch_size: without effect; max_rows is the most samples at once.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
@@ -82,7 +88,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         super().__init__()
         own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
         check_known(options, "model_args", own)
-        if options and isinstance(pretrained, LLM):
+        if options and isinstance(pretrained, Calls):
             raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
@@ -90,11 +96,13 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             check_int("max_length", max_length, least=2)
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
+        if sampling not in ("neutral", "recommended"):
+            raise InputError(f"sampling must be neutral or recommended, got {sampling!r}")
         if cache is not None:
             Made.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
             options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
-        self.llm = pretrained if isinstance(pretrained, LLM) else LLM(str(pretrained), **options)
+        self.llm = pretrained if isinstance(pretrained, Calls) else LLM(str(pretrained), **options)
         self.tokenizer = self.llm.tokenizer
         self._texts = Texts(
             self.tokenizer,
@@ -107,13 +115,14 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.eot_token_id = self._texts.eos_token_id
         self.prefix_token_id = self._texts.prefix_token_id
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
-        self._device = self.llm.model.device
+        self._device = torch.device(self.llm.facts.device_type)
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
+        self._usual = dict(self.llm.spec.recommended) if sampling == "recommended" else {}
         self._revision = options.get("revision")
         most = self.llm.spec.context_length
         if max_length is not None and max_length > most:
             raise InputError(f"max_length={max_length} is beyond the model's context of {most}")
-        config = self.llm.model.module.config
+        config = _config(self.llm)
         self.max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
         self._answers = Answers(self.llm, None if cache is None else self._journal(Path(cache)))
 
@@ -128,14 +137,15 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval's results say of the model."""
-        model = self.llm.model
-        keys = None if model.cache_dtype == model.dtype else "fp8"
-        known = model_identity(model.fingerprint, str(model.dtype), model.quantization, keys)
+        facts = self.llm.facts
+        keys = None if facts.engine.kv_cache_dtype == "auto" else facts.engine.kv_cache_dtype
+        dtype = f"torch.{facts.dtype}"
+        known = model_identity(self.llm.fingerprint, dtype, facts.quantization, keys)
         return {
-            "model_num_parameters": sum(p.numel() for p in model.module.parameters()),
+            "model_num_parameters": facts.spec.num_weights,
             "model_revision": self._revision,
             **{f"model_{name}": value for name, value in known.items()},
-            "treegen_version": treegen.__version__,
+            "treegen_version": VERSION,
         }
 
     def apply_chat_template(
@@ -235,6 +245,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             seed=self._seed,
             eos=self._texts.eos,
             thinks=self._texts.think,
+            usual=self._usual,
         )
         room = self.max_length - settings.params.max_tokens
         if room < 1:
@@ -244,6 +255,20 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             )
         tokens = self._texts.encode_prompt(context)[-room:]
         return Prompt.of(tokens, settings.params), settings
+
+
+def _config(llm: Calls) -> Any:
+    """The configuration of a model, which is here or with workers."""
+    if isinstance(llm, LLM):
+        return llm.model.module.config
+    engine = llm.facts.engine
+    directory = locate(engine.model, engine.revision, weights=False)
+    return read_config(
+        engine.model,
+        directory,
+        revision=engine.revision,
+        trust_remote_code=engine.trust_remote_code,
+    )
 
 
 def _told(answers: Iterator[Any], total: int, kind: str, quiet: bool) -> Any:

@@ -20,8 +20,10 @@ from treegen.model.checkpoint.files import (
     read_raw_config,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
+from treegen.model.checkpoint.headers import check_headers
 from treegen.model.checkpoint.text_part import generates_text
 from treegen.model.probe import probe_layers
+from treegen.model.recommended import recommended_sampling
 from treegen.spec import LayerSpec, ModelSpec
 
 DTYPES: Final = {
@@ -41,7 +43,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError, OverflowError):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
     if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
@@ -71,6 +73,8 @@ def resolve_dtype(
         if dtype not in DTYPES.values():
             raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
         return dtype
+    if dtype != "auto":
+        raise InputError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r:.60}")
     if device.type == "cpu":
         return torch.float32
     for source in (config, config.get_text_config(decoder=True)):
@@ -104,11 +108,13 @@ def read_config(
         trust=trust_remote_code,
     )
     model_type = raw.get("model_type")
-    if model_type not in CONFIG_MAPPING and not raw.get("auto_map"):
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if not is_known and not raw.get("auto_map"):
         raise ModelError(
             f"model_type {model_type!r} in {directory / 'config.json'} is not known to "
             f"transformers {__version__}; upgrade transformers or check the file"
         )
+    check_headers(directory, raw)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, trust_remote_code=trust_remote_code, local_files_only=True
@@ -225,6 +231,7 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
+        recommended=recommended_sampling(directory),
     )
 
 

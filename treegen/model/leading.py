@@ -18,6 +18,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +32,12 @@ from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import check_free, join, leave
 from treegen.options import EngineOptions
+from treegen.runs.leftovers import hold, sweep
 
 _START: Final = "from treegen.llm.follower import main; main()"
 _START_SECONDS: Final = 300.0  # for a follower to import what it needs
 _SOON: Final = 2.0  # seconds in which a follower that fails has told so
+_FOLDER: Final = "treegen-ranks-"
 _GRACE: Final = 10.0  # seconds for a follower to end by itself
 
 
@@ -47,7 +50,11 @@ class Followers:
         Raises:
             WorkerError: one cannot be started.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="treegen-ranks-"))
+        temporary = Path(tempfile.gettempdir())
+        sweep(temporary, f"{_FOLDER}*")  # of processes that were killed
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
+        self._held = ExitStack()
+        self._held.enter_context(hold(self._folder, folder=True))
         self._failed = ""
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -176,6 +183,7 @@ class Followers:
         with contextlib.suppress(Exception):
             leave()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
 
 def devices_of(size: int, device: str) -> torch.device:

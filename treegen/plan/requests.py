@@ -153,6 +153,8 @@ def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: Mo
         rows=min(samples, 1) if params.temperature == 0 else samples,
         max_tokens=min(params.max_tokens, room),
         origin=origin_of(prompt.tokens) if prompt.node.id is None else None,
+        score_from=1 if params.prompt_logprobs is not None and len(prompt.tokens) > 1 else None,
+        top=params.prompt_logprobs or 0,
     )
 
 
@@ -185,7 +187,7 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
 
 
 def score_requests(
-    pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec
+    pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec, *, top: int = 0
 ) -> list[Request]:
     """One request for each (context, continuation) pair, both text or both token ids.
 
@@ -194,6 +196,8 @@ def score_requests(
     context that is left without a token gets the token that texts begin with, or else the token
     that ends them.
 
+    top: how many likeliest tokens to report in each place.
+
     Raises:
         InputError: a pair is not two texts or two lists of token ids, a continuation has no token,
             or an empty context has no token to stand for it.
@@ -201,8 +205,9 @@ def score_requests(
     """
     texts: list[str] = []
     for index, pair in enumerate(pairs):
-        if isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"pair {index} is {pair!r}; give (context, continuation)")
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
+        if not is_pair or len(pair) != 2:
+            raise InputError(f"pair {index} is {pair!r:.80}; give (context, continuation)")
         context, continuation = pair
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(f"pair {index}: give context and continuation both as text or as ids")
@@ -228,7 +233,7 @@ def score_requests(
             whole, start = np.concatenate([_begin(name, tokenizer), whole]), 1
         check_vocabulary(name, whole, spec)
         check_scored(name, len(whole), spec)
-        requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+        requests.append(Request(name, whole, 0, 0, max_tokens=1, score_from=start, top=top))
     return requests
 
 

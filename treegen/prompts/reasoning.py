@@ -18,6 +18,11 @@ CHOICES: Final = ("auto", "on", "off", "low", "medium", "high")
 NAME: Final = "reasoning"
 
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")  # true or false
+# What every template is given, and no argument.
+_ALWAYS: Final = frozenset({
+    "messages", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token",
+    "raise_exception", "strftime_now",
+})  # fmt: skip
 _EFFORT: Final = "reasoning_effort"  # one of these words:
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 _GENERATION: Final = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
@@ -37,6 +42,17 @@ def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str
     return {**_switched(asked, tokenizer), **found} if asked != "auto" else found
 
 
+def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raise InputError for arguments that the chat template does not read, as nobody would tell."""
+    names, _ = _read(_source(tokenizer, arguments.get("tools")))
+    if unknown := sorted(set(arguments) - names):
+        known = ", ".join(sorted(names - _ALWAYS)) or "none"
+        raise InputError(
+            f"the model's chat template does not read {', '.join(unknown)}, so the model would not "
+            f"see it; leave it out, or give a chat template that does. This one reads: {known}"
+        )
+
+
 def check_reasoning(asked: str) -> None:
     """Raise InputError for what is none of the choices."""
     if asked not in CHOICES:
@@ -44,10 +60,7 @@ def check_reasoning(asked: str) -> None:
 
 
 def _switched(asked: str, tokenizer: Any) -> dict[str, Any]:
-    source = getattr(tokenizer, "chat_template", None)
-    if isinstance(source, Mapping):
-        source = tokenizer.get_chat_template()
-    names, words = _read(str(source or ""))
+    names, words = _read(_source(tokenizer))
     switch = next((name for name in _SWITCHES if name in names), None)
     has_effort = _EFFORT in names
     if asked in ("on", "off") and switch is not None:
@@ -64,6 +77,14 @@ def _switched(asked: str, tokenizer: Any) -> dict[str, Any]:
         f"reasoning {asked!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
         f"{_EFFORT}; {has}. Leave it at auto, or pass what the template knows by its own name"
     )
+
+
+def _source(tokenizer: Any, tools: Any = None) -> str:
+    """Return the chat template; some tokenizers have several, one of them for tools."""
+    source = getattr(tokenizer, "chat_template", None)
+    if isinstance(source, Mapping):
+        source = tokenizer.get_chat_template(tools=tools)
+    return str(source or "")
 
 
 @functools.lru_cache(maxsize=16)

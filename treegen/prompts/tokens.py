@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from treegen.errors import InputError
 from treegen.prompts.bounds import LeastTokens
-from treegen.prompts.reasoning import reasoning_arguments
+from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import lone_surrogate
 from treegen.prompts.tree import Node, Prompt, prompts_of
@@ -324,14 +324,32 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     if last["role"] == "assistant" and not last.get("tool_calls"):
         begun = messages.pop()["content"]
     arguments = reasoning_arguments(prompt.template, tokenizer)
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **arguments
-        )
-    except Exception as error:  # The template is a program of its own, and may raise anything.
-        raise InputError(
-            f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
-        ) from error
+    # Without tools a template may take another way, which is why an empty list is no argument.
+    if not arguments.get("tools"):
+        arguments.pop("tools", None)
+    if arguments:
+        check_known(arguments, tokenizer)
+
+    def rendered(arguments: dict[str, Any]) -> str:
+        try:
+            text: str = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **arguments
+            )
+        except Exception as error:  # The template is a program of its own, and may raise anything.
+            raise InputError(
+                f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
+            ) from error
+        return text
+
+    text = rendered(arguments)
+    if "tools" in arguments:
+        without = {name: value for name, value in arguments.items() if name != "tools"}
+        if rendered(without) == text:
+            raise InputError(
+                f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
+                "model would not see them; leave tools out, or use a model or a chat template that "
+                "has them"
+            )
     return f"{text}{begun}"
 
 

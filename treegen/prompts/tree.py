@@ -183,7 +183,16 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
 def chat_arguments(
     tools: Sequence[Any] | None, chat_template_kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The arguments of a chat template that a call gives."""
+    """The arguments of a chat template that a call gives.
+
+    Raises:
+        InputError: they are no mapping, or the tools no list.
+    """
+    if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+        raise InputError(
+            f"chat_template_kwargs must be a dict of arguments, got {chat_template_kwargs!r:.60}"
+        )
+    tools = None if tools is None else as_list("tools", tools)
     return {**(chat_template_kwargs or {}), **({} if tools is None else {"tools": list(tools)})}
 
 

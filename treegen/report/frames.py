@@ -1,35 +1,18 @@
 """A run as pandas frames, for a notebook."""
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.formats import utf8
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.report.calibration import problem_points
-from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
 
 if TYPE_CHECKING:
     import pandas
-
-
-def open_run(path: str | os.PathLike[str], *, data: str | None = None) -> "Frames":
-    """Read the run in a directory, also while it is under way; no lock is taken.
-
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
-
-    Raises:
-        RunError: there is no run, or it is damaged.
-        InputError: pandas is not installed, or `data` are not the problems of the run.
-    """
-    _pandas()
-    return Frames(load_run(Path(path), data=data))
 
 
 class Frames:
@@ -159,5 +142,5 @@ def _pandas() -> Any:
         return import_module("pandas")
     except ImportError:
         raise InputError(
-            "a run as frames needs pandas; install it with: pip install 'treegen[pandas]'"
+            f"a run as frames needs pandas; install it with: {install('pandas')}"
         ) from None

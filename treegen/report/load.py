@@ -1,18 +1,20 @@
 """Reading a run back: its settings, its samples, and how they were judged."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
+from treegen.evals.asked.given import Asked, names_something
 from treegen.evals.course.account import add_up, stored_parts
 from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
@@ -20,6 +22,7 @@ from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.asked.stopping import Rounds
     from treegen.evals.job import Job
 
 
@@ -41,29 +44,25 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def load_run(path: Path, *, data: str | None = None) -> RunView:
+def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 
-    What cannot be read again is left out, and `notices` says so.
+    What cannot be read again is left out, and `notices` says so. No code runs that a run names and
+    the caller does not.
 
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
+    asked: see `treegen.evals.asked.given.Asked`.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: `data` are not the problems of the run.
+        InputError: what is named are not the problems or the task of the run.
     """
-    from treegen.evals.judged.scoring import look_back
-
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
-        return load_search_run(path, data=data)
+        return load_search_run(path, **asked)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, data, notices)
-        rounds = look_back(job, run) if job is not None else None
+        job = _job(run, asked, notices)
+        problems, report, rounds = _judge(run, job, notices)
         decides = rounds is not None and rounds.reads_answers
-        judged, report = _judge(run, job, notices)
-        problems = _problems(run, job, judged)
         if run.missing > 0:
             missing = f"{run.missing:,} of {run.info.planned:,} samples are not drawn yet"
             rest = "; what follows is of the others" if run.missing < run.info.planned else ""
@@ -88,48 +87,59 @@ def load_run(path: Path, *, data: str | None = None) -> RunView:
         )
 
 
-def _job(run: RunDir, data: str | None, notices: list[str]) -> "Job | None":
-    from treegen.evals.asked.settings import settle, stored_choices
-    from treegen.evals.identity import check_same_data
-    from treegen.evals.job import load_job
+def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
+    from treegen.evals.asked.settings import stored_choices
+    from treegen.evals.identity import stored_job
 
     try:
-        stored = {**beside(run.path, stored_choices(run.info)), "score": True}
-        job = load_job(settle({} if data is None else {"data": data}, stored))
-        check_same_data(job, run.info.identity, str(run.path))
+        job = stored_job(asked, beside(run.path, stored_choices(run.info)), run)
     except TreegenError as error:
-        if data is not None:
+        if names_something(asked):
             raise
         notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
         return None
     return job
 
 
-_Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
-
-
-def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
+def _judge(
+    run: RunDir, job: "Job | None", notices: list[str]
+) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
+    """Read the samples of a run once; return its problems, its report and its rounds."""
     from treegen.evals.judged.execution import executing
-    from treegen.evals.judged.scoring import aggregate, judged, look_back, sample_scores
+    from treegen.evals.judged.scoring import aggregate, judged, rounds_of, score_of
     from treegen.evals.judged.vote_tables import Votes
 
+    found = _Problems(run, job)
     if job is None:
-        return [(record, None) for record in run.records()], _stored_report(run)
+        for record in run.records():
+            found.add(record, None)
+        return found.views(), _stored_report(run), None
+    scores: list[SampleScore] = []
+    unjudged = 0
+    known = {problem.id: problem for problem in job.data.problems}
+
+    def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        nonlocal unjudged
+        found.add(record, verdicts)
+        if verdicts is None:
+            unjudged += 1
+        else:
+            scores.append(score_of(job, known[record["problem_id"]], record, verdicts))
+
+    rounds = rounds_of(job)
     task = executing(job.task)
     if task is None:
-        found = list(judged(job, run))
+        judged(job, run, look, rounds=rounds)
     else:
         with closing(task.judging(run, None)) as judging:
-            found = list(judged(job, run, judging))
-    scores = sample_scores(job, found)
-    if unjudged := len(found) - len(scores):
+            judged(job, run, look, judging=judging, rounds=rounds)
+    if unjudged:
         notices.append(
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
-    if not scores:
-        return found, None
-    return found, aggregate(job, scores, look_back(job, run), Votes.of(run.path))
+    report = aggregate(job, scores, rounds, Votes.of(run.path)) if scores else None
+    return found.views(), report, rounds
 
 
 def _stored_report(run: RunDir) -> Report | None:
@@ -156,39 +166,48 @@ def _tupled(kind: Any, row: Mapping[str, Any]) -> Any:
     return kind(**{name: tuples(value) for name, value in row.items()})
 
 
-def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemView, ...]:
-    samples: dict[str, list[Sample]] = {problem_id: [] for problem_id in run.info.problem_ids}
-    prompt_tokens: dict[str, int] = {}
-    choice_tokens: dict[str, int] = {}
-    for record, verdicts in judged:
-        problem_id = record["problem_id"]
-        prompt_tokens[problem_id] = int(record.get("prompt_tokens", 0))
-        choice_tokens[problem_id] = int(record.get("choice_tokens", 0))
-        samples[problem_id].append(
-            Sample(
-                problem_id=problem_id,
-                index=record["sample_index"],
-                text=str(record.get("text", "")),
-                num_tokens=int(record.get("num_tokens", 0)),
-                logprob=record.get("logprob"),
-                finish_reason=str(record.get("finish_reason")),
-                verdicts=verdicts,
-                thinking=thinking_of(record),
-            )
+class _Problems:
+    """The problems of a run, while its samples are read."""
+
+    def __init__(self, run: RunDir, job: "Job | None") -> None:
+        self._samples: dict[str, list[Sample]] = {i: [] for i in run.info.problem_ids}
+        self._ids = {problem_id: problem_id for problem_id in self._samples}
+        self._tokens: dict[str, tuple[int, int]] = {}
+        self._known = {problem.id: problem for problem in job.data.problems} if job else {}
+
+    def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        """Take a stored sample."""
+        problem_id = self._ids[record["problem_id"]]  # one string for all samples of a problem
+        tokens = int(record.get("prompt_tokens", 0)), int(record.get("choice_tokens", 0))
+        self._tokens[problem_id] = tokens
+        sample = Sample(
+            problem_id=problem_id,
+            index=record["sample_index"],
+            text=str(record.get("text", "")),
+            num_tokens=int(record.get("num_tokens", 0)),
+            logprob=record.get("logprob"),
+            finish_reason=sys.intern(str(record.get("finish_reason"))),
+            verdicts=verdicts,
+            thinking=thinking_of(record),
         )
-    known = {problem.id: problem for problem in job.data.problems} if job else {}
-    return tuple(
-        ProblemView(
+        self._samples[problem_id].append(sample)
+
+    def views(self) -> tuple[ProblemView, ...]:
+        """Return the problems with their samples."""
+        return tuple(self._view(problem_id) for problem_id in self._samples)
+
+    def _view(self, problem_id: str) -> ProblemView:
+        known = self._known.get(problem_id)
+        prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
+        return ProblemView(
             id=problem_id,
-            question=known[problem_id].question if problem_id in known else "",
-            answer=known[problem_id].answer if problem_id in known else "",
-            prompt_tokens=prompt_tokens.get(problem_id, 0),
-            choice_tokens=choice_tokens.get(problem_id, 0),
-            samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
-            group=known[problem_id].group if problem_id in known else "",
+            question=known.question if known else "",
+            answer=known.answer if known else "",
+            prompt_tokens=prompt_tokens,
+            choice_tokens=choice_tokens,
+            samples=tuple(sorted(self._samples[problem_id], key=lambda sample: sample.index)),
+            group=known.group if known else "",
         )
-        for problem_id, drawn in samples.items()
-    )
 
 
 def _filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ So everything that shows or compares runs can take it. Its only filter is `solve
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import TreegenError
+from treegen.evals.asked.given import Asked, named, names_something
 from treegen.evals.course.account import stored_parts
 from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 _SOLVED = "solved"
 
 
-def load_search_run(path: Path, *, data: str | None = None) -> RunView:
+def load_search_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     """Read a run of searches; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, data, notices)
+        job = _job(run, asked, notices)
         place = {name: at for at, name in enumerate(run.info.problem_ids)}
         stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
         trees = tuple(stored)  # not in the order in which they ended
@@ -54,19 +55,21 @@ def load_search_run(path: Path, *, data: str | None = None) -> RunView:
     )
 
 
-def _job(run: SearchRunDir, data: str | None, notices: list[str]) -> "SearchJob | None":
+def _job(run: SearchRunDir, asked: Asked, notices: list[str]) -> "SearchJob | None":
+    from treegen.evals.identity import check_same_task
     from treegen.evals.search.job import load_search_job
     from treegen.evals.search.settings import settle_search, stored_search_choices
 
     try:
-        asked = {} if data is None else {"data": data}
         stored = beside(run.path, stored_search_choices(run.info))
-        return load_search_job(settle_search(asked, stored))
+        job = load_search_job(settle_search(named(asked), stored, reading=True))
+        check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
-        if data is not None:
+        if names_something(asked):
             raise
         notices.append(f"the problems cannot be read, so their texts are not shown: {error}")
         return None
+    return job
 
 
 def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-import treegen
 from treegen.common.formats import safe_text
-from treegen.errors import InputError
+from treegen.common.version import VERSION
+from treegen.errors import InputError, install
 from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
-from treegen.report.comparison_table import comparison_listing
 from treegen.report.pictures import Picture, draw_all
 from treegen.report.plots.searches import cost_listing
 from treegen.report.tables import (
@@ -145,9 +144,7 @@ def _render(
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise InputError(
-            "reports need jinja2; install it with: pip install 'treegen[report]'"
-        ) from None
+        raise InputError(f"reports need jinja2; install it with: {install('report')}") from None
 
     def finalize(value: Any) -> Any:
         # Everything that the template prints is made safe to look at, and then escaped.
@@ -166,14 +163,14 @@ def _render(
     return environment.get_template("page.html.jinja").generate(
         title=_title(names, views[0].task, comparison),
         live=live,
-        version=treegen.__version__,
+        version=VERSION,
         style=Markup(style),
         style_hash=_hash(style),
         script=Markup(script),
         script_hash=_hash(script),
         runs=[_section(view, key, drawn[key]) for key, view in zip(drawn, views, strict=True)],
         overview=_overview(views, across),
-        comparison=None if comparison is None else comparison_listing(comparison),
+        comparison=None if comparison is None else comparison.listing(),
         blobs=(
             blob
             for key, view in zip(drawn, views, strict=True)

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
-from treegen.common.formats import format_bytes
+from treegen.common.formats import format_bytes, safe_text
 from treegen.evals.course.account import kernels_told, sharing_line
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.report.view import RunView
@@ -36,6 +37,48 @@ class Listing:
     numbers: Sequence[int] = ()
     title: str = ""
     lines: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        """The title, the table in Markdown, and the lines."""
+        table = markdown(self.head, self.rows, self.numbers) if self.rows else ""
+        lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
+        return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
+
+    def _repr_html_(self) -> str:
+        def row(cells: Sequence[str], tag: str) -> str:
+            sides = ("right" if i in self.numbers else "left" for i in range(len(cells)))
+            told = (
+                f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>'
+                for cell, side in zip(cells, sides, strict=True)
+            )
+            return f"<tr>{''.join(told)}</tr>"
+
+        body = "".join(row(cells, "td") for cells in self.rows)
+        table = f"<table><thead>{row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
+        title = f"<p><b>{'<br>'.join(map(escape, self.title.splitlines()))}</b></p>"
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
+        return f"{title if self.title else ''}{table if self.rows else ''}{lines}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """Return a table in Markdown. right: the columns to align on the right, as for numbers."""
+    cells = [[_one_line(text) for text in row] for row in (head, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    lines = [
+        "|".join(
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    rule = "|".join(
+        "-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)
+    )
+    return "\n".join(f"|{line}|" for line in (lines[0], rule, *lines[1:]))
+
+
+def _one_line(text: str) -> str:
+    return safe_text(text).replace("\n", " ").replace("|", "\\|")
 
 
 def headline_of(view: RunView) -> MetricRow | None:

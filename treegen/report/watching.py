@@ -13,7 +13,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,6 +34,7 @@ _FILES: Final = ("*.json", "*.jsonl")
 class Watched:
     """The page of some runs, as they stood when it was last asked for.
 
+    asked: what the reader says of the runs; see `treegen.evals.asked.given.Asked`.
     every: seconds between two looks at the runs, at least.
     """
 
@@ -41,12 +42,13 @@ class Watched:
         self,
         paths: Sequence[Path],
         *,
-        data: str | None = None,
+        asked: Mapping[str, Any] | None = None,
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._paths, self._data, self._every = tuple(paths), data, every
+        self._paths, self._every = tuple(paths), every
+        self._asked: Any = asked or {}
         # Beside a run that keeps all processors busy, a page of low priority takes long by the
         # clock. That is no reason to make the next one late.
         self._clock, self._cpu = clock, cpu
@@ -71,7 +73,7 @@ class Watched:
             if self._page_version != self._version:
                 begin = self._cpu()
                 version = self._version
-                views = [load_run(path, data=self._data) for path in self._paths]
+                views = [load_run(path, **self._asked) for path in self._paths]
                 page = render_page(views, live=Live(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)

@@ -25,7 +25,7 @@ from treegen.runs.files import (
     plain,
     read_json,
     reason,
-    resume_flag,
+    resume_argument,
     write_json,
 )
 from treegen.runs.made import Made, tidy
@@ -215,7 +215,7 @@ class RunDir:
             if not self._samples.is_in_place:
                 raise RunError(
                     f"{self.path} was moved or removed while its run went on; where its files are "
-                    "now, they hold what is finished: continue with --resume and that directory"
+                    "now, they hold what is finished: continue with resume= and that directory"
                 )
             write_json(path, results)
             return
@@ -233,7 +233,7 @@ class RunDir:
     def results(self) -> Any:
         """Return the content of results.json, None when there is none."""
         path = self.path / "results.json"
-        return read_json(path) if path.exists() else None
+        return read_json(path) if os.path.exists(path) else None
 
     def sync(self) -> None:
         """Make all appended samples survive a power failure; `append` does so every second."""
@@ -288,9 +288,10 @@ def _now() -> str:
 
 def _check_new(path: Path) -> None:
     """Refuse a directory in which samples could be lost or mixed."""
-    if (path / "run.json").exists():
+    if os.path.exists(path / "run.json"):
         raise RunError(
-            f"{path} already holds a run; continue it with {resume_flag(path)}, or use another path"
+            f"{path} already holds a run; continue it with {resume_argument(path)}, or use "
+            "another path"
         )
     _check_not_lost(path)
 
@@ -314,7 +315,7 @@ def _check_present(path: Path, records_file: str) -> None:
         _check_not_lost(path)
         raise RunError(
             f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
-            "first sample; start it again without --resume"
+            "first sample; start it again without resume="
         )
     if os.path.exists(path / records_file):
         return

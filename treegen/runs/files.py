@@ -5,7 +5,6 @@ import fcntl
 import json
 import math
 import os
-import shlex
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -137,9 +136,9 @@ def reason(error: OSError) -> str:
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
-def resume_flag(path: Path) -> str:
+def resume_argument(path: Path) -> str:
     """Return how a user continues the run in `path`."""
-    return f"--resume {shlex.quote(str(path))}"
+    return f"resume={str(path)!r}"
 
 
 class Lock:
@@ -167,6 +166,7 @@ class Lock:
     @staticmethod
     def _take(path: Path) -> int:
         """Lock the file `path` and write the process into it; returns its descriptor."""
+        is_new = not os.path.lexists(path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
@@ -183,7 +183,13 @@ class Lock:
             ) from None
         except OSError as error:
             os.close(fd)
-            raise RunError(f"cannot lock {path}: {reason(error)}") from error
+            if is_new:
+                with suppress(OSError):
+                    path.unlink()
+            raise RunError(
+                f"cannot lock {path}: {reason(error)}; the file system may have no locks: choose a "
+                "directory on a local disk, or mount it with locks"
+            ) from error
         return fd
 
     @property

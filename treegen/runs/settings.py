@@ -3,16 +3,18 @@
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from treegen.errors import InputError, RunError
+from treegen.runs.fields import FREE, check_types
 from treegen.runs.files import check_id, plain
 
 SCHEMA: Final = 1
-_PACKAGES: Final = ("treegen", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
 _SHOWN: Final = 60
 _ABSENT: Final = object()
 
@@ -27,9 +29,9 @@ class RunSettings:
     problem_ids: the ids of the problems.
     planned: how many samples the finished run has.
     free: the rest (memory, devices, paths). It is only noted. May be nested.
-    flags: the flag with which a user sets a field, by the field's dotted name, such as
-    `{"sampling.n": "-n"}`. A field with an empty text has no flag. The flag of a field that is not
-    here is `--` and the last part of its name with hyphens.
+    arguments: how a user sets a field, by the field's dotted name, such as
+    `{"data.problems": "data= or limit="}`; an empty text if no argument does. For a field that is
+    not here it is the last part of its name and an equals sign.
     computing: what the last bits of samples depend on beside versions, such as the device. It is
     noted with the versions. A resume tells of changes.
 
@@ -41,7 +43,7 @@ class RunSettings:
     problem_ids: Sequence[str]
     planned: int
     free: Mapping[str, Any] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     computing: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,6 +120,7 @@ def _versions() -> Mapping[str, str]:
     from importlib import metadata  # slow to import, and only runs that are written need it
 
     found = {"python": platform.python_version(), "platform": platform.platform()}
+    found["treegen"] = sys.modules["treegen"].__version__
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -177,7 +180,12 @@ def from_json(value: Any, name: str) -> RunInfo:
             versions=_typed(value["versions"], dict),
             resumes=tuple(_typed(r, dict) for r in _typed(value["resumes"], list)),
         )
-    except (KeyError, TypeError) as error:
+        began = {"free": info.free, "versions": info.versions}
+        for each in (began, *info.resumes):
+            check_types(_typed(each["free"], dict), FREE)
+            for version in _typed(each["versions"], dict).values():
+                _typed(version, str)
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
     if _fingerprint(_compared(info.identity, info.problem_ids, info.planned)) != info.fingerprint:
         raise RunError(
@@ -195,7 +203,7 @@ def differences(info: RunInfo, settings: RunSettings) -> list[str]:
     for name in [*old, *(n for n in new if n not in old)]:
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
         if _text(before) != _text(after):
-            changes.append(f"{name}: {_change(before, after)}{_flag(name, settings.flags)}")
+            changes.append(f"{name}: {_change(before, after)}{_set_by(name, settings.arguments)}")
     return changes
 
 
@@ -226,18 +234,14 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _flag(name: str, flags: Mapping[str, str]) -> str:
-    # Other flags, which only the caller knows, set the problems and their number.
-    derived = "" if name in ("problem_ids", "planned") else _derived(name)
+def _set_by(name: str, arguments: Mapping[str, str]) -> str:
+    # Other arguments, which only the caller knows, set the problems and their number.
+    derived = "" if name in ("problem_ids", "planned") else f"{name.rpartition('.')[2]}="
     around = name
-    while around and around not in flags:
+    while around and around not in arguments:
         around = around.rpartition(".")[0]
-    flag = flags.get(around, derived)
-    return f" ({flag})" if flag else ""
-
-
-def _derived(name: str) -> str:
-    return "--" + name.rpartition(".")[2].replace("_", "-")
+    told = arguments.get(around, derived)
+    return f" ({told})" if told else ""
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,9 @@
 """The first of some signals asks a loop to stop; the second ends the process."""
 
+import os
+import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +13,8 @@ from typing import Final
 # Ctrl-C, what `kill` sends, and a terminal that was closed.
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_RACE: Final = re.compile(r"Signal (\d+) ignored due to race condition")
+
 
 def after_first(signum: int) -> signal.Handlers:
     """Return what a second signal does, for `signal.signal`: it ends the process.
@@ -18,6 +23,24 @@ def after_first(signum: int) -> signal.Handlers:
     the shell, and one when the shell has ended.
     """
     return signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL
+
+
+def expect_second() -> None:
+    """Let a second signal that came together with the first do what `after_first` says.
+
+    Python finds it among those to handle once it has no handler any more, and tells of that race
+    with a traceback.
+    """
+    before = sys.unraisablehook
+
+    def hook(told: "sys.UnraisableHookArgs") -> None:
+        found = _RACE.match(str(told.exc_value))
+        if found is None:
+            before(told)
+        elif signal.getsignal(int(found[1])) is signal.SIG_DFL:
+            os.kill(os.getpid(), int(found[1]))
+
+    sys.unraisablehook = hook
 
 
 class StopFlag:
@@ -60,6 +83,7 @@ def graceful_signals() -> Iterator[StopFlag]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         flag.set(signum)
+        expect_second()
         for s in previous:
             signal.signal(s, after_first(s))
 

@@ -10,7 +10,7 @@ from treegen.prompts.expansion import Expand
 from treegen.search.aside import Together
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.backend import Backend
-from treegen.search.budget import Budget, BudgetReached, SearchUsage
+from treegen.search.budget import Budget, BudgetReached, SearchUsage, StopReason
 from treegen.search.evaluate import (
     Evaluate,
     along_path,
@@ -80,6 +80,7 @@ __all__ = [
     "SearchUsage",
     "State",
     "Step",
+    "StopReason",
     "Together",
     "ab_mcts",
     "agreement",

@@ -8,10 +8,15 @@ from contextlib import contextmanager
 from typing import Final, Literal, NoReturn
 
 from treegen.common.uncopied import Uncopied
-from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking
+from treegen.search.budget import Budget, BudgetReached, SearchUsage, StillAsking, StopReason
+from treegen.search.line import Line
 
 _PATIENCE: Final = 100_000
 """How often BudgetReached is raised before StillAsking is."""
+_MORE: Final = 1000
+"""How often it is raised again after that."""
+_ENDS: Final = 3
+"""How often StillAsking is raised."""
 
 
 class Account(Uncopied):
@@ -20,7 +25,9 @@ class Account(Uncopied):
     origin: a text that the seeds of its samples follow from, beside their paths and the seed of the
     params; by default the name.
     usage: what the search has cost so far.
+    line: its calls in their order, if its budget counts them.
     stopped: why nothing more may be asked for; None while it may.
+    is_abandoned: whether the search goes on asking whatever is raised, so that it was given up.
     num_asked: calls for samples and scores that are under way.
     """
 
@@ -30,17 +37,19 @@ class Account(Uncopied):
         self.origin = origin if origin is not None else name
         self.budget = budget or Budget()
         self.usage = SearchUsage()
+        self.line = Line.of(self.budget, self.usage)
         self.stopped: BudgetReached | None = None
-        self.num_asked = self._num_drawing = self._num_refused = 0
+        self.is_abandoned = False
+        self.num_asked = self._num_drawing = self._num_refused = self._num_ended = 0
 
     def origin_of(self, key: str) -> str:
         """The origin of the seeds of a node's samples."""
         return self.origin + key.removeprefix(self.name)
 
-    def stop(self, reason: str) -> None:
-        """End the search. Asking again raises BudgetReached."""
+    def stop(self, reason: str, by: StopReason = StopReason.STOPPED) -> None:
+        """End the search. Asking again raises BudgetReached. reason: for people."""
         if self.stopped is None:
-            self.stopped = BudgetReached(reason)
+            self.stopped = BudgetReached(reason, by)
 
     def check(self) -> None:
         """Raise BudgetReached if nothing more may be asked for.
@@ -50,7 +59,14 @@ class Account(Uncopied):
         if self.stopped is None and (reason := self.budget.exceeded(self.usage)):
             self.stopped = BudgetReached(reason)
         if self.stopped is not None:
-            self._refuse(str(self.stopped))
+            self._refuse(str(self.stopped), self.stopped.by)
+
+    def return_next(self) -> bool:
+        """Let the first call in line return if its results are there; whether it does.
+
+        Call it when nothing of the search can run.
+        """
+        return self.line is not None and self.line.return_next()
 
     def fitting(self, n: int, max_tokens: int) -> int:
         """How many of n samples are sure to end within the budget of tokens; 0 if none is."""
@@ -99,9 +115,11 @@ class Account(Uncopied):
                 self._refuse(self.budget.reached(name))
         return room
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _refuse(self, reason: str, by: StopReason = StopReason.BUDGET) -> NoReturn:
         self._num_refused += 1
         if self._num_refused <= _PATIENCE:
-            raise BudgetReached(reason)
-        self._num_refused = 0  # what cleans up after the search may ask once more
+            raise BudgetReached(reason, by)
+        self._num_refused -= _MORE  # for what cleans up after the search
+        self._num_ended += 1
+        self.is_abandoned = self._num_ended >= _ENDS
         raise StillAsking(reason)

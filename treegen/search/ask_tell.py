@@ -22,6 +22,7 @@ from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
 from treegen.search.budget import Budget, SearchUsage
+from treegen.search.line import Call
 from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.running import Running
 from treegen.search.tree.node import Search, SearchFn
@@ -84,14 +85,40 @@ class ScoreRequest:
 SearchRequest = SampleRequest | ScoreRequest
 
 
+@dataclass(slots=True, eq=False)
+class _Letter:
+    """A request that was not answered, or whose answers the search has not got.
+
+    call: what stands in the search's line, if it has one.
+    answers: None until they are told, and of a request that is withdrawn.
+    """
+
+    search: Account
+    future: asyncio.Future[Any]
+    call: Call | None = None
+    answers: Sequence[Any] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits for answers."""
+        return self.answers is None and not self.future.done()
+
+    def return_(self, num_kept: int) -> None:
+        """Give the search its answers; of samples only the first."""
+        is_sample = self.call is not None and self.call.num_samples
+        if not self.future.done():
+            self.future.set_result(
+                self.answers[:num_kept] if self.answers and is_sample else self.answers
+            )
+
+
 @dataclass(slots=True)
 class _Mailbox:
     """The backend of the searches: it lists requests and waits for their answers."""
 
     count_tokens: Callable[[str], int] | None
     new: list[SearchRequest] = field(default_factory=list)
-    # An answer of None is a request withdrawn.
-    waiting: dict[SearchRequest, tuple[Account, asyncio.Future[Any]]] = field(default_factory=dict)
+    waiting: dict[SearchRequest, _Letter] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
@@ -132,9 +159,9 @@ class _Mailbox:
         """There is nothing to forget."""
 
     def cancel(self, search: Account) -> None:
-        for owner, future in list(self.waiting.values()):
-            if owner is search and not future.done():
-                future.set_result(None)
+        for letter in list(self.waiting.values()):
+            if letter.search is search and not letter.future.done():
+                letter.future.set_result(None)
 
     def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
         """The completion that a plain text stands for."""
@@ -159,13 +186,22 @@ class _Mailbox:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
     async def _answer(self, request: SearchRequest, search: Account) -> Any:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.waiting[request] = (search, future)
+        letter = _Letter(search, asyncio.get_running_loop().create_future())
+        self.waiting[request] = letter
         self.new.append(request)
+        if search.line is not None:
+            samples = len(request.indices) if isinstance(request, SampleRequest) else 0
+            most = request.params.max_tokens if isinstance(request, SampleRequest) else 0
+            letter.call = Call(
+                num_samples=samples, num_open=samples or 1, return_=letter.return_, most=most
+            )
+            search.line.join(letter.call)
         try:
-            return await future
+            return await letter.future
         finally:
             del self.waiting[request]
+            if search.line is not None and letter.call is not None:
+                search.line.leave(letter.call)
 
 
 class AskTell(Closing):
@@ -239,7 +275,7 @@ class AskTell(Closing):
 
     def is_wanted(self, request: SearchRequest) -> bool:
         """Whether a request is unanswered and its search still waits for it."""
-        return request in self._mail.waiting and not self._mail.waiting[request][1].done()
+        return request in self._mail.waiting and self._mail.waiting[request].is_open
 
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; `ask` goes on from there.
@@ -260,7 +296,8 @@ class AskTell(Closing):
         """
         if not self.is_wanted(request):
             return False
-        search, future = self._mail.waiting[request]
+        letter = self._mail.waiting[request]
+        search, line, call = letter.search, letter.search.line, letter.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             wanted, kind = len(request.indices), Completion
@@ -284,10 +321,14 @@ class AskTell(Closing):
                 "a budget of tokens needs to know how many tokens an answer has; give AskTell "
                 "count_tokens, or answer with Completions that have their tokens"
             )
-        future.set_result(answers)
-        search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
-        if reason := search.budget.exceeded(search.usage, drawing=True):
-            search.stop(reason)
+        letter.answers = answers
+        if line is None or call is None:
+            search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
+            letter.future.set_result(answers)
+            return True
+        call.num_open = len(completions)
+        for place, each in enumerate(completions):
+            line.ended(call, place, self._mail.num_tokens(each))
         return True
 
     def stop(self, reason: str = "stopped") -> None:
@@ -312,10 +353,14 @@ class AskTell(Closing):
             return False
         if any(each.end_wait() for each in self._running):
             return True
+        if any(each.end_abandoned() for each in self._running):
+            return True
+        if sum(search.return_next() for search in self._searches):  # one call of each
+            return True
         if self._loop.aside.go_on(busy=False):
             return True
-        unanswered = any(not future.done() for _, future in self._mail.waiting.values())
-        if unanswered or all(each.task.done() for each in self._running):
+        unanswered = any(letter.is_open for letter in self._mail.waiting.values())
+        if unanswered or self.done:
             self._loop.stop()
             return True
         return False

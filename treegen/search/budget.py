@@ -5,13 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, fields
+from enum import Enum
 
 from treegen.errors import InputError, TreegenError
 from treegen.params import check_int, check_number
 
 
+class StopReason(Enum):
+    """What ended a search early. The sentence beside it is for people; programs read this."""
+
+    BUDGET = "budget"
+    STOPPED = "stopped"
+    """The search, or whoever runs it, has called `stop`."""
+    SOLVED = "solved"
+    CLOSED = "closed"
+    INTERRUPTED = "interrupted"
+    """The whole run was: the search is to be done again."""
+    LEFT_OUT = "left out"
+    """It was not done at all; see `Cluster`."""
+
+
 class BudgetReached(TreegenError):
-    """A search asked for more after its budget was used up, or after it was stopped."""
+    """A search asked for more after its budget was used up, or after it was stopped.
+
+    by: what ended it.
+    """
+
+    def __init__(self, message: str = "", by: StopReason = StopReason.BUDGET) -> None:
+        """message: a sentence."""
+        super().__init__(message)
+        self.by = by
 
 
 class StillAsking(asyncio.CancelledError):
@@ -25,7 +48,8 @@ class StillAsking(asyncio.CancelledError):
 class SearchUsage:
     """What one search has cost.
 
-    tokens_decoded: generated tokens, those of cancelled samples included.
+    tokens_decoded: generated tokens, those of cancelled samples included. Under a budget of tokens
+    a cancelled sample counts at most as many as the longest that came while it was under way.
     tokens_prefilled: given or recomputed tokens that went through the model, each counted once.
     tokens_reprompted: what prefilling the whole context anew for every call would have computed.
     calls: sample and score calls.
@@ -56,12 +80,15 @@ class Budget:
     seconds: wall time.
     nodes: children, those of given text included.
 
-    calls and nodes are never exceeded: if a call asks for more children than are left, only those
-    are drawn. tokens is checked after each pass of the model, so it is exceeded by less than one
-    token for each sample under way. With `AskTell` samples come whole, so it may be exceeded by
-    those that were asked for. seconds ends samples after the pass under way. It ends at once
-    whatever else a search awaits, such as a tool. It cannot end code that does not await, such as
-    a loop or `time.sleep`.
+    tokens, calls and nodes are never exceeded. If a call asks for more children than are
+    left, only those are drawn. tokens counts samples in the order in which they were asked for:
+    the one that does not end within the tokens left is cut, and so are all that were asked for
+    after it. So what a budget cuts follows from the search alone. Samples begin side by side while
+    all of them are sure to end within the budget. With `AskTell` samples come whole, so tokens may
+    be exceeded by those of one call.
+
+    seconds ends samples after the pass under way. It ends at once whatever else a search awaits,
+    such as a tool. It cannot end code that does not await, such as a loop or `time.sleep`.
     """
 
     tokens: int | None = None
@@ -78,24 +105,19 @@ class Budget:
             if not limit > 0:
                 raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
 
-    def exceeded(
-        self, usage: SearchUsage, *, drawing: bool = False, live_tokens: int = 0
-    ) -> str | None:
-        """A sentence on the limit that is reached; None if none is.
-
-        drawing: whether samples are being drawn; then only tokens and seconds count.
-        live_tokens: decoded tokens of samples that have not ended.
-        """
+    def exceeded(self, usage: SearchUsage) -> str | None:
+        """A sentence on the limit that is reached; None if none is."""
         for name, spent in (
-            ("tokens", usage.tokens_decoded + live_tokens), ("calls", usage.calls),
-            ("seconds", usage.elapsed()), ("nodes", usage.nodes),
+            ("tokens", usage.tokens_decoded), ("calls", usage.calls), ("nodes", usage.nodes),
         ):  # fmt: skip
             limit = getattr(self, name)
-            if drawing and name in ("calls", "nodes"):
-                continue
             if limit is not None and spent >= limit:
                 return self.reached(name)
-        return None
+        return self.reached("seconds") if self.is_over(usage) else None
+
+    def is_over(self, usage: SearchUsage) -> bool:
+        """Whether the time is used up."""
+        return self.seconds is not None and usage.elapsed() >= self.seconds
 
     def reached(self, name: str) -> str:
         """The sentence that the limit of that name is reached."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +17,10 @@ from treegen.search.budget import BudgetReached, StillAsking
 
 _ROUNDS: Final = 1000
 """Rounds of an event loop after which it is looked after though it never had to wait."""
+
+
+_BEHIND: Final = 1.0
+"""Seconds to wait for the ends of tasks where another one never ends."""
 
 
 class _IdleSelector(selectors.DefaultSelector):
@@ -37,6 +41,31 @@ class _IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
+LEFT: Final[list[object]] = []
+"""What stays behind: if it were collected, it would be asked to end, which it does not."""
+
+
+async def stay_behind() -> None:
+    """Suspend for good the task that awaits this, because no exception ends it."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # `Session.tell` drives the coroutine
+        await _Nothing()
+    else:
+        task = asyncio.current_task()
+        if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
+            loop.behind.add(task)
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            LEFT.append(task)
+        await loop.create_future()
+
+
+class _Nothing:
+    def __await__(self) -> Generator[None, None, None]:
+        while True:
+            yield
+
+
 class IdleLoop(asyncio.SelectorEventLoop):
     """An event loop that calls `on_idle` whenever it would wait. It does not wait if that is true.
 
@@ -47,6 +76,7 @@ class IdleLoop(asyncio.SelectorEventLoop):
     again and again whether something is there yet, which must not hold up what it asks for.
 
     backend: computes the samples that are awaited in the loop.
+    behind: tasks that nothing ends.
     aside: what is awaited beside them. ending: whether all tasks are being cancelled.
     """
 
@@ -56,6 +86,7 @@ class IdleLoop(asyncio.SelectorEventLoop):
         """A loop in which nothing runs yet."""
         super().__init__(_IdleSelector(on_idle, on_busy))
         self.backend, self.aside, self.ending = backend, Aside(), False
+        self.behind: set[asyncio.Task[Any]] = set()
         _loops[id(backend)] = self  # which keeps the backend, so that no other has its id
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -135,7 +166,11 @@ def end_loop(loop: IdleLoop) -> None:
 
 
 async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
+    waiting = set(tasks)
+    while waiting - loop.behind:
+        _, waiting = await asyncio.wait(waiting, timeout=_BEHIND if loop.behind else None)
+        if loop.behind and waiting:
+            break  # they may wait for one that stays behind
     await loop.shutdown_asyncgens()
     loop.aside.close()
     await loop.shutdown_default_executor()

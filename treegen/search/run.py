@@ -182,6 +182,10 @@ class SearchRun(Iterator[SearchResult], Closing):
             return False
         if any(each.end_wait() for each in self._running):
             return True
+        for running in [each for each in self._running if each.end_abandoned()]:
+            self._running.discard(running)
+        if sum(each.search.return_next() for each in self._running):  # one call of each
+            return True
         if self._loop.aside.go_on(busy=self.backend.has_work):
             return True
         if self.backend.has_work or self._results or not self._running:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-from treegen.search.budget import BudgetReached
+from treegen.search.budget import BudgetReached, StillAsking, StopReason
 from treegen.search.loop import IdleLoop
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult
@@ -30,7 +31,8 @@ class Running:
     ) -> None:
         """Begin the search. on_end: called with the result."""
         self.search = search
-        self._loop, self._on_end = loop, on_end
+        self._loop, self._on_end, self._is_over = loop, on_end, False
+        self._stopped_by: StopReason | None = None
         self._due: float | None = None  # once its time is over: when its next wait may end
         self._raises: BudgetReached | None = None  # raised in place of a cancellation under way
         self.task = loop.create_task(self._run(fn))
@@ -39,7 +41,7 @@ class Running:
 
     def _time_is_up(self) -> None:
         if not self.task.done():
-            self.search.stop(self.search.budget.reached("seconds"))
+            self.search.stop(self.search.budget.reached("seconds"), StopReason.BUDGET)
             self._due = self._loop.time()
 
     def end_wait(self) -> bool:
@@ -56,6 +58,16 @@ class Running:
         self.task.cancel()
         return True
 
+    def end_abandoned(self) -> bool:
+        """End a search that goes on asking whatever is raised; its task stays behind."""
+        if not self.search.is_abandoned or self._is_over:
+            return False
+        self._end(None, StillAsking(str(self.search.stopped or self._reached())))
+        return True
+
+    def _reached(self) -> str:
+        return self.search.budget.exceeded(self.search.usage) or "the search was given up"
+
     async def _run(self, fn: SearchFn) -> None:
         returned: object = None
         failure: BaseException | None = None
@@ -66,12 +78,20 @@ class Running:
                 raise
             failure = error  # it goes into the result, and other searches go on
             failure.__traceback__ = _outside(error.__traceback__)
+        self._end(returned, failure)
+
+    def _end(self, returned: object, failure: BaseException | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stopped_by = self.search.stopped.by if self.search.stopped else None
         self.search.close()  # before the result, for it counts calls that nobody waited for
         self._on_end(self._result(returned, failure))
 
     def _result(self, returned: object, failure: BaseException | None) -> SearchResult:
         try:
-            return SearchResult.of(self.search, returned, failure)
+            result = SearchResult.of(self.search, returned, failure)
+            return replace(result, stopped_by=self._stopped_by or result.stopped_by)
         except Exception as error:  # what it has noted at a node is nothing that records can have
             for node in self.search.nodes():
                 node.forget()
@@ -95,7 +115,7 @@ class Running:
                 self._raises = None
                 self.task.uncancel()
                 if isinstance(error, asyncio.CancelledError):
-                    error = BudgetReached(*ending.args)
+                    error = BudgetReached(str(ending), ending.by)
             go_on = partial(call.send, value) if error is None else partial(call.throw, error)
 
 

@@ -1,7 +1,7 @@
 """A session: search trees whose caches live in a model, all sampled in the same steps.
 
-There are two ways to use it. `sample` and `score` ask many nodes at once and wait. `ask` and `tell`
-are for a loop of your own. For searches written as coroutines see `LLM.search`.
+There are two ways to use it. `sample` and `score` ask many nodes at once and wait. `start` and
+`step` are for a loop of your own. For searches written as coroutines see `LLM.search`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from treegen.common.turns import Alone
 from treegen.common.uncopied import Uncopied
 from treegen.errors import InputError
 from treegen.outputs import Score, Usage
-from treegen.params import SamplingParams
+from treegen.params import Params, SamplingParams, check_params
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
 from treegen.search.live.backend import LiveBackend, Ticket
-from treegen.search.loop import driven
+from treegen.search.loop import LEFT, driven
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")
@@ -31,8 +31,8 @@ _MANY: Final = 64
 
 
 @dataclass(slots=True, eq=False)
-class Asked(Generic[T]):
-    """A call that `Session.ask` started. It is done when `Session.tell` has returned it.
+class Started(Generic[T]):
+    """A call that `Session.start` started. It is done when `Session.step` has returned it.
 
     call: the coroutine.
     tickets: what it waits for.
@@ -52,7 +52,7 @@ class Asked(Generic[T]):
         if self.error is not None:
             raise self.error
         if not self.is_done:
-            raise InputError("what was asked for is not done; call tell() until it returns it")
+            raise InputError("what was started is not done; call step() until it returns it")
         return cast(T, self._result)
 
     def advance(self) -> None:
@@ -66,7 +66,10 @@ class Asked(Generic[T]):
 
     def fail(self, error: Exception) -> None:
         """End the call with an error."""
-        self.call.close()
+        try:
+            self.call.close()
+        except RuntimeError:  # it does not end
+            LEFT.append(self.call)
         self.error, self.is_done = error, True
 
 
@@ -79,7 +82,7 @@ class Session(Closing, Uncopied):
     def __init__(self, backend: LiveBackend, params: SamplingParams) -> None:
         """A session without any tree yet. params: what its searches sample with by default."""
         self.backend, self.params = backend, params
-        self._asked: list[Asked[Any]] = []
+        self._started: list[Started[Any]] = []
         self._num_roots = 0
         self._searches: WeakSet[Search] = WeakSet()
         self._live: list[Search] = []  # they stay, though nobody may hold their nodes
@@ -91,7 +94,7 @@ class Session(Closing, Uncopied):
         content: str | Sequence[int] | Sequence[Message],
         *,
         name: str | None = None,
-        params: SamplingParams | None = None,
+        params: Params | None = None,
         budget: Budget | None = None,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -110,7 +113,7 @@ class Session(Closing, Uncopied):
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         flat = flat_content(content, self.backend.tokenizer, template)
-        params = params or self.params
+        params = self.params if params is None else check_params(params)
         if params.n != 1:
             raise InputError(f"n={params.n} is for LLM.generate; a search says it as it samples")
         context = self.backend.prompt(flat, SearchUsage())
@@ -168,43 +171,46 @@ class Session(Closing, Uncopied):
                 raise InputError(f"node {node.key!r} is of another session; ask that one")
 
     def _wait(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        asked = [self.ask(call) for call in calls]
-        while any(not each.is_done for each in asked):
+        started = [self.start(call) for call in calls]
+        while any(not each.is_done for each in started):
             self._work()
-        self._asked = [each for each in self._asked if each not in asked]
-        return [each.result for each in asked]
+        self._started = [each for each in self._started if each not in started]
+        return [each.result for each in started]
 
-    def ask(self, call: Coroutine[Any, Any, T]) -> Asked[T]:
-        """Start a call, such as `node.sample(5)`; `tell` returns it when it is done."""
+    def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
+        """Start a call, such as `node.sample(5)`; `step` returns it when it is done."""
         with self._alone():
-            asked = Asked(call)
-            self._asked.append(asked)
-            self._advance(asked)
-        return asked
+            started = Started(call)
+            self._started.append(started)
+            self._advance(started)
+        return started
 
-    def tell(self) -> list[Asked[Any]]:
+    def step(self) -> list[Started[Any]]:
         """Run one forward pass if there is work; returns the calls that are done, each once."""
         self._work()
-        done = [asked for asked in self._asked if asked.is_done]
-        self._asked = [asked for asked in self._asked if not asked.is_done]
+        done = [started for started in self._started if started.is_done]
+        self._started = [started for started in self._started if not started.is_done]
         return done
 
     def _work(self) -> None:
         with self._alone():
             if self.backend.has_work:
                 self.backend.step()
-            for asked in self._asked:
-                if not asked.is_done and all(ticket.is_done for ticket in asked.tickets):
-                    self._advance(asked)
+            while True:
+                for started in self._started:
+                    if not started.is_done and all(ticket.is_done for ticket in started.tickets):
+                        self._advance(started)
+                if not sum(each.return_next() for each in list(self._searches)):
+                    break
 
-    def _advance(self, asked: Asked[Any]) -> None:
+    def _advance(self, started: Started[Any]) -> None:
         self.backend.new.clear()
         with driven(self.backend):
-            asked.advance()
-        asked.tickets = self.backend.new.copy()
-        if not asked.is_done and not asked.tickets:
-            asked.fail(InputError(
-                "what was asked for waits for nothing of this session; ask for calls of its own "
+            started.advance()
+        started.tickets = self.backend.new.copy()
+        if not started.is_done and not started.tickets:
+            started.fail(InputError(
+                "what was started waits for nothing of this session; start calls of its own "
                 "nodes, such as node.sample(5)"
             ))  # fmt: skip
 

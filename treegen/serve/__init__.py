@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's protocol. Needs the extra `treegen[serve]`.
+"""A server that speaks OpenAI's protocol. Needs the extra `serve`.
 
 asks.py      what a request asks for, checked; what is not known is refused by name
 answers.py   completions as OpenAI's JSON, whole or streamed

@@ -1,4 +1,10 @@
-"""The routes of the server, and its limits."""
+"""The routes of the server, and its limits.
+
+A page of another site can have a browser ask a server on this machine. It cannot have it send JSON,
+for which browsers ask first, nor a key. But it could lead its own name to this address (DNS
+rebinding), and then ask as if the server were its own. So bodies must be called JSON, and a server
+without a key answers only those who call it by an address or as localhost.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,11 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
+from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -47,14 +55,17 @@ class Server:
         api_key: str | None = None,
         max_body: int = 16 * 2**20,
         body_seconds: float = 30.0,
+        usual: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """A server of one model.
 
         name: what requests call the model. api_key: what they must have; None asks for none.
         max_body: bytes of a body at most. body_seconds: how long a body may take to come.
+        usual: sampling parameters of requests that do not give them.
         """
         self._served, self._name, self._api_key = served, name, api_key
         self._max_body, self._body_seconds = max_body, body_seconds
+        self._usual = dict(usual)
         self._started = int(time.time())
         self._metrics = Metrics(served)
 
@@ -80,10 +91,13 @@ class Server:
 
         async def handled(request: Request) -> Response:
             try:
+                self._check_host(request)
                 self._check_key(request)
+                if method == "POST":
+                    _check_json(request)
                 response = await handler(request)
             except HTTPException as error:
-                response = _error(error.status_code, str(error.detail))
+                response = _error(error.status_code, str(error.detail), headers=error.headers)
             except ClientDisconnect:
                 response = Response(status_code=_GONE)
             except Exception as error:
@@ -97,9 +111,19 @@ class Server:
         if self._api_key is None:
             return
         # Starlette reads the bytes of headers as Latin-1.
-        given = request.headers.get("authorization", "").encode("latin-1").removeprefix(b"Bearer ")
-        if not hmac.compare_digest(given, self._api_key.encode()):
-            raise HTTPException(401, "the API key is missing or wrong")
+        scheme, _, given = request.headers.get("authorization", "").strip().partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
+        if scheme.lower() != "bearer" or not is_right:
+            told = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+            raise HTTPException(401, told, headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("host", "")
+        if self._api_key is None and not _is_address(host):
+            raise HTTPException(
+                403, f"the server is asked as {host!r:.80}, which may be another site's name; ask "
+                "it by its address or as localhost, or start it with --api-key",
+            )  # fmt: skip
 
     async def _body(self, request: Request) -> dict[str, Any]:
         body = bytearray()
@@ -121,13 +145,13 @@ class Server:
         llm, served = self._served.llm, self._served
         # A chat's answer may be as long as the model's context and half of the cache allow.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        prompts, params = ask.prompts(), ask.params(max(most, 1))
-        answer = Answer(ask, params.n, self._name, served.text)
+        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual)
+        answer = Answer(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
             whole = self._whole(answer, prompts, params if ask.draws else None, how)
             return _paced(await _unless_gone(request, whole))
-        items = served.stream(prompts, params, **how)
+        items = served.stream(prompts, params, **how, parts=ask.takes_apart)
         # A request that cannot be served is told so by its status, not within the stream.
         first = await _unless_gone(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
@@ -136,16 +160,18 @@ class Server:
         self, answer: Answer, prompts: list[Any], params: SamplingParams | None, how: Any
     ) -> bytes:
         """The JSON of an answer. params: None draws nothing."""
-        found: list[list[Completion]] = []
+        ask, found = answer.ask, list[list[Completion]]()
         scores: list[Score | None] = []
-        if params is None:
-            read = await self._served.encode(prompts)
-        else:
+        if params is None or ask.num_prompt_top is not None:
+            read = await self._served.encode(prompts, **how)
+            ask.check_told(sum(map(len, read)))
+        if params is not None:
             read, found = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in found]
         answer.prompts = [tokens.tolist() for tokens in read]
-        if answer.ask.echo and answer.ask.num_top is not None:
+        if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
-            known = iter(await self._served.score(long) if long else ())
+            known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Many log-probabilities take a while, and others are to be served meanwhile.
         return await asyncio.to_thread(lambda: _dumped(answer.whole(found, scores)))
@@ -162,6 +188,7 @@ class Server:
         return _json(card)
 
     async def _health(self, request: Request) -> Response:
+        self._check_host(request)
         failure = self._served.failure
         if failure is not None:
             return _error(503, f"the model cannot be used any more: {failure}")
@@ -205,6 +232,25 @@ async def _unless_gone(request: Request, call: Awaitable[Any]) -> Any:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _check_json(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(
+            415, f"the body is called {kind!r:.80}; send the header Content-Type: application/json"
+        )
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header has an IP address or localhost, which no other site can have."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if name.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        bracketed = name.startswith("[") and name.endswith("]")
+        return ip_address(name[1:-1] if bracketed else name).version == (6 if bracketed else 4)
+    return False
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

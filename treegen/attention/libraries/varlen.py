@@ -20,7 +20,7 @@ from treegen.attention.libraries import packages
 from treegen.attention.libraries.base import Call, Library
 from treegen.attention.libraries.units import KEYS, ROWS, SLOT
 from treegen.attention.types import KVPair, Options
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 
 class Flash(Library):
@@ -37,7 +37,7 @@ class Flash(Library):
         reason = super().refusal(device)
         available = self._package is not None or torch.backends.cuda.is_flash_attention_available()
         if reason is None and not available:
-            reason = "this torch was built without FlashAttention; install treegen[flash-attn]"
+            reason = f"this torch was built without FlashAttention; {install('flash-attn')}"
         return reason
 
     def run(
@@ -85,7 +85,7 @@ class Flash4(Library):
             try:
                 packages.flash4()
             except ImportError as error:
-                reason = f"flash-attn-4 cannot be imported ({error}); install treegen[flash4]"
+                reason = f"flash-attn-4 cannot be imported ({error}); {install('flash4')}"
         return reason
 
     def _check(self, q_THD: Tensor, pairs: Sequence[KVPair], options: Options) -> None:

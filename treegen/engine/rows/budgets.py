@@ -1,8 +1,10 @@
 """Budgets for thinking: which rows have used theirs up, and the tokens that they are given then.
 
-A row whose thinking has taken its budget is looked at once, when all its tokens until then are
-known. If it still thinks, its next tokens are those that close a thinking. They are decided on the
-host, and take the place of draws in the pass that would have drawn them.
+A row is looked at when its thinking may have taken its budget, once all its tokens until then are
+known. Where it opens its thinking itself, after space or by several tokens, that is looked at again
+when the budget is used up. If it still thinks then, its next tokens are those that close a
+thinking. They are decided on the host, and take the place of draws in the pass that would have
+drawn them.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class ThinkingBudgets:
             tags = self._run.param_sets[request.params].stopping.thinking
             if tags is None or budget is None:
                 continue
-            self._due[slots] = due = tags.due(request.spec.tokens, budget)
+            self._due[slots] = due = tags.first_due(request.spec.tokens, budget)
             if not due:  # the prompt opens the thinking, which must end at once
                 self._force(slots, tags.end, 0)
 
@@ -78,13 +80,16 @@ class ThinkingBudgets:
     def _look(self, slot: int) -> None:
         rows = self._run.rows
         request = self._run.requests[int(rows.request[slot])]
-        tags = self._run.param_sets[int(rows.params[slot])].stopping.thinking
-        assert tags is not None
+        param_set = self._run.param_sets[int(rows.params[slot])]
+        tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
+        assert tags is not None and budget is not None
         at = np.array([slot])
         (tokens,) = rows.tokens(at)
-        if tags.is_open(request.spec.tokens, tokens):
+        due = tags.due(request.spec.tokens, tokens, budget)
+        if due is not None and due <= len(tokens):
             self._force(at, tags.end, len(tokens))
-        self._due[slot] = _NEVER
+        else:
+            self._due[slot] = _NEVER if due is None else due
 
     def _force(self, slots: Ints, tokens: Sequence[int], start: int) -> None:
         short = len(tokens) - self._tokens.shape[1]

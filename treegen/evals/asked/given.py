@@ -8,13 +8,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
-from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
-from treegen.evals.task import TaskOptions
+from treegen.evals.registry import code_of, place_of
+from treegen.evals.task import Task, TaskOptions
 from treegen.options import EngineOptions
+from treegen.params import hint_at
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
@@ -26,6 +27,8 @@ _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSI
 # the second group a bare word may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "adapter", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
+ALLOW_TASK_CODE: Final = "allow_task_code"
+"""The choice that lets a command run the code that a stored run names; it is never stored."""
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
@@ -33,14 +36,14 @@ class RunChoices(ABC):
     """What a run of any kind was asked for; every default is filled in.
 
     FREE: the names of a kind's own choices that change no sample.
-    task: a name, or path/to/file.py:Class.
+    task: a name, path/to/file.py:Class, or an object.
     options: choices about the task's data.
     engine: how the model is loaded and run.
     """
 
     FREE: ClassVar[tuple[str, ...]]
 
-    task: str
+    task: str | Task
     options: TaskOptions
     engine: EngineOptions
 
@@ -52,20 +55,67 @@ class RunChoices(ABC):
         """Return why a choice of that name says nothing beside the others; None if it does."""
         return None
 
+    @property
+    def runs_code(self) -> bool:
+        """Whether code runs that does not come with treegen or the model."""
+        return code_of(self.task) is not None
+
     def free_choices(self) -> dict[str, Any]:
         """Return those that change no sample, or only by way of what identity has hashes of."""
         options = asdict(self.options)
         del options["seed"]
         own = {name: getattr(self, name) for name in self.FREE}
-        return {"task": self.task, **options, **asdict(self.engine), **own}
+        return {"task": place_of(self.task), **options, **asdict(self.engine), **own}
+
+
+class Asked(TypedDict, total=False):
+    """What the reader of a run may say of it; None and False are as if it was not said.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
+    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. A run that
+    names such a task does not run its code.
+    allow_task_code: whether to take the run's word for it.
+    """
+
+    data: str | None
+    task: str | Task | None
+    allow_task_code: bool
+
+
+def named(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader said, as choices."""
+    return {name: v for name, v in asked.items() if v is not None and v is not False}
+
+
+def names_something(asked: Mapping[str, Any]) -> bool:
+    """Return whether a reader said what a run must agree with, and did not leave it to the run."""
+    return bool({"data", "task"} & set(named(asked)))
 
 
 _Choices = TypeVar("_Choices", bound=RunChoices)
 
 
 def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return a user's choices over stored ones, with absolute paths."""
+    """Return a user's choices over stored ones, with absolute paths.
+
+    A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
+    anew, and that of a task has to be named or allowed.
+
+    Raises:
+        InputError: the stored task has code of its own, and the user neither names nor allows it.
+    """
     given: dict[str, Any] = dict(stored or {})
+    given.pop("trust_remote_code", None)
+    asked = dict(asked)
+    allowed = asked.pop(ALLOW_TASK_CODE, False)
+    if stored and not allowed and "task" not in asked:
+        task = str(stored.get("task"))
+        if code := code_of(task):
+            raise InputError(
+                f"the run names a task with code of its own, {code}, which does not run unasked; "
+                f"read it, then name it (task={task!r}) or give allow_task_code=True"
+            )
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
             for name in pair:
@@ -88,8 +138,7 @@ def check_read(asked: Mapping[str, Any], runs: Sequence[RunChoices]) -> None:
     for name in asked:
         told = [each.useless(name) for each in runs]
         if told and all(told):
-            flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
-            raise InputError(f"--{flag} is of no use {told[0]}")
+            raise InputError(f"{name}= is of no use {told[0]}")
 
 
 def settled(
@@ -109,18 +158,18 @@ def settled(
     Raises:
         InputError: no model is named, a name is unknown, or the settings refuse a value.
     """
-    task = absolute_task(str(given.pop("task")))
+    task = absolute_task(given.pop("task"))
     options = TaskOptions(**_take(given, TaskOptions), **data)
     if not given.get("model"):
         raise InputError(
-            "no model is given; name one with --model: a directory made by save_pretrained, a hub "
-            "name, or --model demo for the small one that comes with treegen"
+            "no model is given; name one with model=: a directory made by save_pretrained, a hub "
+            "name, or model='demo' for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, EngineOptions))
     settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
     if given:
         known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
-        hint = did_you_mean(min(given), [*known, *also])
+        hint = hint_at(min(given), [*known, *also])
         raise InputError(f"there is no setting {min(given)!r}{hint}")
     return settings
 
@@ -152,8 +201,10 @@ def last_choices(
         raise RunError(f"its run.json is not that of a run of `treegen {command}`") from None
 
 
-def absolute_task(task: str) -> str:
-    """Return a task's name; path/to/file.py:Class comes back with an absolute path."""
+def absolute_task(task: str | Task) -> str | Task:
+    """Return a task or its name; path/to/file.py:Class comes back with an absolute path."""
+    if not isinstance(task, str):
+        return task
     path, colon, class_name = task.rpartition(":")
     return f"{absolute(path)}:{class_name}" if colon else task
 

@@ -1,18 +1,19 @@
 """What one evaluation was asked for: a task, its data, a model, and how to sample."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.arguments import configured
 from treegen.evals.asked.given import RunChoices, last_choices, merged, settled
 from treegen.evals.asked.stopping import NEVER, StopRule, decided_at
+from treegen.evals.recommended import recommended_by, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
 from treegen.evals.statistics.weighted import check_votes
 from treegen.evals.task import TaskDefaults
-from treegen.params import SamplingParams
+from treegen.params import PENALTIES, STRUCTURES, SamplingParams
 from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
-# Tasks may set these too. run.json has them only if they change a sample.
-_OF_TASKS: Final = ("min_tokens", "logit_bias")
+# run.json has these only if they change a sample.
+_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Likewise what is said of thinking.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
@@ -55,11 +56,12 @@ class EvalSettings(RunChoices):
     confidence: what is told of the confidence of samples; None if nothing is.
     self_certainty: whether the mean self-certainty of each sample is stored.
     votes: the votes that are reported beside maj@k.
+    sources: who chose each sampling parameter: the user, the checkpoint or the task.
     """
 
     FREE: ClassVar = (
         "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
-        "votes",
+        "votes", "sources",
     )  # fmt: skip
 
     num_samples: int
@@ -77,28 +79,29 @@ class EvalSettings(RunChoices):
     confidence: Confidence | None = None
     self_certainty: bool = False
     votes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_stops()
         check_votes(self.votes)
         if self.num_samples < 1:
-            raise InputError(f"--n-samples must be at least 1, got {self.num_samples}")
+            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
-            raise InputError("fewshot-as-multiturn needs chat: give --apply-chat-template too")
+            raise InputError("fewshot_as_multiturn needs chat: give apply_chat_template=True too")
         self._check_reasoning()
-        for name, ks in (("k", self.pass_ks), ("maj", self.maj_ks)):
+        for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
             for k in ks or ():
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
-                        f"--{name} {k} is not possible with {self.num_samples} samples per "
-                        f"problem; choose from 1 to {self.num_samples}, or draw more (--n-samples)"
+                        f"{name}={k} is not possible with {self.num_samples} samples per problem; "
+                        f"choose from 1 to {self.num_samples}, or draw more (num_samples=)"
                     )
 
     def _check_stops(self) -> None:
         if decided_at(self.stop_when) is not None and not self.score:
-            raise InputError("--stop-when looks at answers, so it cannot go with --no-score")
+            raise InputError("stop_when= looks at answers, so it cannot go with score=False")
         if self.stop_batch < 1:
-            raise InputError(f"--stop-batch must be at least 1, got {self.stop_batch}")
+            raise InputError(f"stop_batch must be at least 1, got {self.stop_batch}")
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
                 "greedy samples of a problem are all the same, so none can be spared; "
@@ -155,25 +158,29 @@ class EvalSettings(RunChoices):
         check_reasoning(self.reasoning)
         if self.reasoning != "auto" and not self.apply_chat_template:
             raise InputError(
-                "--reasoning is an argument of the chat template: give --apply-chat-template too"
+                "reasoning= is an argument of the chat template: give apply_chat_template=True too"
             )
         budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
         if budget is not None and budget >= most:
             raise InputError(
-                f"--max-thinking-tokens {budget} must be less than --max-tokens {most}, which "
+                f"max_thinking_tokens={budget} must be less than max_tokens={most}, which "
                 "counts the thinking and the answer"
             )
 
     def useless(self, name: str) -> str | None:
         if name == "stop_batch" and self.stop_when == NEVER:
-            return "without --stop-when"
+            return "without stop_when="
         if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
-            return "without --max-thinking-tokens"
+            return "without max_thinking_tokens="
         return None
 
     def identity(self) -> dict[str, Any]:
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
+        sampling |= self.sampling.penalties
+        for name in STRUCTURES:
+            if (value := getattr(self.sampling, name)) is not None:
+                sampling[name] = value
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
         for name in _THINKING:
@@ -210,23 +217,26 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
-    defaults = configured(get_task(str(given["task"])), given.get("extra", {})).defaults
+    defaults = configured(get_task(given["task"]), given.get("extra", {})).defaults
     chat = given.get("apply_chat_template", False)
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
-    names = (*SAMPLING, *_OF_TASKS, *_THINKING)
+    names = (*SAMPLING, *_RARE, *_THINKING)
     sampling = {name: given.pop(name) for name in names if name in given}
+    recommended = recommended_by(given.pop("sampling_from", None), given)
+    sampling |= {name: value for name, value in recommended.items() if name not in asked}
     if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
         sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "bad_words"):
         if name in sampling and not isinstance(sampling[name], str):
             sampling[name] = tuple(sampling[name])
     if isinstance(given.get("confidence"), Mapping):
         given["confidence"] = Confidence.of(given["confidence"])
     if "votes" in given:
-        given["votes"] = tuple(given["votes"])
+        votes = given["votes"].split(",") if isinstance(given["votes"], str) else given["votes"]
+        given["votes"] = tuple(vote.strip() for vote in votes if vote.strip())
         numbers = {vote.partition(":")[0] for vote in given["votes"]}
         if "certainty" in numbers:
             given["self_certainty"] = True
@@ -236,6 +246,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if given.get(name) is not None:
             given[name] = tuple(given[name])
     drawn = default_sampling(defaults, chat=chat)
+    told = [name for name in names if name in SAMPLING or name in sampling]
+    given["sources"] = sources_of(told, asked, recommended, stored)
     chosen = {
         "num_samples": given.pop("num_samples", defaults.num_samples),
         "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),

@@ -41,7 +41,7 @@ def decided_at(rule: str) -> float | None:
         chance = -1.0
     if name != DECIDED or not 0.5 < chance < 1:
         raise InputError(
-            f"--stop-when must be decided, decided:CHANCE with a chance between 0.5 and 1, or "
+            f"stop_when must be decided, decided:CHANCE with a chance between 0.5 and 1, or "
             f"never; got {rule!r}"
         )
     return chance

@@ -22,7 +22,7 @@ from treegen.runs import RecordFile, RunDir, appending
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
-    from treegen.llm import LLM
+    from treegen.llm.calls import Calls
 
 FILE: Final = "usc.jsonl"
 # The paper's words.
@@ -78,7 +78,7 @@ def picked(text: str, samples: Sequence[int]) -> int:
 
 
 def pick(
-    job: "Job", run: RunDir, llm: "LLM", *, most: int | None = None,
+    job: "Job", run: RunDir, llm: "Calls", *, most: int | None = None,
     stop: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
     """Let the model pick for every problem that has no pick; yields (picks, problems) as they come.
@@ -105,7 +105,7 @@ def pick(
         try:
             stream = llm.stream(Node("", children=nodes, samples=0), params)
         except CapacityError as error:
-            raise CapacityError(f"{error}; show fewer samples with --most") from error
+            raise CapacityError(f"{error}; show fewer samples with most=") from error
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():

@@ -5,7 +5,7 @@ Such a task has two further members: `executes_code`, which is True, and `judgin
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from treegen.evals.course.progress import Progress
     from treegen.evals.statistics.estimators import Estimate
     from treegen.runs import RunDir
+
+SANDBOXES: Final = ("auto", "bubblewrap", "landlock", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,11 @@ class Execution:
     anew: bool = False
 
     def __post_init__(self) -> None:
+        if self.sandbox not in SANDBOXES:
+            known = ", ".join(SANDBOXES)
+            raise InputError(f"sandbox must be one of {known}, got {self.sandbox!r}")
         if self.num_workers is not None and self.num_workers < 1:
-            raise InputError(f"--num-workers must be at least 1, got {self.num_workers}")
+            raise InputError(f"num_workers must be at least 1, got {self.num_workers}")
 
 
 class Judging(Protocol):

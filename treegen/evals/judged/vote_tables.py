@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from treegen.errors import InputError, RunError
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED
-from treegen.evals.statistics.estimators import estimate, mean_interval
+from treegen.evals.statistics.estimators import difference_interval, estimate
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.statistics.votes import tally
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """Scores of samples that a user's own reward model or verifier has given, in a run directory."""
 _HOW: Final = {
-    "certainty": "draw them with --self-certainty",
+    "certainty": "draw them with self_certainty=True",
     "score": f"write them to {SCORES} in the run directory",
     "logprob": "samples without a token have none",
     USC: "let the model pick with treegen usc",
@@ -152,7 +152,7 @@ def _wanted(
             continue
         number = name.partition(":")[0]
         lacks = not (votes.picks if name == USC else number in there)
-        how = _HOW.get(number, "draw them with --confidence")
+        how = _HOW.get(number, "draw them with confidence=")
         told = f"some samples have no {number}: {how}" if lacks else ""
         found[name if name == USC else Vote.of(name).name] = told
     return found
@@ -194,7 +194,7 @@ def _values(
     if not values:
         return None
     mean = estimate(values, clusters)
-    low, high = mean_interval(differences, -1.0, 1.0, clusters)
+    low, high = difference_interval(differences, clusters)
     difference = math.fsum(differences) / len(differences)
     return mean.value, mean.low, mean.high, difference, low, high
 

@@ -13,7 +13,7 @@ from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.evals.model import ModelFacts
+    from treegen.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
             if name in found:
                 raise InputError(
                     f"a problem has the id {name!r}, which is the name of a search of another "
-                    "problem; give it another id, or leave --repeats out"
+                    "problem; give it another id, or leave repeats= out"
                 )
             found[name] = problem_id, repeat
     return found
@@ -92,7 +92,7 @@ def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
         if length + most > context:
             raise CapacityError(
                 f"the prompt of {name!r} has {length:,} tokens; with {most:,} to sample that is "
-                f"more than the model's context of {context:,}; lower --num-fewshot or --max-tokens"
+                f"more than the model's context of {context:,}; lower num_fewshot= or max_tokens="
             )
 
 

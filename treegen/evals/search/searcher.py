@@ -27,6 +27,7 @@ from treegen.evals.search.value_functions import (
     own_value_function,
 )
 from treegen.evals.task import TaskData
+from treegen.search.budget import StopReason
 from treegen.search.propose import sample_step
 from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode, ended
@@ -37,9 +38,8 @@ TaskSearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SOLVED: Final = "solved"
+SOLVED: Final = StopReason.SOLVED.value
 LOST: Final = "wrong or leads nowhere"
-INTERRUPTED: Final = "interrupted"
 POLL_SECONDS = 0.2
 
 
@@ -123,7 +123,7 @@ def problems_of(data: TaskData, settings: SearchSettings) -> dict[str, Problem]:
 async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
     while not interrupted():
         await asyncio.sleep(POLL_SECONDS)
-    search.stop(INTERRUPTED)
+    search.stop(StopReason.INTERRUPTED.value, StopReason.INTERRUPTED)
 
 
 class Searcher:
@@ -167,7 +167,8 @@ class Searcher:
     def _right(self) -> SearchNode | None:
         """The first solution in the tree that is right, if the task can tell."""
         # Chance decides how far an interrupted search has come, so it is not judged.
-        if not self.checkable or str(self.root.search.stopped) == INTERRUPTED:
+        stopped = self.root.search.stopped
+        if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
         nodes = (node for node in self.root.walk() if node.is_leaf)
         return next((node for node in nodes if self._solved(node)), None)
@@ -238,7 +239,7 @@ class Searcher:
     def _check(self) -> None:
         """Raise BudgetReached if the search has a right solution, or may ask for nothing more."""
         if self._is_solved and self._method.ends_early:
-            self.root.search.stop(SOLVED)
+            self.root.search.stop(SOLVED, StopReason.SOLVED)
         self.root.search.check()
 
     def _weeded(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:

@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from treegen.common.formats import parse_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.asked.given import RunChoices, absolute, last_choices, merged, settled
+from treegen.evals.asked.given import (
+    ALLOW_TASK_CODE,
+    RunChoices,
+    absolute,
+    last_choices,
+    merged,
+    settled,
+)
 from treegen.evals.asked.verifier_args import known_settings
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
-from treegen.evals.search.own_method import absolute_method, find_method, short_name
+from treegen.evals.search.own_method import absolute_method, find_method, is_own, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.search.tools import Knobs
 from treegen.evals.search.typed import read_values
-from treegen.params import SamplingParams
+from treegen.params import PENALTIES, SamplingParams
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
@@ -66,14 +73,13 @@ class SearchSettings(RunChoices, Knobs):
         for name in counts:
             value = getattr(self, name)
             if value < 1:
-                flag = "n-samples" if name == "num_samples" else name.replace("_", "-")
-                raise InputError(f"--{flag} must be at least 1, got {value}")
+                raise InputError(f"{name} must be at least 1, got {value}")
         if self.rollouts < 0:
-            raise InputError(f"--rollouts must be at least 0, got {self.rollouts}")
+            raise InputError(f"rollouts must be at least 0, got {self.rollouts}")
         if not self.exploration >= 0:
-            raise InputError(f"--exploration must be at least 0, got {self.exploration}")
+            raise InputError(f"exploration must be at least 0, got {self.exploration}")
         if self.verifier_args and not self.evaluate.startswith(REWARD):
-            raise InputError("--verifier-arg is for a verifier; name one with --verifier")
+            raise InputError("verifier_args= are for a verifier; name one with verifier=")
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
         several = max(self.expand, self.num_samples, self.repeats)
@@ -83,9 +89,13 @@ class SearchSettings(RunChoices, Knobs):
                 "one each time; use a temperature above 0"
             )
 
+    @property
+    def runs_code(self) -> bool:
+        return self.source is not None or super(SearchSettings, self).runs_code
+
     def useless(self, name: str) -> str | None:
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
-            return "without --verifier"
+            return "without verifier="
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in Knobs.__dataclass_fields__:
             return None  # nobody knows what a user's own method reads
@@ -105,6 +115,7 @@ class SearchSettings(RunChoices, Knobs):
             "budget": asdict(self.budget),
             "draw": {
                 **{name: getattr(self.step, name) for name in _DRAW},
+                **self.step.penalties,
                 "step_tokens": self.step.max_tokens,
                 "max_tokens": self.whole.max_tokens,
             },
@@ -112,26 +123,35 @@ class SearchSettings(RunChoices, Knobs):
 
 
 def settle_search(
-    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
-    """Return the settings that choices come to; see `treegen.evals.asked.settings.settle`."""
+    """Return the settings that a user's choices come to; see `treegen.evals.asked.settings.settle`.
+
+    reading: whether the stored run is only looked at. Its method is not looked for then.
+    """
     if "verifier" in asked:
         if "evaluate" in asked:
-            raise InputError("give --verifier or --evaluate, not both")
+            raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
     given = merged(asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; such as countdown, or gsm8k")
-    task = get_search_task(str(given["task"]))
+    task = get_search_task(given["task"])
     defaults = task.search_defaults
     for name in ("method", "place", "arguments", "source"):  # the source is that of the file now
         given.pop(name, None)
-    method = _method(asked, stored or {}, defaults.method, given.pop("also_arguments", ()))
+    also = given.pop("also_arguments", ())
+    if stored and reading:
+        method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
+        method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
+    else:
+        method = _method(asked, stored or {}, defaults.method, also)
     ways = (*EVALUATE, *defaults.evaluate)
     evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
     propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
-    draw: dict[str, Any] = {name: given.pop(name) for name in _DRAW if name in given}
+    names = (*_DRAW, *PENALTIES)
+    draw: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     whole, step = (
         {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
     )
@@ -140,7 +160,7 @@ def settle_search(
     if "step_tokens" in given:
         step["max_tokens"] = given.pop("step_tokens")
         if step["max_tokens"] < 1:
-            raise InputError(f"--step-tokens must be at least 1, got {step['max_tokens']}")
+            raise InputError(f"step_tokens must be at least 1, got {step['max_tokens']}")
     # Each way to judge has a scale of its own; the default is on that of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
@@ -157,7 +177,7 @@ def settle_search(
         **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
     }
     seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return settled(SearchSettings, given, chosen, data=seed, also=(*_DRAW, "step_tokens"))
+    return settled(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
@@ -176,10 +196,17 @@ def _method(
 ) -> dict[str, Any]:
     """Return the fields of the settings that say which method searches, and with what arguments."""
     place, given = asked.get("method"), dict(asked.get("arguments", {}))
-    if stored and place in (None, stored["method"], stored.get("place")):
+    if stored and place in (None, stored["method"]):
         given = {**stored.get("arguments", {}), **given}
-        place = stored.get("place") or stored["method"]
-    elif stored and short_name(str(place)) == stored["method"]:  # its file was moved
+        there = stored.get("place") or stored["method"]
+        if asked.get(ALLOW_TASK_CODE) or not is_own(there):
+            place = there
+        elif place is None:
+            raise InputError(
+                f"the run names a method with code of its own, {there}, which does not run "
+                "unasked; read it, then name it with method= or give allow_task_code=True"
+            )
+    elif stored and short_name(str(place)) == stored["method"]:  # its file may have moved
         given = {**stored.get("arguments", {}), **given}
     place = absolute_method(place or default)
     method, name = find_method(place), short_name(place)
@@ -187,7 +214,9 @@ def _method(
     return {"method": name, "place": place, "arguments": values, "source": method.source}
 
 
-def _budget(given: Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
+    if isinstance(given, Budget):
+        return given
     return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
 
 

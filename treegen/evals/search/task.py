@@ -104,7 +104,7 @@ class Evaluator(Protocol):
 _OPTIONAL: Final = {"propose": Proposer, "evaluate": Evaluator}
 
 
-def get_search_task(name: str) -> SearchTask:
+def get_search_task(name: str | Task) -> SearchTask:
     """Return a new task that can be searched.
 
     Raises:

@@ -47,10 +47,10 @@ class Confidence:
         for name in ("top", "window", "warmup"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise InputError(f"--confidence {name} must be at least 1, got {value!r}")
+                raise InputError(f"confidence= {name} must be at least 1, got {value!r}")
         if self.keep is not None and not 0 < self.keep <= 1:
             raise InputError(
-                f"--confidence keep must be a share above 0 and up to 1, got {self.keep!r}"
+                f"confidence= keep must be a share above 0 and up to 1, got {self.keep!r}"
             )
 
     @staticmethod

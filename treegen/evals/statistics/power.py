@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 
 _MOST: Final = 10**8  # problems
 
@@ -62,7 +62,7 @@ def spread_of(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
     if any(num < 2 for _, num in rights):
         raise InputError(
             "a run with one sample per problem does not tell how samples of a problem vary; "
-            "use a run with more, or give --between and --within"
+            "use a run with more, or give between= and within="
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]
@@ -165,7 +165,5 @@ def _scipy() -> Any:
     try:
         from scipy import stats
     except ImportError:
-        raise InputError(
-            "power needs scipy; install it with: pip install 'treegen[report]'"
-        ) from None
+        raise InputError(f"power needs scipy; install it with: {install('report')}") from None
     return stats

@@ -57,6 +57,8 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     Raises:
         ModelError: there is no such directory, and no such model on the hub.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a model is a directory or a name on the hub, got {path!r:.60}")
     name = os.fspath(path)
     if name == demo.NAME:
         return demo.model_path()
@@ -221,7 +223,8 @@ def check_trust(
     if not trust:
         raise ModelError(
             f"{file} names code of its own (auto_map); remove the field from a local copy to use "
-            "transformers' own code, or read that code and pass trust_remote_code=True"
+            "transformers' own code, or read that code and pass trust_remote_code=True, "
+            "each time"
         )
     if "--" in json.dumps(auto_map):
         raise ModelError(f"{file} names code of another repository in auto_map; refused")

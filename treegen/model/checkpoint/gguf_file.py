@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import ModelError
+from treegen.errors import ModelError, install
 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGES: Final = ("gguf", "accelerate")
@@ -53,8 +53,8 @@ def read_header(file: Path) -> GgufHeader:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ModelError(
-            f"{file} is GGUF, which is read with {' and '.join(missing)}, not installed: pip "
-            "install 'treegen[gguf]'"
+            f"{file} is GGUF, which is read with {' and '.join(missing)}, not installed: "
+            f"{install('gguf')}"
         )
     if _PART.search(file.stem):
         raise ModelError(

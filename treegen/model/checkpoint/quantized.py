@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig
 
-from treegen.errors import ModelError
+from treegen.errors import ModelError, install
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
 _OURS: Final = (
@@ -94,7 +94,7 @@ def check_packages(stored: Quantisation) -> None:
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
             f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
-            f"pip install 'treegen[{_EXTRAS[stored.needs]}]'"
+            f"{install(_EXTRAS[stored.needs])}"
         )
 
 

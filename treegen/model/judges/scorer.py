@@ -98,7 +98,7 @@ def load_scorer(
     import torch
 
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
-    from treegen.model.checkpoint.tokenizer import load_tokenizer
+    from treegen.model.tokenizer import load_tokenizer
 
     directory = locate(name, revision, weights=True)
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -134,6 +134,10 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     for ending, form in _FORMS.items():
         if any(each.endswith(f"For{ending}") for each in named):
             return form
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if set(named) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:  # such as GPT2LMHeadModel
+        return CAUSAL
     raise ModelError(
         f"{name} is no model that judges in a way that treegen knows: its architecture is "
         f"{', '.join(named) or 'unknown'}; one must end in For{', For'.join(_FORMS)}. A function "

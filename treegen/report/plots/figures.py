@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formats import safe_text
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.runs.leftovers import rewriting
 
 if TYPE_CHECKING:
@@ -157,9 +157,7 @@ def _style() -> Iterator[None]:
         import matplotlib
         from matplotlib.rcsetup import cycler
     except ImportError:
-        raise InputError(
-            "plots need matplotlib; install it with: pip install 'treegen[report]'"
-        ) from None
+        raise InputError(f"plots need matplotlib; install it with: {install('report')}") from None
     settings: dict[Any, Any] = {
         "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
         "axes.titlecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,

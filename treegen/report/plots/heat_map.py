@@ -4,7 +4,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP
 
@@ -89,7 +89,7 @@ def _figure(grid: Grid) -> Any:
         canvas_module = import_module("matplotlib.backends.backend_agg")
     except ImportError:
         raise InputError(
-            "a PNG heat map needs matplotlib; install it with: pip install 'treegen[plots]'"
+            f"a PNG heat map needs matplotlib; install it with: {install('plots')}"
         ) from None
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     figure = figure_module.Figure(figsize=size, layout="constrained")

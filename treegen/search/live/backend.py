@@ -8,14 +8,15 @@ reference and computes one token.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from treegen.engine.requests.finish import Grown
+from treegen.engine.rows.grammars import start_of
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
@@ -30,7 +31,8 @@ from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
 from treegen.search.account import Account
 from treegen.search.backend import Context, Drawn
-from treegen.search.budget import SearchUsage
+from treegen.search.budget import SearchUsage, StopReason
+from treegen.search.line import Call
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.spec import ModelSpec
 
@@ -74,15 +76,24 @@ class Ticket(Generic[T]):
     search: the search that waits.
     results: in the order in which they were asked for; None for a result that has not come.
     requests: the scheduler's requests that are not over, each with the place of its first result.
+    call: what stands in the search's line, if it has one.
+    num_kept: how many of its samples the budget has room for.
     future: what an event loop waits for; None without one.
     is_done: whether no more results come.
     """
 
     search: Account
     results: list[T | None]
+    call: Call | None = None
+    num_kept: int = sys.maxsize
     requests: dict[LiveRequest, int] = field(default_factory=dict)
     future: asyncio.Future[None] | None = None
     is_done: bool = False
+
+    def return_(self, num_kept: int) -> None:
+        """Finish; only the first samples are within the budget."""
+        self.num_kept = num_kept
+        self.finish()
 
     def finish(self) -> None:
         """Note that no more results come. The code that awaits the ticket goes on."""
@@ -94,7 +105,7 @@ class Ticket(Generic[T]):
         if not self.is_done:
             try:
                 self.future = asyncio.get_running_loop().create_future()
-            except RuntimeError:  # No event loop: `Session.tell` drives the coroutine.
+            except RuntimeError:  # No event loop: `Session.step` drives the coroutine.
                 yield
             else:
                 yield from self.future
@@ -133,6 +144,7 @@ class LiveBackend:
         self._detokenizer, self._appender = Detokenizer(tokenizer), Appender(tokenizer)
         self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
+        self._open: dict[Ticket[Any], None] = {}  # those that are awaited, in order
         self.new: list[Ticket[Any]] = []
         self.closed = False
 
@@ -221,9 +233,23 @@ class LiveBackend:
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
+        start_of(context.segment, spec.tokens, self.scheduler.run.param_sets[param_set])
         ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
-        self._submit(ticket, spec, context.segment, param_set, indices)
-        return await self._until_done(ticket)
+        segment = self.scheduler.run.store.hold(context.segment)
+
+        def begin(first: int, num: int, most: int) -> None:
+            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=most)
+            self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
+
+        try:
+            most = spec.max_tokens
+            if search.line is None:
+                begin(0, len(indices), most)
+            self._join(ticket, num_samples=len(indices), most=most, begin=begin)
+            return await self._until_done(ticket)
+        finally:
+            if not self.closed:
+                self.scheduler.run.store.release(segment)
 
     async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
         """Log-likelihood of each text after a context."""
@@ -245,50 +271,87 @@ class LiveBackend:
             for segment in segments:
                 check_fits(f"node {spec.id!r}", segment, spec, self.scheduler.run.cache)
             for place, segment in enumerate(segments):
-                self._submit(ticket, spec, segment, 0, range(place, place))
+                none = range(place, place)
+                self._submit(ticket, spec, segment, 0, none, none)
         finally:
             for segment in segments:
                 store.release(segment)  # If it has a request, that one refers to it now.
+        self._join(ticket)
         return [score for score in await self._until_done(ticket) if score is not None]
 
     def cancel(self, search: Account) -> None:
-        """End all that a search waits for: its awaits return what they have."""
-        for ticket in {id(t): t for t, _ in self._tickets.values() if t.search is search}.values():
+        """End all that a search waits for: its awaits return what they have.
+
+        Under a budget they return nothing, because what they have depends on the moment.
+        """
+        for ticket in [ticket for ticket in self._open if ticket.search is search]:
             self._cancel(ticket)
 
+    def _join(self, ticket: Ticket[Any], num_samples: int = 0, **more: Any) -> None:
+        """Note a new ticket, and put it in the line of its search, if that has one."""
+        self._open[ticket] = None
+        self.new.append(ticket)
+        if ticket.search.line is not None:
+            ticket.call = Call(
+                num_samples=num_samples,
+                num_open=len(ticket.results),
+                return_=ticket.return_,
+                **more,
+            )
+            ticket.search.line.join(ticket.call)
+
     def _submit(
-        self, ticket: Ticket[Any], spec: Request, segment: LiveSegment, params: int, indices: range
+        self,
+        ticket: Ticket[Any],
+        spec: Request,
+        segment: LiveSegment,
+        params: int,
+        indices: range,
+        all_indices: range,
     ) -> None:
         request = self.scheduler.add(spec, segment, params, indices)
-        ticket.requests[request] = indices.start
+        ticket.requests[request] = all_indices.start
         self._tickets[request.index] = ticket, request
-        self.new.append(ticket)
 
     async def _until_done(self, ticket: Ticket[T]) -> list[T | None]:
         try:
-            return await ticket
+            results = await ticket
         except BaseException:
             # The code that waited does not get the samples that have come, so they go.
-            for each in ticket.results if not self.closed else ():
-                if isinstance(each, Drawn):
-                    self.release(each.context)
+            self._drop(ticket, 0)
             raise
         finally:
             self._cancel(ticket)
+        self._drop(ticket, ticket.num_kept)
+        return results
+
+    def _drop(self, ticket: Ticket[Any], first: int) -> None:
+        """Drop the samples of a ticket from a place on."""
+        for place, each in enumerate(ticket.results):
+            if isinstance(each, Drawn) and place >= first:
+                if not self.closed:
+                    self.release(each.context)
+                ticket.results[place] = None
 
     def _cancel(self, ticket: Ticket[Any]) -> None:
+        line, usage = ticket.search.line, ticket.search.usage
         counts = self.scheduler.run.rows.count
         for request in list(ticket.requests):
-            ticket.search.usage.tokens_decoded += int(counts[list(request.slots or ())].sum())
+            if ticket.search.budget.tokens is None:
+                usage.tokens_decoded += int(counts[list(request.slots or ())].sum())
             self.scheduler.cancel(request.index)
             self._settle(ticket, request)
+        if line is not None and ticket.call is not None and not ticket.is_done:
+            line.leave(ticket.call)
+            ticket.num_kept = 0
         ticket.finish()
+        self._open.pop(ticket, None)
 
     def _settle(self, ticket: Ticket[Any], request: LiveRequest) -> None:
         """Note that a request is over. A ticket is done with its last request."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
-        if not ticket.requests:
+        if not ticket.requests and ticket.call is None:
             ticket.finish()
 
     # Steps
@@ -308,19 +371,20 @@ class LiveBackend:
         except BaseException:
             self.close()
             raise
-        self._check_budgets()
+        self._check_time()
 
     def _collect(self) -> None:
         """Put finished samples and scores into the tickets that wait for them."""
+        ended: list[tuple[Ticket[Any], int, Completion, int]] = []
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped when it had just ended
                 self.scheduler.run.store.release(segment)
                 continue
             ticket, request = self._tickets[index]
-            ticket.search.usage.tokens_decoded += completion.num_tokens
-            context = LiveContext(segment, given=None)
-            ticket.results[sample - ticket.requests[request]] = Drawn(completion, context)
+            place = sample - ticket.requests[request]
+            ticket.results[place] = Drawn(completion, LiveContext(segment, given=None))
+            ended.append((ticket, place, completion, request.spec.max_tokens))
         for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
@@ -330,8 +394,21 @@ class LiveBackend:
             if index in self._tickets:
                 ticket, request = self._tickets[index]
                 ticket.results[ticket.requests[request]] = score
+                if ticket.call is not None:
+                    ticket.call.num_open -= 1
                 self._settle(ticket, request)
         self.scheduler.scores.clear()
+        for each in ended:
+            self._count(*each)
+
+    def _count(self, ticket: Ticket[Any], place: int, completion: Completion, held: int) -> None:
+        """Count the tokens of a sample that has ended. held: the most that it might have taken."""
+        line, call = ticket.search.line, ticket.call
+        if line is None or call is None:
+            ticket.search.usage.tokens_decoded += completion.num_tokens
+        elif call in line.calls:
+            is_cut = held < call.most and completion.finish_reason == "length"
+            line.ended(call, place, completion.num_tokens, held=held, is_cut=is_cut)
 
     def _on_grown(self, request: LiveRequest, completion: Completion) -> Grown:
         """What the segment of a sample holds: the tokens of its text, which is cut at the stop."""
@@ -350,25 +427,12 @@ class LiveBackend:
         rest = append_text(self.tokenizer, tail, text[len(before) :])
         return Grown(np.concatenate([generated, rest]), num_generated=count)
 
-    def _check_budgets(self) -> None:
-        """Stop searches that have used up their time, or their tokens with those of live rows."""
-        limited = {
-            ticket.search
-            for ticket, _ in self._tickets.values()
-            if ticket.search.budget.tokens or ticket.search.budget.seconds
-        }
-        if not limited:
-            return
-        rows, slots = self.scheduler.run.rows, self.scheduler.live.started()
-        requests, place = np.unique(rows.request[slots], return_inverse=True)
-        tokens = np.bincount(place, weights=rows.count[slots], minlength=len(requests))
-        live: Counter[Account] = Counter()
-        for index, count in zip(requests.tolist(), tokens.tolist(), strict=True):
-            live[self._tickets[index][0].search] += int(count)
-        for search in limited:
-            reason = search.budget.exceeded(search.usage, drawing=True, live_tokens=live[search])
-            if reason:
-                search.stop(reason)
+    def _check_time(self) -> None:
+        """Stop searches that have used up their time."""
+        timed = {ticket.search: None for ticket in self._open if ticket.search.budget.seconds}
+        for search in timed:
+            if search.budget.is_over(search.usage):
+                search.stop(search.budget.reached("seconds"), StopReason.BUDGET)
 
     def _param_set(self, params: SamplingParams) -> int:
         if params.logprobs > self.params.logprobs:
@@ -385,8 +449,8 @@ class LiveBackend:
         self.closed = True
         self.scheduler.close()
         self.scheduler.scores.clear()
-        for search in {ticket.search for ticket, _ in self._tickets.values()}:
-            search.stop("the session was closed")
+        for search in {ticket.search: None for ticket in self._open}:
+            search.stop("the session was closed", StopReason.CLOSED)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -26,8 +26,8 @@ from treegen.params import SamplingParams, check_int
 from treegen.search.account import Account
 from treegen.search.aside import in_thread
 from treegen.search.backend import Backend, Context, SeveralContext
-from treegen.search.budget import Budget
-from treegen.search.loop import check_loop
+from treegen.search.budget import Budget, StopReason
+from treegen.search.loop import check_loop, stay_behind
 from treegen.search.tree.found import check_stays, node_of, register
 from treegen.search.tree.text_node import TextNode
 
@@ -100,7 +100,7 @@ class Search(Account):
 
     def close(self) -> None:
         """End the search for good and free its caches; its tree can still be read."""
-        self.stop("the search is over")
+        self.stop("the search is over", StopReason.CLOSED)
         for root in (self.root, *self._others):
             root.drop()
 
@@ -108,9 +108,9 @@ class Search(Account):
         """All nodes of the tree, parents before children, siblings in the order of their paths."""
         return list(self.root.walk())
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, by: StopReason = StopReason.STOPPED) -> None:
         """End the search: cancel what it waits for. Asking again raises BudgetReached."""
-        super().stop(reason)
+        super().stop(reason, by)
         self.backend.cancel(self)
 
 
@@ -218,6 +218,7 @@ class SearchNode(TextNode):
         They are not among `children` yet.
         """
         check_int("n", n, least=0)
+        await self._end_abandoned()
         overrides = dict(overrides)
         context = self._context_of(overrides.pop("llm", None))
         params = replace(self.search.params, **overrides) if overrides else self.search.params
@@ -286,6 +287,7 @@ class SearchNode(TextNode):
             raise InputError("texts must be a list; for one text give a list of one")
         if not texts:
             return []
+        await self._end_abandoned()
         context = self._context_of(llm)
         check_loop(self.search.backend)
         self.search.check()
@@ -323,6 +325,10 @@ class SearchNode(TextNode):
         if not isinstance(context, SeveralContext):
             raise InputError(f"this search has one LLM, so none is named {llm!r}; use search_with")
         return context.on(llm)
+
+    async def _end_abandoned(self) -> None:
+        if self.search.is_abandoned:  # whatever is raised here is caught
+            await stay_behind()
 
     def _live(self) -> Context:
         if self._context is None:

@@ -6,17 +6,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from treegen.errors import DataError, InputError
-from treegen.search.budget import BudgetReached, SearchUsage, StillAsking
+from treegen.search.budget import BudgetReached, SearchUsage, StillAsking, StopReason
 from treegen.search.tree.detached import detach
 from treegen.search.tree.node import Search, SearchNode
 from treegen.search.tree.problems import SearchProblem
 from treegen.search.tree.records import NodeRecord, SearchTree, as_json, rounded
-
-LEFT_OUT: Final = "left out"
-"""What a search was stopped by that was not done at all; see `Cluster`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,7 @@ class SearchResult:
     best, candidates: ids of nodes in the tree.
     answers, votes, stopped: see Found.
     usage: what the search cost.
+    stopped_by: what ended it early, for programs; None if nothing did. It is not stored.
     error: the failure that ended it, in one line; None if it did not fail.
     exception: that failure itself, with a traceback without variables. It is not stored.
     value: what the search function returned, if that was no Found, no node and no list of nodes.
@@ -59,6 +57,7 @@ class SearchResult:
     votes: Mapping[str, float] = field(default_factory=dict)
     usage: SearchUsage = field(default_factory=SearchUsage)
     stopped: str = ""
+    stopped_by: StopReason | None = None
     error: str | None = None
     value: object = None
     exception: BaseException | None = field(default=None, repr=False, compare=False)
@@ -90,7 +89,9 @@ class SearchResult:
         except InputError as wrong:
             error, found, returned = wrong, None, None
         stopped = found.stopped if found else ""
+        stopped_by = search.stopped.by if search.stopped else None
         if isinstance(error, BudgetReached | StillAsking):
+            stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
         return SearchResult(
             name=search.name,
@@ -101,6 +102,7 @@ class SearchResult:
             votes=dict(found.votes) if found else {},
             usage=replace(search.usage, seconds=search.usage.elapsed()),
             stopped=stopped,
+            stopped_by=stopped_by,
             error=None if error is None else _one_line(error),
             value=None if found else returned,
             exception=None if error is None else detach(error),
@@ -112,7 +114,11 @@ class SearchResult:
         text = problem.content if isinstance(problem.content, str) else ""
         root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
         return SearchResult(
-            name=problem.name, tree=SearchTree((root,)), stopped=LEFT_OUT, error=told
+            name=problem.name,
+            tree=SearchTree((root,)),
+            error=told,
+            stopped=StopReason.LEFT_OUT.value,
+            stopped_by=StopReason.LEFT_OUT,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,0 +1,62 @@
+"""Messages of the library, in the words of a command: what it calls `name=` is a flag here.
+
+The library names arguments in one of three ways: `max_tokens=` or `max_tokens=5` anywhere in a
+message, a name with an underscore, or any name at the start, before "must".
+"""
+
+import re
+import shlex
+from ast import literal_eval
+from typing import Final
+
+import click
+
+from treegen.cli.typed.pairs import GEN_KWARGS, MODEL_ARGS
+
+_VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
+
+
+def flagged(message: str, command: click.Command | None) -> str:
+    """Return a message with a command's flags in the place of the arguments that they stand for."""
+    flags = {} if command is None else _flags(command)
+    if not flags or message.startswith("--"):  # the command's own message
+        return message
+    words = "|".join(sorted(flags, key=len, reverse=True))
+    # What stands in quotes or in a path is the user's own.
+    inside = re.compile(rf"(?<![\w'\"/.=:-])({words})(?:(=)({_VALUE})?|(?![\w:]))(?!\()")
+
+    def flag(found: re.Match[str]) -> str:
+        name, equals, value = found.groups()
+        leads = found.start() == 0 and message[found.end() :].startswith(" must ")
+        if not (equals or leads or "_" in name):
+            return found[0]
+        if value in (None, "True", "False"):
+            return flags[name]
+        plain = literal_eval(value) if value[0] in "'\"" else value
+        between = "=" if " " in flags[name] else " "  # --model-args page_size=16
+        return f"{flags[name]}{between}{shlex.quote(plain)}"
+
+    return inside.sub(flag, message)
+
+
+def _flags(command: click.Command) -> dict[str, str]:
+    """Return for each argument of the library the flag by which a command takes it."""
+    if isinstance(command, click.Group):
+        found: dict[str, str] = {}
+        for each in command.commands.values():
+            found |= _flags(each)
+        return found
+    flags: dict[str, str] = {}
+    for param in command.params:
+        longer = [each for each in param.opts if each.startswith("--")]
+        if param.name and longer:
+            flags[param.name] = longer[0]
+        elif param.name:
+            flags[param.name] = param.make_metavar(click.Context(command)).strip("[].")
+    for group, names in (("model_args", MODEL_ARGS), ("gen_kwargs", GEN_KWARGS)):
+        if group in flags:
+            for name in names:
+                flags.setdefault(name, f"{flags[group]} {name}")
+    if "names" in flags:
+        flags["task"] = "TASK"
+    return flags

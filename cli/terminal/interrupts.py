@@ -1,0 +1,63 @@
+"""Signals while a command gets ready: the first one ends it at once, and cleans up."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from treegen.runs.signals import SIGNALS, StopFlag, after_first, expect_second
+
+# Some libraries swallow any exception while they are imported. Commands that take long also poll
+# this flag, so that the signal is not lost with the exception.
+received: Final = StopFlag()
+
+
+class Interrupted(BaseException):
+    """A signal asked the command to end. Only `main` catches it.
+
+    It is no KeyboardInterrupt, because click would turn that into "Aborted!" and exit code 1.
+    """
+
+    def __init__(self, signum: int) -> None:
+        """Note the signal's number. Notes of the exception say what is kept and what to do."""
+        super().__init__(signum)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that a shell reports for a process that the signal ended."""
+        return 128 + self.signum
+
+    def __str__(self) -> str:
+        stopped = f"stopped by {signal.Signals(self.signum).name}"
+        return "; ".join((stopped, *getattr(self, "__notes__", ())))
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """Make the first signal raise Interrupted; a second one ends the process at once.
+
+    Afterwards the signals have their default action, because the interpreter only ends then.
+    """
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        received.set(signum)
+        expect_second()
+        _set(after_first)
+        raise Interrupted(signum)
+
+    for number in SIGNALS:
+        # A signal that was ignored at the start (nohup, a background job) stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        _set(lambda number: signal.SIG_DFL)
+
+
+def _set(handler: Callable[[int], signal.Handlers]) -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler(number))

@@ -1,0 +1,230 @@
+"""Show how far a run is: a live view on a terminal, plain lines in a log."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from treegen.cli.terminal.interrupts import Interrupted, received
+from treegen.cli.terminal.render import notice, show_prompt
+from treegen.common.formats import safe_text
+from treegen.evals.running.listener import Listener, Stop
+from treegen.runs import graceful_signals
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treegen.evals.asked.given import RunChoices
+    from treegen.evals.course.progress import Progress
+    from treegen.outputs import WorkerStatus
+
+_SECONDS: Final = 10.0  # most seconds between lines of a log
+_LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
+_LOOK: Final = 0.1  # seconds between looks at a run
+
+
+class Terminal(Listener):
+    """A user who typed a command."""
+
+    def __init__(self, *, quiet: bool, resume: str = "", flags: str = "") -> None:
+        """Tell little if quiet. resume: the command that continues a run. flags: at its end."""
+        self._quiet, self._resume, self._flags = quiet, resume, flags
+
+    def warn(self, text: str) -> None:
+        """Print a line to stderr."""
+        notice(text)
+
+    def tell(self, text: str) -> None:
+        """Print a line to stderr, unless quiet."""
+        if not self._quiet:
+            notice(text)
+
+    def loading(self, model: str) -> None:
+        """Print that a model is loaded; what transformers says meanwhile would mix with that."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        super().loading(model)
+
+    def show_prompt(self, text: str) -> None:
+        """Print a prompt."""
+        show_prompt(text, quiet=self._quiet)
+
+    def follow(self, steps: "Iterator[Progress]", title: str) -> None:
+        """Draw how far the run is."""
+        show_progress(steps, title, quiet=self._quiet)
+
+    @contextmanager
+    def working(self) -> Iterator[Stop]:
+        """Let the first signal end what is under way; then Interrupted is raised."""
+        with graceful_signals() as graceful:
+
+            def stop() -> int | None:
+                return received() or graceful()
+
+            yield stop
+            if signum := stop():
+                raise Interrupted(signum)
+
+    def count(
+        self, begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str
+    ) -> tuple[int, int]:
+        """Use up what yields how many of how many are stored; returns the last. unit: of what."""
+        done = planned = 0
+        try:
+            with self.working() as stop:
+                for so_far in begin(stop):
+                    done, planned = so_far
+        except Interrupted as stopped:
+            stopped.add_note(f"{done:,} of {planned:,} {unit} are kept; give the command again")
+            raise
+        return done, planned
+
+    def again(self, path: Path | str, settings: "Sequence[RunChoices]") -> str:
+        """Return the command that continues the run."""
+        if not self._resume:
+            return f"what had finished is in {path}"
+        place = shlex.quote(str(path))
+        flags = self._flags
+        if any(each.runs_code for each in settings):
+            flags += " --allow-task-code"
+        if any(each.engine.trust_remote_code for each in settings):
+            flags += " --trust-remote-code"
+        return f"continue with: treegen {self._resume} --resume {place}{flags}"
+
+
+def show_progress(steps: "Iterator[Progress]", name: str, *, quiet: bool) -> None:
+    """Use up an iterator of progress, drawing it to stderr unless quiet."""
+    if quiet:
+        for _ in steps:
+            pass
+    elif sys.stderr.isatty():
+        _draw_live(steps, name)
+    else:
+        _draw_lines(steps, name)
+
+
+def _draw_lines(steps: "Iterator[Progress]", name: str) -> None:
+    due = time.monotonic() + _SECONDS
+    reached: int | None = None
+    for now in steps:
+        part = _LINES * now.done // now.planned
+        if reached is None:  # a resumed run may start in the middle
+            reached = part
+        if part > reached or time.monotonic() >= due:
+            due, reached = time.monotonic() + _SECONDS, part
+            percent = 100 * now.done // now.planned
+            told = ", ".join(filter(None, (details(now), time_left(now))))
+            notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {told}")
+            if now.workers:
+                notice("; ".join(map(_worker_text, now.workers)))
+
+
+def _draw_live(steps: "Iterator[Progress]", name: str) -> None:
+    """Use up an iterator of progress and show it in place on stderr.
+
+    There is a bar with the time left. Below it are tokens per second, pages, the accuracy with its
+    interval, and for each level of the tree the rows that are decoded below it.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+    )
+    task = bar.add_task(safe_text(name).replace("\n", " "), total=None, left="")
+    latest: Progress | None = None
+
+    def draw() -> "RenderableType":
+        if latest is None:
+            return bar
+        bar.update(task, completed=latest.done, total=latest.planned, left=time_left(latest))
+        return _view(bar, latest)
+
+    # Live redraws in a thread of its own, so the rate does not depend on the steps.
+    with Live(get_renderable=draw, console=Console(stderr=True), refresh_per_second=4):
+        due = 0.0
+        for now in steps:
+            if time.monotonic() >= due or now.done == now.planned:
+                due, latest = time.monotonic() + _LOOK, now
+
+
+def details(now: "Progress") -> str:
+    """Return the details of a moment, beside the number of samples."""
+    accuracy = accuracy_text(now)
+    after = f", {accuracy}" if accuracy else ""
+    if not now.num_pages:  # no model is at work
+        return f"{now.rows:,} programs under way{after}"
+    return (
+        f"{now.tokens_per_second:,.0f} tokens/s, {now.rows:,} rows, "
+        f"{now.pages:,}/{now.num_pages:,} pages{after}"
+    )
+
+
+def _worker_text(worker: "WorkerStatus") -> str:
+    """Return what one worker does, for a line of a log."""
+    return (
+        f"{worker.name} {worker.tokens_per_second:,.0f} tokens/s, {worker.rows:,} rows, "
+        f"{worker.pages:,}/{worker.num_pages:,} pages"
+    )
+
+
+def accuracy_text(now: "Progress") -> str:
+    """Return the accuracy so far with its interval; "" if no sample is judged."""
+    if now.estimate is not None:
+        found, least, more = now.estimate, "", ""
+        if now.unknown:
+            least, more = "at least ", f", {now.unknown:,} unknown"
+        return f"accuracy {least}{found.value:.3f} ({found.low:.3f} to {found.high:.3f}){more}"
+    return "" if now.accuracy is None else f"accuracy {now.accuracy:.3f}"
+
+
+def time_left(now: "Progress") -> str:
+    """Return a text like "1:02:03 left"; "" if the time is not known or the run is over."""
+    seconds = now.seconds_left
+    if seconds is None or now.done >= now.planned:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+
+
+def _view(bar: "RenderableType", now: "Progress") -> "RenderableType":
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = [bar, Text(details(now))]
+    if now.levels:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for column in ("level", "segments", "rows", "read once for"):
+            table.add_column(column, justify="right", header_style="dim")
+        for level in now.levels:
+            shared = f"{level.kept:,} rows" if level.kept else "none"
+            table.add_row(f"{level.depth}", f"{level.segments:,}", f"{level.rows:,}", shared)
+        parts.append(table)
+    if now.workers:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("worker", header_style="dim")
+        for column in ("tokens/s", "rows", "pages", "restarts"):
+            table.add_column(column, justify="right", header_style="dim")
+        for worker in now.workers:
+            table.add_row(
+                Text(safe_text(f"{worker.name} {worker.where}")),
+                f"{worker.tokens_per_second:,.0f}",
+                f"{worker.rows:,}",
+                f"{worker.pages:,}/{worker.num_pages:,}",
+                f"{worker.deaths:,}" if worker.deaths else "",
+            )
+        parts.append(table)
+    return Group(*parts)

@@ -1,0 +1,99 @@
+"""Print notices, text, pictures, and the JSON line at the end of a command."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from treegen.cli.terminal.flags import flagged
+from treegen.cli.typed.options import json_wanted
+from treegen.common.formats import safe_text
+from treegen.errors import InputError, TreegenError
+from treegen.report.plots.heat_map import save_png
+from treegen.report.text import DOWN, PLUS_MINUS, UP, run_text
+from treegen.tasks import Report
+
+_ASCII: Final = {ord(UP): "^", ord(DOWN): "v", ord(PLUS_MINUS): "+"}
+
+
+def notice(text: str) -> None:
+    """Print one line to stderr."""
+    click.echo(in_flags(safe_text(text)).replace("\n", " "), err=True)
+
+
+def in_flags(text: str) -> str:
+    """Return a text of the library with the flags of the running command for its arguments."""
+    ctx = click.get_current_context(silent=True)
+    return flagged(text, None if ctx is None else ctx.command)
+
+
+def echo(text: str) -> None:
+    """Print to stdout, in ASCII if the stream takes nothing else."""
+    if not encodable(text):
+        text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+    click.echo(text)
+
+
+def encodable(text: str) -> bool:
+    """Return whether stdout takes a text as it is."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def show_prompt(text: str, *, quiet: bool) -> None:
+    """Print a prompt to stdout, or to stderr if stdout is for the JSON line alone."""
+    if quiet:
+        click.echo(safe_text(text), err=True)
+    else:
+        echo(f"{safe_text(text)}\n")
+
+
+def json_line(document: Mapping[str, Any]) -> None:
+    """Print one JSON document in one line; nothing may be printed to stdout after it.
+
+    On a terminal it is printed only if the user asked for it, because people read what is above it.
+    """
+    if sys.stdout.isatty() and not json_wanted():
+        return
+    # The encoder escapes all control characters but DEL.
+    click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
+
+
+def show_report(
+    results: Mapping[str, Any], report: Report | None, *, unit: str = "samples"
+) -> None:
+    """Print what a run came to; see `treegen.report.text.run_text`."""
+    if notes := results.get("task", {}).get("notes"):
+        results = {**results, "task": {**results["task"], "notes": list(map(in_flags, notes))}}
+    echo(run_text(results, report, unit=unit, ascii=not encodable("\u2591")))
+
+
+def complain(complaints: Sequence[str]) -> None:
+    """Print each to stderr, and exit with code 1 if there are some."""
+    for told in complaints:
+        notice(f"Error: {told}")
+    if complaints:
+        raise SystemExit(1)
+
+
+def pictures(report: Report | None, folder: Path) -> None:
+    """Save the report's heat maps in a run directory; print a notice if a library is missing."""
+    for number, grid in enumerate(report.grids if report is not None else ()):
+        file = folder / ("heat_map.png" if number == 0 else f"heat_map_{number + 1}.png")
+        try:
+            save_png(grid, file)
+        except InputError as error:
+            notice(str(error))
+            return
+        echo(f"picture: {safe_text(str(file))}")
+
+
+def failed(error: TreegenError) -> str:
+    """Return an error's message in one line, safe for a terminal."""
+    return safe_text(" ".join(str(error).split()))

@@ -1,0 +1,66 @@
+"""A configuration that is not of the weights beside it is refused before any weight is made."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file, save_file
+
+from treegen import LLM
+from treegen.errors import ModelError
+from treegen.model.checkpoint.headers import check_headers
+from treegen.model.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_models.save_tiny_model(tmp_path, "llama")
+    return tmp_path
+
+
+def change(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_sizes_that_no_weight_has_are_refused_at_once(folder: Path, name: str) -> None:
+    change(folder, **{name: 10**9})
+    start = time.process_time()
+    with pytest.raises(ModelError, match=f"says {name} 1,000,000,000, and the weights beside it"):
+        LLM(str(folder), device="cpu")
+    assert time.process_time() - start < 10
+
+
+def test_whole_numbers_are_not_taken_for_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = next(key for key in weights if key.endswith("up_proj.weight"))
+    save_file(weights | {name: weights[name].to(torch.int32)}, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} in .* is stored as I32"):
+        LLM(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize("model_type", [["llama"], {"a": 1}, 3, None])
+def test_a_model_type_that_is_no_text_is_refused(folder: Path, model_type: object) -> None:
+    change(folder, model_type=model_type)
+    with pytest.raises(ModelError, match=r"model_type .* is not known"):
+        LLM(str(folder), device="cpu")
+
+
+def test_what_is_wrong_in_the_configuration_is_not_told_of_the_tokenizer(folder: Path) -> None:
+    change(folder, num_attention_heads="many")
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(folder)
+    assert "config.json" in str(caught.value) and "tokenizer" not in str(caught.value)
+
+
+def test_every_tiny_family_has_the_sizes_that_it_says(tmp_path: Path) -> None:
+    for name in ("llama", "gpt2", "qwen3_next", "gemma2", "mixtral"):
+        path = tmp_path / name
+        tiny_models.save_tiny_model(path, name)
+        check_headers(path, json.loads((path / "config.json").read_text()))

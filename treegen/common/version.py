@@ -1,0 +1,5 @@
+"""The version, for those who may not import the package that imports them."""
+
+from typing import Final
+
+VERSION: Final = "0.1.0"

@@ -1,0 +1,159 @@
+"""Runs of searches, from what was asked for to their results: `treegen search`, `search_task`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.spelling import did_you_mean
+from treegen.errors import CacheFullError, InputError
+from treegen.evals.asked.given import check_read
+from treegen.evals.running.destinations import search_destinations
+from treegen.evals.running.listener import Listener, Stop
+from treegen.evals.running.work import Models, Work, carry_out, prepared, tell_demo
+from treegen.evals.search.job import (
+    SearchJob,
+    check_memory,
+    check_prompts_fit,
+    check_reward,
+    load_search_job,
+)
+from treegen.evals.search.own_method import find_method
+from treegen.evals.search.run import run_searches, write_search_results
+from treegen.evals.search.searcher import load_value_function
+from treegen.evals.search.value_functions import ValueFunction
+from treegen.options import EngineOptions
+from treegen.runs import SearchRunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.course.progress import Progress
+    from treegen.evals.running.work import Before
+    from treegen.llm.calls import Calls
+    from treegen.model.facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a run of searches came to.
+
+    results: the content of results.json. missing: searches that are not done.
+    no_room: why searches lacked memory. again: how to continue.
+    """
+
+    path: Path
+    method: str
+    results: Mapping[str, Any]
+    missing: int
+    no_room: Sequence[CacheFullError]
+    again: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Work(Work[SearchJob, SearchRunDir, Searched]):
+    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
+
+    value_function: ValueFunction | None = None
+    no_room: dict[str, CacheFullError] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.task.name} {self.job.settings.method}"
+
+    def steps(self, llm: "Calls", stop: Stop) -> "Iterator[Progress]":
+        return run_searches(
+            self.job,
+            self.run,
+            llm,
+            stop=stop,
+            value_function=self.value_function,
+            no_room=self.no_room,
+        )
+
+    def finished(self, again: str) -> Searched:
+        results = write_search_results(self.job, self.run)
+        missing, method = max(self.run.missing, 0), self.job.settings.method
+        no_room = list(self.no_room.values())
+        return Searched(self.run.path, method, results, missing, no_room, again)
+
+
+def search_all(
+    methods: Sequence[str],
+    asked: Mapping[str, Any],
+    models: Models,
+    listener: Listener,
+    *,
+    output: str | None = None,
+    resume: str | None = None,
+    compare: bool = False,
+) -> list[Searched]:
+    """Search the problems of a task by some methods, each in a run directory of its own.
+
+    methods: their names; none stands for the task's default.
+    compare: whether each method has a directory of its own below `output`.
+    The rest is as for `treegen.evals.running.evaluation.evaluate_all`.
+
+    Raises:
+        InputError: the methods would not have the same problems and the same budget.
+    """
+    shared = _shared_arguments(dict(asked), methods)
+    given = models.choices(shared)
+    targets = search_destinations(methods, given, output, resume, compare=compare)
+    check_read(asked, [target.settings for target in targets])
+    tell_demo(given, [target.settings for target in targets if not target.resume], listener)
+    jobs = [load_search_job(target.settings) for target in targets]
+    _check_alike(jobs)
+    wanted = prepared(jobs, models, listener, _check)
+    folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
+    again = listener.again(resume or folder, [target.settings for target in targets])
+
+    def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
+        found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
+        return _judged(found, models)
+
+    return carry_out(SearchRunDir, targets, wanted, work, models, listener, again, unit="searches")
+
+
+def _judged(work: "list[_Work]", models: Models) -> "tuple[list[_Work], Before]":
+    """Load what judges states; workers do so for themselves, by what is returned beside."""
+    # They have the same problems, so what judges the states of one can judge those of another.
+    jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
+    loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
+    if models.on_workers:
+        return work, list(loads.values())
+    found = {how: load() for how, load in loads.items()}
+    return [_Work(i.job, i.run, found.get(i.job.settings.evaluate)) for i in work], []
+
+
+def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+    """Let each of several methods take the arguments that it knows.
+
+    Raises:
+        InputError: no method knows one of them.
+    """
+    if not given.get("arguments"):
+        return given
+    known = sorted({each.name for name in methods for each in find_method(name).arguments})
+    for name in given["arguments"]:
+        if name not in known and name in EngineOptions.__dataclass_fields__:
+            raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
+        if name not in known and len(methods) > 1:
+            hint = did_you_mean(name, known)
+            raise InputError(f"none of the methods has an argument {name!r}{hint}")
+    return {**given, "also_arguments": tuple(known)} if len(methods) > 1 else given
+
+
+def _check_alike(jobs: "list[SearchJob]") -> None:
+    """Raise InputError unless all methods have the same problems and the same budget."""
+    if len({job.settings.budget for job in jobs}) > 1:
+        raise InputError("the methods have different budgets; give all of them one with budget=")
+    if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
+        raise InputError("the methods have different problems; give all of them the same data=, "
+                         "limit= and examples")  # fmt: skip
+
+
+def _check(job: SearchJob, facts: "ModelFacts") -> None:
+    check_prompts_fit(job, facts)
+    check_memory(job, facts)
+    check_reward(job.settings)

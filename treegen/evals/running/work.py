@@ -1,0 +1,256 @@
+"""The steps that evaluations and runs of searches share: look at the model, open and fill runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from treegen import demo
+from treegen.common.closing import Closing
+from treegen.errors import InputError, RunError, TreegenError
+from treegen.evals.asked.given import RunChoices
+from treegen.evals.identity import run_settings
+from treegen.evals.model import check_machine, load_llm, look_at_model, weights_fingerprint
+from treegen.evals.running.discarding import all_new, discarding
+from treegen.evals.running.listener import Listener, Stop
+from treegen.options import EngineOptions
+from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.cluster.places import Places
+    from treegen.evals.course.progress import Progress
+    from treegen.evals.job import AnyJob
+    from treegen.evals.running.destinations import Destination
+    from treegen.llm.calls import Calls
+    from treegen.model.facts import ModelFacts
+    from treegen.runs import RunSettings
+
+_Job = TypeVar("_Job", bound="AnyJob")
+_Run = TypeVar("_Run", bound=RunDir)
+_Done = TypeVar("_Done")
+Before = Sequence[Callable[[], object]]
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Work(ABC, Generic[_Job, _Run, _Done]):
+    """One job and its open run."""
+
+    job: _Job
+    run: _Run
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The name that its progress shows."""
+
+    @abstractmethod
+    def steps(self, llm: "Calls", stop: Stop) -> "Iterator[Progress]":
+        """Draw what the run lacks. stop: polled; once it is true, the iteration ends."""
+
+    def end(self, listener: Listener) -> None:
+        """Do what is left once everything is drawn."""
+
+    @abstractmethod
+    def finished(self, again: str) -> _Done:
+        """Write the results, and return what the run came to. again: how to continue it."""
+
+
+@dataclass(slots=True)
+class Models(Closing):
+    """The model of each run: one that is loaded already, or one at a time, by its name.
+
+    given: it is used for all runs, and stays open. places: of workers that load models.
+    """
+
+    given: "Calls | None" = None
+    places: "Places | None" = None
+    _loaded: "Calls | None" = field(default=None, init=False)
+    _options: EngineOptions | None = field(default=None, init=False)
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether samples are drawn in other processes than this one."""
+        from treegen.llm import LLM
+
+        if self.given is not None:
+            return not isinstance(self.given, LLM)
+        return self.places is not None
+
+    def choices(self, asked: "dict[str, Any]") -> dict[str, Any]:
+        """Return a user's choices, with those that the loaded model was made with."""
+        if self.given is None:
+            return asked
+        engine = self.given.facts.engine
+        if callable(engine.speculate):  # it changes no sample, and cannot be stored
+            engine = replace(engine, speculate=None, draft_tokens=None)
+        own = asdict(engine)
+        for name in own:
+            if name in asked:
+                raise InputError(f"{name}= is for loading a model, and this one is loaded")
+        return {**asked, **own}
+
+    def facts(self, engine: EngineOptions) -> "ModelFacts":
+        """Return what is known of a model before it is loaded, if the machine can load it."""
+        if self.given is not None:
+            return self.given.facts
+        found = look_at_model(engine, self.places)
+        check_machine(engine, self.places)
+        return found
+
+    def settings(self, job: "AnyJob", facts: "ModelFacts") -> "RunSettings":
+        """Return what a job's run stores when it begins."""
+        engine, given = job.settings.engine, self.given
+        return run_settings(
+            job,
+            dtype=facts.dtype,
+            fingerprint=given.fingerprint if given is not None else weights_fingerprint(engine),
+            device_type=facts.device_type,
+            quantization=facts.quantization,
+        )
+
+    def get(self, item: Work[Any, Any, Any], listener: Listener, before: Before = ()) -> "Calls":
+        """Load what an item needs, unless it is there. before: what workers call first."""
+        if self.given is not None:
+            return self.given
+        engine = item.job.settings.engine
+        if self._loaded is None or self._options != engine:
+            self.close()  # gives its memory back before the next one is loaded
+            many = f" on {_told(self.places)}" if self.places else ""
+            listener.loading(f"{engine.model}{many}")
+            weights = item.run.info.identity["model"]["fingerprint"]
+            self._loaded = load_llm(engine, weights, self.places, before)
+            self._options = engine
+        return self._loaded
+
+    def close(self) -> None:
+        """End the workers, if there are some."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
+
+
+def _told(places: "Places") -> str:
+    """Return where workers are, for people."""
+    count = "all" if places.count is None else f"{places.count}"
+    kind = "GPU" if places.device == "cuda" else "CPU worker"
+    where = f" of Ray at {places.address}" if places.address else ""
+    return f"{count} {kind}{'' if places.count == 1 else 's'}{where}"
+
+
+def tell_demo(asked: Mapping[str, Any], settings: Sequence[RunChoices], listener: Listener) -> None:
+    """Say that the bundled model is used, if the user named none."""
+    if "model" not in asked and any(each.engine.model == demo.NAME for each in settings):
+        listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
+
+
+def tell_skipped(job: "AnyJob", listener: Listener) -> None:
+    """Say which lines of the data cannot be run."""
+    rows = job.data.skipped
+    for row in rows[:_SHOWN]:
+        listener.tell(f"skipped: {row}")
+    if len(rows) > _SHOWN:
+        listener.tell(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
+
+
+def prepared(
+    jobs: "Sequence[_Job]",
+    models: Models,
+    listener: Listener,
+    check: "Callable[[_Job, ModelFacts], object]",
+) -> "list[RunSettings]":
+    """Check all that can be checked without weights; returns the settings of each run."""
+    found = []
+    for job in jobs:
+        tell_skipped(job, listener)
+        facts = models.facts(job.settings.engine)
+        check(job, facts)
+        found.append(models.settings(job, facts))
+    return found
+
+
+def carry_out(
+    kind: type[_Run],
+    targets: "Sequence[Destination[Any]]",
+    wanted: "Sequence[RunSettings]",
+    make: "Callable[[Sequence[_Run], ExitStack], tuple[Sequence[Work[Any, Any, _Done]], Before]]",
+    models: Models,
+    listener: Listener,
+    again: str,
+    *,
+    unit: str,
+) -> list[_Done]:
+    """Begin or continue runs, draw what each lacks, and return what they came to.
+
+    wanted: the settings of each run.
+    make: gives the work of open runs, and what each worker calls before it loads the model; what
+    it puts on the stack is closed at the end.
+    again: how to continue. unit: what runs have, such as samples.
+    """
+    with ExitStack() as stack:
+        runs = _opened(kind, targets, wanted, stack, listener, unit)
+        stack.enter_context(models)
+        # It is entered first, so it ends after what writes in the run directories.
+        stack.enter_context(discarding(runs, but=RunError))
+        work, before = make(runs, stack)
+
+        def kept() -> str:
+            done = sum(len(run.done) for run in runs)
+            planned = sum(run.info.planned for run in runs)
+            return f"{done:,} of {planned:,} {unit} are kept; {again}"
+
+        try:
+            for item in work:
+                if item.run.missing > 0:
+                    _fill(item, models, listener, before, runs, kept)
+            for item in work:
+                item.end(listener)
+            return [item.finished(again) for item in work]
+        except BaseException as stopped:
+            if not isinstance(stopped, Exception):
+                stopped.add_note(kept())
+            raise
+
+
+def _opened(
+    kind: type[_Run],
+    targets: "Sequence[Destination[Any]]",
+    wanted: "Sequence[RunSettings]",
+    stack: ExitStack,
+    listener: Listener,
+    unit: str,
+) -> list[_Run]:
+    runs: list[_Run] = []
+    with discarding(runs):
+        for target, asked in zip(targets, wanted, strict=True):
+            path = target.path
+            run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
+            stack.enter_context(run)
+            runs.append(run)
+            for line in run.notices:
+                listener.warn(line)
+            had = f", {len(run.done):,} of {run.info.planned:,} {unit} done"
+            listener.tell(f"run directory: {path}{had if target.resume else ''}")
+    return runs
+
+
+def _fill(
+    item: Work[Any, Any, Any],
+    models: Models,
+    listener: Listener,
+    before: Before,
+    runs: Sequence[RunDir],
+    kept: Callable[[], str],
+) -> None:
+    """Draw what a run lacks. The model is loaded only for that."""
+    llm = models.get(item, listener, before)
+    with listener.working() as stop:
+        try:
+            listener.follow(item.steps(llm, stop), item.title)
+        except RunError:
+            raise  # the message says what is stored, and how to go on
+        except TreegenError as error:
+            if all_new(runs):
+                raise  # there is nothing to continue
+            raise type(error)(f"{error}; {kept()}") from error

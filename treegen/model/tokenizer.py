@@ -1,0 +1,60 @@
+"""The tokenizer that lies beside a model."""
+
+import os
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from treegen.errors import ModelError
+from treegen.model.checkpoint.files import (
+    TOKENIZER_FILES,
+    check_trust,
+    locate,
+    one_line,
+    read_object,
+)
+from treegen.model.checkpoint.gguf_file import gguf_arguments
+from treegen.model.config import read_config
+
+
+def load_tokenizer(
+    path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    with_config: bool = True,
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that lies beside a model.
+
+    with_config: refuse it if config.json, not the tokenizer's own settings, names code.
+
+    Raises:
+        ModelError: there is none, or none that can be loaded.
+    """
+    directory = locate(path, revision, weights=False)
+    local = Path(path).expanduser().is_dir()
+    for name in ("tokenizer_config.json", "config.json"):
+        if (directory / name).is_file() and (with_config or name != "config.json"):
+            settings = read_object(directory / name)
+            check_trust(settings, name, revision, local=local, trust=trust_remote_code)
+    in_one = gguf_arguments(directory)
+    if not in_one and not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
+    try:
+        # AutoTokenizer is untyped.
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            directory.parent if in_one else directory,
+            trust_remote_code=trust_remote_code,
+            local_files_only=True,
+            **in_one,
+        )
+    except Exception as error:
+        if with_config and not in_one and (directory / "config.json").is_file():
+            # transformers reads it for a tokenizer too, and it may be what is wrong.
+            read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
+        raise ModelError(
+            f"the tokenizer in {directory} cannot be loaded: {one_line(error)}"
+        ) from None
+    if not len(tokenizer):
+        raise ModelError(f"the tokenizer in {directory} has no tokens; save it again")
+    return tokenizer

@@ -1,0 +1,197 @@
+"""What is printed of a run: tables in a form that can be pasted, and lines."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from treegen.common.formats import safe_text
+from treegen.evals.course.account import (
+    attention_line,
+    sharing_line,
+    speculation_line,
+    workers_line,
+)
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.statistics.tables import Cell, Table
+from treegen.evals.thinking import thinking_line
+from treegen.report.plots.heat_map import draw_text
+from treegen.report.tables import markdown
+
+UP, DOWN, PLUS_MINUS = "\u2191", "\u2193", "\u00b1"
+_SHOWN: Final = 5
+_COSTS: Final = {
+    "Decoded": "tokens_decoded",
+    "Prefilled": "tokens_prefilled",
+    "Re-prompting": "tokens_reprompted",
+    "Calls": "calls",
+    "Nodes": "nodes",
+}
+
+
+def run_text(
+    results: Mapping[str, Any],
+    report: Report | None,
+    *,
+    unit: str = "samples",
+    ascii: bool = False,
+) -> str:
+    """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
+
+    unit: what results["done"] counts. ascii: draw grids without block characters.
+    """
+    lines: list[str] = []
+    if report is not None:
+        lines.append(_metrics(report))
+        if report.majority:
+            lines.append("\n" + _majority(report))
+        for table in report.tables:
+            lines.append(f"\n{safe_text(table.title)}\n{_table(table)}")
+        for grid in report.grids:
+            lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
+        lines += [*_remarks(report), *_notes(results), ""]
+    usage = results["usage"]
+    if thinking := results.get("thinking"):
+        lines.append(thinking_line(thinking))
+    lines.append(sharing_line(usage))
+    if told := attention_line(usage):
+        lines.append(safe_text(told))
+    if told := speculation_line(usage):
+        lines.append(told)
+    lines.append(_time(usage))
+    if usage.get("eager_because"):
+        lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
+    if usage.get("uncompiled_because"):
+        lines.append(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
+    lines.append(
+        f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
+        f"second; {results['done']:,} of {results['planned']:,} {unit}"
+    )
+    if told := workers_line(results.get("parts", ())):
+        lines.append(safe_text(f"workers: {told}"))
+    return "\n".join(lines)
+
+
+def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table with one line for each run. results: the content of each results.json.
+
+    Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
+    what prefilling the whole context of each call anew would have cost. Seconds are those of the
+    whole run.
+    """
+    head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
+    rows = [
+        [
+            each["method"],
+            f"{each['num_solved']}/{each['done']}",
+            _interval(each["solved"]),
+            *(_mean(each["cost"][name]["mean"]) for name in _COSTS.values()),
+            str(len(each["errors"])),
+            f"{each['seconds']:,.1f}",
+        ]
+        for each in results
+    ]
+    task, budget = results[0]["task"], results[0]["settings"]["budget"]
+    limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
+    done = results[0]["done"]
+    several = any(each.get("pass@k") for each in results)
+    what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
+    told = (
+        f"{task['name']}: {done:,} {what} from {task['source']}; at most {limits} per {each_of}"
+        f"\n\n{markdown(head, rows, right=range(1, len(head)))}\n\n"
+        f"Costs are means per {each_of}."
+    )
+    return f"{told}\n\n{_pass_table(results)}" if several else told
+
+
+def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """pass@k over the searches of each problem, a line for each method."""
+    ks = sorted({int(k) for each in results for k in each.get("pass@k", {})})
+    rows = [
+        [each["method"], *(_interval(each.get("pass@k", {}).get(str(k))) for k in ks)]
+        for each in results
+    ]
+    head = ["Method", *(f"pass@{k}" for k in ks)]
+    return markdown(head, rows, right=range(1, len(head)))
+
+
+def _interval(solved: Mapping[str, float] | None) -> str:
+    if solved is None:
+        return "n/a"
+    return f"{solved['value']:.3f} [{solved['low']:.3f}, {solved['high']:.3f}]"
+
+
+def _mean(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.1f}"
+
+
+def _time(usage: Mapping[str, Any]) -> str:
+    if "prefill_seconds" not in usage:  # searches have only the whole time
+        return f"time: {usage['seconds']:,.2f} s"
+    prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
+    return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
+
+
+def _metrics(report: Report) -> str:
+    rows = [
+        [
+            f"{row.task} ({report.label})" if report.label else row.task,
+            row.version,
+            row.filter,
+            "n/a" if row.num_fewshot is None else str(row.num_fewshot),
+            row.metric,
+            UP if row.higher_is_better else DOWN,
+            _number(row.value),
+            PLUS_MINUS if row.stderr is not None else "",
+            _number(row.stderr) if row.stderr is not None else "",
+        ]
+        for row in report.metrics
+    ]
+    head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
+    return markdown(head, rows, right=(1, 3, 6, 8))
+
+
+def _table(table: Table) -> str:
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    return markdown(table.columns, rows, right=range(1, len(table.columns)))
+
+
+def _text(cell: Cell) -> str:
+    return _number(cell) if cell is None or isinstance(cell, float) else str(cell)
+
+
+def _majority(report: Report) -> str:
+    rows = [
+        [
+            row.filter,
+            str(row.k),
+            _number(row.value),
+            PLUS_MINUS if row.stderr is not None else "",
+            _number(row.stderr) if row.stderr is not None else "",
+            _number(row.tie_rate),
+        ]
+        for row in report.majority
+    ]
+    return markdown(["Filter", "k", "maj@k", "", "Stderr", "Tie rate"], rows, right=(1, 2, 4, 5))
+
+
+def _remarks(report: Report) -> list[str]:
+    """Return why values are missing, and which problems have too few samples."""
+    lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
+    lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
+    remarks = sorted(lines)
+    if report.incomplete:
+        some = ", ".join(f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_SHOWN])
+        more = ", ..." if len(report.incomplete) > _SHOWN else ""
+        remarks.append(
+            f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
+            f"{some}{more}"
+        )
+    return [safe_text(line).replace("\n", " ") for line in remarks]
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    notes = results.get("task", {}).get("notes", ())
+    return [safe_text(note).replace("\n", " ") for note in notes]
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4f}"

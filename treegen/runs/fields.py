@@ -1,0 +1,69 @@
+"""The types of what run directories hold, so that files that were edited by hand are refused."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_NONE: Final = type(None)
+_TEXT: Final = (str, _NONE)
+_WHOLE: Final = (int, _NONE)
+_TRUTH: Final = (bool, _NONE)
+_NUMBER: Final = (int, float)
+
+Types = Mapping[str, tuple[type, ...]]
+
+RECORD: Final[Types] = {
+    "text": _TEXT, "seed": (int,), "num_tokens": (int,), "prompt_tokens": (int,),
+    "logprob": (*_NUMBER, _NONE), "finish_reason": _TEXT, "stop": (str, int, _NONE),
+    "prompt_hash": (str,), "time": (str,), "thinking": (dict, _NONE), "dropped": (int,),
+    "confidence": (dict, _NONE), "self_certainty": (*_NUMBER, _NONE), "tokens": (list,),
+    "confidences": (list,), "choice_logprobs": (list,), "choice_tokens": (int,), "method": (str,),
+    "solved": (bool,), "answer": _TEXT, "best": _WHOLE, "candidates": (list,), "votes": (dict,),
+    "stopped": (str,), "error": _TEXT, "usage": (dict,), "nodes": (list,),
+}  # fmt: skip
+"""Of fields of records; others may be anything."""
+
+_PARTS: Final[Types] = {
+    "confidence": (*_NUMBER, _NONE), "tokens": (int,), "confidences": (*_NUMBER, _NONE),
+    "choice_logprobs": _NUMBER, "candidates": (int,), "votes": _NUMBER, "usage": _NUMBER,
+    "nodes": (dict,), "thinking": (int, bool, _NONE),
+}  # fmt: skip
+"""Of what is in them."""
+
+FREE: Final[Types] = {
+    **dict.fromkeys(
+        ("task", "data", "split", "fewshot_file", "fewshot_data", "model", "dtype", "quantization",
+         "kv_cache_dtype", "device", "sharing", "impl", "revision", "speculate", "draft_model",
+         "place"),
+        _TEXT,
+    ),
+    **dict.fromkeys(
+        ("num_fewshot", "page_size", "max_rows", "prefill_chunk", "tensor_parallel_size",
+         "draft_tokens", "concurrency"),
+        _WHOLE,
+    ),
+    **dict.fromkeys(
+        ("eager", "compile", "run_ahead", "reproducible", "check", "trust_remote_code", "score",
+         "log_tokens"),
+        _TRUTH,
+    ),
+    "memory": (str, int, float, _NONE), "limit": (str, int, float, _NONE), "extra": (dict,),
+}  # fmt: skip
+"""Of free settings."""
+
+
+def check_types(values: Mapping[str, Any], types: Types) -> None:
+    """Raise ValueError for a value of another type, or one that holds such a value."""
+    for name, value in values.items():
+        kinds = types.get(name)
+        if kinds is None:
+            continue
+        _check(name, value, kinds)
+        if types is RECORD and (parts := _PARTS.get(name)) and value:
+            for part in value.values() if isinstance(value, dict) else value:
+                _check(f"a part of {name}", part, parts)
+
+
+def _check(name: str, value: Any, kinds: tuple[type, ...]) -> None:
+    if type(value) not in kinds:
+        known = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} is {value!r:.60}, and must be {known}")
