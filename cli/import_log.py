@@ -20,9 +20,9 @@ def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: 
     LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
     or its results_TIME.json. The verdicts are those of the log.
     """
-    from treegen.cli.destinations import new_path
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.formats import safe_text
+    from treegen.evals.running.destinations import new_path
     from treegen.formats.bring import read_log
     from treegen.formats.foreign import make_runs
 
