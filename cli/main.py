@@ -33,6 +33,8 @@ _COMMANDS: Final = {
     "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
     "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
     "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
+    "export": ("treegen.cli.export", "Write a run in the format of another tool."),
+    "import": ("treegen.cli.import_log", "Make a run of a log that another tool wrote."),
     "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
     "verify": ("treegen.cli.verify", "Score a run's samples by a reward model or a verifier."),
     "score-texts": (

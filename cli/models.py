@@ -86,6 +86,7 @@ def _print(found: "About") -> None:
     from treegen.cli.terminal.render import echo
     from treegen.common.formats import format_bytes, safe_text
     from treegen.model.checkpoint.families import WAYS
+    from treegen.model.recommended import recommendation
 
     lines = [f"{found.name}: {found.model_type or 'of no known family'}, {found.way}"]
     if found.spec is None:
@@ -118,6 +119,8 @@ def _print(found: "About") -> None:
         kept += f", {each / found.latent_bytes:,.1f} times its latents, which its layers do not "
         kept += "hand on"
     lines.append(f"{kept}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}")
+    if spec.recommended:
+        lines.append(f"recommended sampling: {recommendation(dict(spec.recommended))}")
     if spec.unreached:
         lines.append(f"left out, for text does not reach them: {', '.join(spec.unreached)}")
     echo(safe_text("\n".join(lines)) + "\n")

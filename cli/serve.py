@@ -31,6 +31,9 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 @click.option(
     "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Of a request."
 )
+@click.option("--sampling", type=click.Choice(["recommended", "neutral"]), default="recommended",
+              show_default=True, help="Of requests that do not say: as the checkpoint's "
+              "generation_config.json recommends, or temperature 1 without filters.")  # fmt: skip
 @click.option("--drain-seconds", type=click.IntRange(0), default=60, show_default=True,
               help="After SIGTERM, time to answer what was asked.")  # fmt: skip
 def command(
@@ -41,6 +44,7 @@ def command(
     max_waiting: int | None,
     tool_format: str | None,
     max_body: str,
+    sampling: str,
     drain_seconds: int,
     **params: Any,
 ) -> None:
@@ -87,6 +91,7 @@ def command(
             max_waiting=max_waiting,
             max_body=body_bytes,
             drain_seconds=drain_seconds,
+            recommended=sampling == "recommended",
             tool_format=tool_format,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ class ModelSpec:
     delta: how rows list updates of these states; None where all of them have their own states.
     copy_pages: of a model with latents, pages that the keys and values of all heads take for each
     page of tokens, in the type that it computes in.
+    recommended: how the checkpoint recommends to sample, as pairs of names and values of
+    SamplingParams; empty if it does not.
     """
 
     name: str
@@ -236,6 +239,7 @@ class ModelSpec:
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
     copy_pages: int = 0
+    recommended: tuple[tuple[str, Any], ...] = ()
 
     @property
     def state_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -66,6 +67,8 @@ def _model_args(*short: str) -> Decorator:
 _MODEL: Final = (
     click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
     _model_args("-a"),
+    click.option("--adapter", metavar="DIR|NAME", help="A LoRA adapter saved by peft, merged into "
+                 "the model as it loads."),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "
                  "multiply them. none: expand those of an FP8 checkpoint."),
@@ -105,6 +108,8 @@ _CLUSTER: Final = (
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
                  help="Samples per problem."),
+    click.option("--sampling", "sampling_from", metavar="HOW", help="recommended: what the "
+                 "checkpoint's generation_config.json says, where no option does. Default: task."),
     click.option("--temperature", type=float, help="0 is greedy."),
     click.option("--top-p", type=float, help="After temperature, --min-p and --top-k."),
     click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p."),
@@ -115,6 +120,7 @@ _SAMPLING: Final = (
     click.option("--seed", type=int, help="Of the samples, and of drawn examples."),
     click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(GEN_KWARGS)}."),
+    click.option("--json-schema", metavar="FILE", help="Samples must be JSON of this schema."),
     click.option("--apply-chat-template", is_flag=True, help="Put prompts in the model's chat "
                  "format."),
     click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None,
@@ -248,6 +254,8 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
+    if "json_schema" in given:
+        given["json_schema"] = _read_schema(given["json_schema"])
     if "thinking_end" in given:
         given["thinking_end"] = _unescape(given["thinking_end"])
     if "max_rows" in given:
@@ -284,6 +292,13 @@ def task_names(params: dict[str, Any]) -> list[str]:
 def _unescape(text: str) -> str:
     # A shell has no easy way to type these characters.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _read_schema(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--json-schema: {file} cannot be read: {error}") from None
 
 
 def _rows(value: object) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +31,17 @@ from inspect_ai.model import (
     ContentText,
     GenerateConfig,
     Model,
+    ResponseSchema,
     get_model,
 )
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
+from inspect_ai.util import JSONSchema
 
 from treegen.inspect_ai.messages import template_messages
 from treegen.inspect_ai.provider import TreegenAPI
+from treegen.inspect_ai.settings import sampling_params
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 QUESTIONS = ["Ann has 3 apples.", "Ann has 3 pears.", "Bob?"]
@@ -195,6 +200,40 @@ def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path, writer: str
     assert log.results.scores[0].metrics["accuracy"].value == 1
 
 
+def test_what_the_checkpoint_recommends_holds_where_nobody_says(
+    directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.3, "top_k": 4}))
+    for arguments, want in (({}, (0.3, 4)), ({"sampling": "neutral"}, (1.0, 0))):
+        api = api_of(loaded(tmp_path / "model", **arguments))
+        params = sampling_params(GenerateConfig(top_p=0.8), api._usual)
+        assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
+        api.close()
+
+
+def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
+    pytest.importorskip("llguidance")
+    schema = ResponseSchema(
+        name="answer",
+        json_schema=JSONSchema(
+            type="object", properties={"ok": JSONSchema(type="boolean")}, required=["ok"],
+            additionalProperties=False,
+        ),
+    )  # fmt: skip
+
+    async def ask(**settings: Any) -> list[str]:
+        config = GenerateConfig(max_tokens=60, num_choices=4, seed=1, **settings)
+        output = await model.generate("Is it?", config=config)
+        return [c.message.text for c in output.choices if c.stop_reason == "stop"]
+
+    texts = asyncio.run(ask(response_schema=schema))
+    assert texts and all(type(json.loads(text)["ok"]) is bool for text in texts)
+    words = asyncio.run(ask(extra_body={"guided_choice": ["yes", "no"]}))
+    assert words and set(words) <= {"yes", "no"}
+
+
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
     image = ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
 
@@ -204,7 +243,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
 
     async def refused() -> None:
         for settings, told in (
-            ({"presence_penalty": 1.0}, "presence_penalty"),
+            ({"presence_penalty": 2.5}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
             ({"effort": "low"}, "effort"),
             ({"verbosity": "low"}, "verbosity"),

@@ -85,10 +85,12 @@ def _model() -> LLM:
 
 
 @contextmanager
-def listening(model: LLM, *, body_seconds: float = 60, key: str | None = KEY) -> Iterator[Running]:
+def listening(
+    model: LLM, *, body_seconds: float = 60, key: str | None = KEY, **more: Any
+) -> Iterator[Running]:
     with AsyncLLM(model, max_waiting=100) as served:
         app = Server(
-            served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds
+            served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds, **more
         ).app()
         config = config_of(app)
         config.port = 0
@@ -160,6 +162,47 @@ def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LL
         logprobs = [token.logprob for token in choice.logprobs.content]
         assert logprobs == pytest.approx(each.logprobs, abs=1e-4)
         assert {len(token.top_logprobs) for token in choice.logprobs.content} == {3}
+
+
+def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference: LLM) -> None:
+    body = {"prompt": PROMPT, "n": 2, "seed": 3, "max_tokens": 20, "frequency_penalty": 1.5,
+            "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words": ["the"]}  # fmt: skip
+    usual = {"temperature": 0.4, "top_k": 9, "repetition_penalty": 1.9}
+    params = SamplingParams(
+        n=2, seed=3, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.2,
+        no_repeat_ngram_size=3, bad_words=["the"], temperature=0.4, top_k=9,
+    )  # fmt: skip
+    (want,) = reference.generate([PROMPT], params)
+    with listening(model, usual=usual) as running:
+        found = running.post("completions", body).json()
+    assert [choice["text"] for choice in found["choices"]] == [c.text for c in want]
+
+
+def test_structured_output_in_all_its_names(running: Running, reference: LLM) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
+              "required": ["n"], "additionalProperties": False}  # fmt: skip
+    body: dict[str, Any] = {"n": 3, "seed": 2, "max_tokens": 60}
+    of_schema = SamplingParams(**body, json_schema=schema)
+    named = {"name": "n", "schema": schema, "strict": True}
+    for path, asked in (
+        ("completions", {"prompt": PROMPT, "guided_json": schema}),
+        ("completions", {"prompt": PROMPT, "structured_outputs": {"json": schema}}),
+        ("chat/completions", {
+            "messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}}),
+    ):  # fmt: skip
+        found = running.post(path, {**body, **asked}).json()["choices"]
+        prompt: Any = asked.get("prompt", CHAT)
+        (want,) = reference.generate([prompt], of_schema)
+        texts = [each["text"] if "text" in each else each["message"]["content"] for each in found]
+        assert texts == [c.text for c in want]
+        ended = [t for t, c in zip(texts, want, strict=True) if c.finish_reason == "stop"]
+        assert all(set(json.loads(text)) == {"n"} for text in ended)
+    found = running.post("completions", {**body, "prompt": PROMPT, "guided_choice": ["x", "yz"]})
+    assert {each["text"] for each in found.json()["choices"]} <= {"x", "yz"}
+    anything = {"messages": CHAT, "response_format": {"type": "json_object"}, "max_tokens": 40}
+    (choice,) = running.post("chat/completions", anything).json()["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
 
 
 def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:
@@ -354,7 +397,8 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "\ud800"}, 400, "content"),
     ({"prompt": "a" * 60_000}, 400, "too many"),
     ({"prompt": "a", "wings": 2}, 400, "wings is not supported"),
-    ({"prompt": "a", "presence_penalty": 1}, 400, "presence_penalty"),
+    ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be"),
+    ({"prompt": "a", "bad_words": "b"}, 400, "bad_words must be"),
     ({"prompt": "a", "best_of": 3}, 400, "best_of"),
     ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
     ({"prompt": "a", "n": 10**6}, 400, "one call asks for"),
@@ -386,7 +430,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": [{"role": "user"}]}, 400, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
-    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
+    ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
+    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot go together"),
+    ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
     ({"messages": CHAT, "tools": 5}, 400, "tools"),
     ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),

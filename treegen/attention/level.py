@@ -107,7 +107,7 @@ class HostLevel:
     memo: what implementations remember about the level, which may serve many steps.
     items: whose rows the groups have; None if nobody has told.
     copied: whether its pages are those of copies, which have the keys and values of all heads where
-    the pool has latents; see `treegen.attention.latent`.
+    the pool has latents; see `treegen.attention.latent`. stored_GP: the pages of these latents.
     """
 
     start_G: IntArray
@@ -119,6 +119,13 @@ class HostLevel:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     items: Items | None = None
     copied: bool = False
+    stored_GP: IntArray | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes remember for themselves."""
+        given = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
+        copied = self.copied, self.stored_GP
+        return HostLevel, (*given, self.causal, {}, self.items, *copied)
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.

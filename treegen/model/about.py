@@ -73,6 +73,7 @@ class About:
             "context_length": spec.context_length,
             "vocab_size": spec.vocab_size,
             "unreached": list(spec.unreached),
+            "recommended": dict(spec.recommended),
         }
 
 

@@ -13,10 +13,11 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -54,14 +55,17 @@ class Server:
         api_key: str | None = None,
         max_body: int = 16 * 2**20,
         body_seconds: float = 30.0,
+        usual: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """A server of one model.
 
         name: what requests call the model. api_key: what they must have; None asks for none.
         max_body: bytes of a body at most. body_seconds: how long a body may take to come.
+        usual: sampling parameters of requests that do not give them.
         """
         self._served, self._name, self._api_key = served, name, api_key
         self._max_body, self._body_seconds = max_body, body_seconds
+        self._usual = dict(usual)
         self._started = int(time.time())
         self._metrics = Metrics(served)
 
@@ -141,7 +145,7 @@ class Server:
         llm, served = self._served.llm, self._served
         # A chat's answer may be as long as the model's context and half of the cache allow.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        prompts, params = ask.prompts(), ask.params(max(most, 1))
+        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual)
         answer = Answer(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
+from treegen.prompts.grammars import REQUESTED, requested
 from treegen.prompts.tree import Message
 
 # Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
 _SAMPLING: Final = (
     "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
     "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
-    "max_thinking_tokens",
+    "no_repeat_ngram_size", "bad_words", "max_thinking_tokens",
 )  # fmt: skip
 # What changes no answer.
 _HARMLESS: Final = (
@@ -26,7 +28,7 @@ _HARMLESS: Final = (
 _ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
 _ONLY_CHATS: Final = (
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "response_format", "chat_template_kwargs", "separate_reasoning",
+    "chat_template_kwargs", "separate_reasoning",
 )  # fmt: skip
 _INSTEAD: Final = {
     "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
@@ -87,7 +89,6 @@ class Ask(BaseModel):
     top_logprobs: _Top = 0
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: dict[Literal["type"], Literal["text"]] = {}
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
     return_token_ids: bool = False
@@ -155,16 +156,19 @@ class Ask(BaseModel):
         raise AskError("prompt must be a string, token ids, or a list of strings or of token ids",
                        "prompt")  # fmt: skip
 
-    def params(self, room: int) -> SamplingParams:
-        """How to sample. room: tokens of a chat's answer at most, where it says nothing.
+    def params(self, room: int, usual: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """How to sample.
+
+        room: tokens of a chat's answer at most, where it says nothing.
+        usual: sampling parameters that hold where it says nothing.
 
         Raises:
             InputError: a sampling parameter cannot be used.
         """
-        usual = room if self.is_chat else _DEFAULT_MAX_TOKENS
-        given = [self.max_completion_tokens, self.max_tokens, usual]
+        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        given = [self.max_completion_tokens, self.max_tokens, most]
         params = SamplingParams(
-            **self.sampling,
+            **{**usual, **self.sampling},
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=next(each for each in given if each is not None) if self.draws else 1,
             stop=[each for each in self.stop if each],
@@ -200,12 +204,12 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
     Raises:
         AskError: it asks for what cannot be done.
     """
-    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS} - {"sampling"}
+    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     for name in body:
         if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
             told = _INSTEAD.get(name, "leave it out") if is_chat else "leave it out"
             raise AskError(f"{name} is not supported; {told}", name[:80])
-    sampling = {name: body[name] for name in _SAMPLING if name in body}
+    sampling = {name: body[name] for name in _SAMPLING if name in body} | requested(body)
     if is_chat and body.get("tool_choice", "auto") not in ("auto", "none"):
         raise AskError(
             f"tool_choice {body['tool_choice']!r:.80} is not supported, because nothing forces the "

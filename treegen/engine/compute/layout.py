@@ -64,7 +64,10 @@ def shared_levels(
                     np.array([keys[group][2] for group in groups]),
                     causal=False,
                 )
-                levels.append(replace(level, copied=of_copies))
+                if of_copies:
+                    stored = pad_tables([keys[group][0] for group in groups])
+                    level = replace(level, copied=True, stored_GP=stored.astype(np.int64))
+                levels.append(level)
     return levels
 
 
@@ -109,6 +112,7 @@ def with_rows(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = Non
         causal=level.causal,
         items=items,
         copied=level.copied,
+        stored_GP=level.stored_GP,
     )
 
 

@@ -164,6 +164,7 @@ class Endings:
             base=int(rows.base[slot]),
             above=tuple(chain[chain >= 0].tolist()),
             states=states,
+            structure=self._run.param_sets[request.params].params.structure,
         )
 
 

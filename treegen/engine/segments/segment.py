@@ -54,6 +54,8 @@ class LiveSegment:
     if they are wanted.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
     last_state: slot of the recurrent state before its last token, likewise.
+    drawn: whether it is what a sample of a search has drawn. structure: what it had to be, as
+    `SamplingParams.structure` has it.
     """
 
     index: int
@@ -82,6 +84,8 @@ class LiveSegment:
     likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
     end_state: int = NO_STATE
     last_state: int = NO_STATE
+    drawn: bool = False
+    structure: tuple[str, str] | None = None
 
     @property
     def stop(self) -> int:
