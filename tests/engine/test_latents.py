@@ -297,3 +297,15 @@ def test_keys_in_fp8_and_matrices_in_fp8(saved: Callable[[str], Path], copied: l
                 found.append([c.tokens for c in llm.run(ragged(3), params).completions])
         assert found[0] == found[1] and copied
         copied.clear()
+
+
+def test_penalties_read_the_text_of_what_is_read_from_copies(
+    saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=16, seed=7, ignore_eos=True, repetition_penalty=50.0)
+    told = []
+    for form in ("absorbed", "expanded"):
+        force(form, monkeypatch)
+        result = load(saved("deepseek_v3"), page_size=4, sharing="all").run(ragged(6), params)
+        told.append([completion.tokens for completion in result.completions])
+    assert told[0] == told[1] and copied
