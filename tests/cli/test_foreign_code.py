@@ -14,8 +14,8 @@ from treegen.evals.asked.given import merged
 from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.registry import ENTRY_POINT_GROUP
 from treegen.evals.search.settings import settle_search, stored_search_choices
-from treegen.report.frames import open_run
 from treegen.report.load import load_run
+from treegen.report.run import open_run
 from treegen.runs import RunDir, SearchRunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -123,7 +123,7 @@ def test_frames_run_nothing_either(run: Path, planted: Planted) -> None:
     pytest.importorskip("pandas")
     frames = open_run(run)
     assert not planted.ran and len(frames.samples()) == 6
-    assert "correct" not in frames.samples() and "--allow-task-code" in frames.view.notices[0]
+    assert "correct" not in frames.samples() and "allow_task_code=True" in frames.view.notices[0]
     assert "correct" in open_run(run, allow_task_code=True).samples() and planted.ran
 
 

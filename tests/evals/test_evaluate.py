@@ -277,7 +277,7 @@ def test_a_listener_hears_nothing_by_default(capfd: pytest.CaptureFixture[str]) 
     listener.loading("b")
     listener.show_prompt("c")
     listener.follow(iter(()), "d")
-    assert capfd.readouterr() == ("", "") and "resume='x'" in listener.again("x")
+    assert capfd.readouterr() == ("", "") and "resume='x'" in listener.again("x", [])
 
 
 def test_importing_the_calls_needs_no_torch() -> None:

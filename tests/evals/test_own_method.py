@@ -117,7 +117,7 @@ def test_what_it_says_of_its_end_does_not_lose_its_record(
     own: Path, tmp_path: Path, why: str
 ) -> None:
     job = job_of(own, "ends", arguments={"why": why}, limit=2)
-    asked = run_settings(job, dtype="float32", fingerprint="f", flags={})
+    asked = run_settings(job, dtype="float32", fingerprint="f")
     with SearchRunDir.create(tmp_path / "run", asked) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         assert len(list(run.records())) == 2 and run.missing == 0

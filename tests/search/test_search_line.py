@@ -164,11 +164,11 @@ def test_calls_of_a_session_share_a_budget_in_their_order() -> None:
     for rows in (1, 5, 64):
         with Session(backend_of(model, max_rows=rows), SamplingParams(seed=3)) as session:
             root = session.root("acde", name="a", budget=Budget(tokens=50))
-            first = session.ask(root.sample(4, max_tokens=9))
-            second = session.ask(root.sample(4, max_tokens=9))
+            first = session.start(root.sample(4, max_tokens=9))
+            second = session.start(root.sample(4, max_tokens=9))
             done: list[Any] = []
             while len(done) < 2:
-                done += session.tell()
+                done += session.step()
             assert done == [first, second] and len(first.result) == 4
             assert str(second.error) == "budget of 50 tokens reached"
             assert len(root.children) == 5 and root.search.usage.tokens_decoded == 50

@@ -248,9 +248,9 @@ def test_a_search_that_nothing_ends_is_given_up(fn: Any) -> None:
 
 def test_a_call_of_a_session_that_nothing_ends_is_given_up() -> None:
     with Session(backend_of(HistoryModel()), PARAMS) as session:
-        call = session.ask(cannot_be_stopped(session.root("acde", budget=Budget(calls=3))))
+        call = session.start(cannot_be_stopped(session.root("acde", budget=Budget(calls=3))))
         while not call.is_done:
-            session.tell()
+            session.step()
         with pytest.raises(InputError, match="waits for nothing of this session"):
             _ = call.result
 
