@@ -91,6 +91,10 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
             raise InputError(f"{path}: there is no option {word!r}{did_you_mean(str(word), known)}")
         if value is not None:
             taken = _value(params[key], key, value, path)
+            # Also where a list of settings has it, such as model-args.
+            told = str(taken).replace("-", "_")
+            if refused := [name for name in _PERMISSIONS if f"{name}=" in told]:
+                raise InputError(f"{path}: {refused[0]} has to be typed; see --help-all")
             if taken is not None:
                 yield str(params[key].name), taken
 

@@ -136,6 +136,7 @@ def test_a_run_by_a_config(treegen: Command, tmp_path: Path) -> None:
         ("allow-code-execution: true", "has to be typed; give --allow-code-execution"),
         ("confirm_run_unsafe_code: true", "has to be typed"),
         ("trust_remote_code: true", "has to be typed; give --trust-remote-code"),
+        ("model-args: {trust_remote_code: true}", "has to be typed"),
         ("log-tokens: 3", "--log-tokens must be true or false, got 3"),
         ("num-fewshot: many", "'many' is not a valid integer"),
         ("- limit", "must have lines such as `limit: 4`"),
