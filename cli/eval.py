@@ -31,17 +31,9 @@ from treegen.cli.typed.places import places_for, take_cluster
     ),
 )
 @options_of(
-    "task",
-    "data",
-    "arguments",
-    "model",
-    "cluster",
-    "sampling",
-    "stopping",
-    "report",
-    "execution",
+    "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution",
     "task code",
-)
+)  # fmt: skip
 @OUTPUT
 @click.option("--no-score", "--predict-only", "score", flag_value=False, default=None,
               help="Only sample; `treegen score` scores later.")  # fmt: skip

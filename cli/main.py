@@ -50,6 +50,10 @@ _GROUPS: Final = {
             "treegen.cli.usc",
             "Let the model pick the most consistent sample of each problem.",
         ),
+        "score-texts": (
+            "treegen.cli.score_texts",
+            "Score given texts, with the likeliest tokens.",
+        ),
         "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
     },
     "Serve": {

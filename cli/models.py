@@ -86,6 +86,7 @@ def _print(found: "About") -> None:
     from treegen.cli.terminal.render import echo
     from treegen.common.formats import format_bytes, safe_text
     from treegen.model.checkpoint.families import WAYS
+    from treegen.model.recommended import recommendation
 
     lines = [f"{found.name}: {found.model_type or 'of no known family'}, {found.way}"]
     if found.spec is None:
@@ -111,6 +112,8 @@ def _print(found: "About") -> None:
         f"keys and values: {format_bytes(spec.kv_bytes_per_token)} a token; context "
         f"{spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}"
     )
+    if spec.recommended:
+        lines.append(f"recommended sampling: {recommendation(dict(spec.recommended))}")
     if spec.unreached:
         lines.append(f"left out, for text does not reach them: {', '.join(spec.unreached)}")
     echo(safe_text("\n".join(lines)) + "\n")

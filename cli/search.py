@@ -90,6 +90,12 @@ def _arguments_of(name: str, method: Method) -> str:
 @click.option("--top-p", type=float, help="After temperature, --min-p and --top-k.")
 @click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p.")
 @click.option("--min-p", type=float, help="After temperature, before --top-k and --top-p.")
+@click.option(
+    "--gen-kwargs",
+    multiple=True,
+    metavar="K=V,...",
+    help="As in `treegen eval`, such as repetition_penalty=1.1.",
+)
 @click.option("--max-tokens", type=int, help="Tokens of a whole solution at most.")
 @click.option("--step-tokens", type=int, help="Tokens of a step at most.")
 @click.option("--seed", type=int, help="Of the samples.")

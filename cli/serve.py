@@ -32,9 +32,14 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
               "the last part of --model.")  # fmt: skip
 @click.option("--max-waiting", type=int, metavar="N", help="Samples that may wait; more are "
               "told to come again (429). Default: four times --max-rows.")  # fmt: skip
+@click.option("--tool-format", metavar="NAME", help="How the model writes tool calls, such as "
+              "hermes or qwen3_coder. Default: found by its chat template.")  # fmt: skip
 @click.option(
     "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Of a request."
 )
+@click.option("--sampling", type=click.Choice(["recommended", "neutral"]), default="recommended",
+              show_default=True, help="Of requests that do not say: as the checkpoint's "
+              "generation_config.json recommends, or temperature 1 without filters.")  # fmt: skip
 @click.option("--drain-seconds", type=click.IntRange(0), default=60, show_default=True,
               help="After SIGTERM, time to answer what was asked.")  # fmt: skip
 def command(
@@ -43,7 +48,9 @@ def command(
     api_key: str | None,
     served_model_name: str | None,
     max_waiting: int | None,
+    tool_format: str | None,
     max_body: str,
+    sampling: str,
     drain_seconds: int,
     **params: Any,
 ) -> None:
@@ -58,6 +65,7 @@ def command(
     from treegen.common.formats import parse_bytes
     from treegen.options import EngineOptions
     from treegen.params import check_int
+    from treegen.replies.formats import tool_format as check_tool_format
 
     given = asked_for(params)
     if "model" not in given:
@@ -66,6 +74,8 @@ def command(
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("--max-waiting", max_waiting, least=1)
+    if tool_format is not None:
+        check_tool_format(tool_format)
     body_bytes, engine = parse_bytes(max_body), EngineOptions(**given)
     name = served_model_name or Path(engine.model).name or engine.model
 
@@ -87,5 +97,7 @@ def command(
             max_waiting=max_waiting,
             max_body=body_bytes,
             drain_seconds=drain_seconds,
+            recommended=sampling == "recommended",
+            tool_format=tool_format,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )

@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from penalised import plain, slow_logits
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as AsText
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from treegen.attention import HostLevel
@@ -57,6 +62,18 @@ class LetterTokenizer:
 
     def __len__(self) -> int:
         return self.vocab_size
+
+    @functools.cached_property
+    def backend_tokenizer(self) -> Tokenizer:
+        vocab = {chr(97 + token): token for token in range(self.vocab_size)}
+        vocab["<end>"] = vocab.pop(chr(97 + EOS))
+        backend = Tokenizer(BPE(vocab, []))
+        backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), AsText()
+        backend.add_special_tokens(["<end>"])
+        return backend
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        return [ord(letter) - 97 for letter in text.replace(" ", "")]
 
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         return "".join(chr(97 + int(token)) for token in ids if token != EOS)
@@ -352,12 +369,19 @@ def sample_alone(
     params: SamplingParams,
     *,
     limit: int,
+    before: Sequence[bool] | None = None,
+    num_bound: int = 0,
 ) -> tuple[int, ...]:
-    """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process."""
+    """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process.
+
+    before: which tokens of the prompt were drawn too; by default none.
+    num_bound: how many of its last tokens have the sample's grammar.
+    """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
-    key = (*name_of, tuple(prompt), name, index, limit)
+    mine = [False] * len(prompt) if before is None else list(before)
+    key = (*name_of, tuple(prompt), name, index, limit, tuple(mine), num_bound)
     if key not in _alone:
-        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit)
+        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, mine, num_bound)
     return _alone[key]
 
 
@@ -371,15 +395,20 @@ def _drawn_alone(
     index: int,
     params: SamplingParams,
     limit: int,
+    before: list[bool],
+    num_bound: int,
 ) -> tuple[int, ...]:
     stopping = stopping_of(params, model.vocab_size)
-    bias = ParamSet(params, stopping).bias
-    one = SamplingBatch.of([params], torch.zeros(1, dtype=torch.int64), [bias])
+    each = ParamSet(params, stopping)
+    one = SamplingBatch.of([plain(params)], torch.zeros(1, dtype=torch.int64))
     seed = torch.tensor([[row_seed(params.seed, name, index)]])
     tokens: list[int] = []
     forced: list[int] = []
     while not tokens or stopping.endings([prompt], [tokens], [limit]) == [None]:
-        logits = model.logits([*prompt, *tokens])[None]
+        text = [*prompt, *tokens]
+        drawn_before = before + [True] * len(tokens)
+        num, bound = len(tokens), num_bound + len(tokens)
+        logits = slow_logits(model.logits(text), text, drawn_before, each, num, bound)[None]
         forced = forced or _closing(prompt, tokens, params)
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
         tokens.append(forced.pop(0) if forced else drawn)

@@ -21,6 +21,7 @@ from fakes import (
     sample_alone,
     stopping_of,
 )  # fmt: skip
+from penalised import bound_text, language, plain, slow_logits
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
@@ -28,7 +29,7 @@ from treegen.engine.guessing.speculation import SpeculationOptions
 from treegen.engine.requests.finish import Grown
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest
-from treegen.errors import CapacityError, TreegenError
+from treegen.errors import CapacityError, InputError, TreegenError
 from treegen.outputs import Completion, Score
 from treegen.params import SamplingParams
 from treegen.plan.compile import compile_plan
@@ -56,6 +57,16 @@ _OVERRIDES: list[dict[str, Any]] = [
     {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
     {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
     _thinking(0), _thinking(2), {**_thinking(1), "temperature": 0}, {**_thinking(7), "stop": "h"},
+]  # fmt: skip
+_STRUCTURES: list[dict[str, Any]] = [
+    {}, {"regex": "a(c|d)?(e|dd){1,2}"}, {"choice": ["ae", "add", "dca", "d"]},
+    {"regex": "(ad){1,3}"}, {"choice": ["acacd", "accde"]},
+]  # fmt: skip
+_PENALTIES: list[dict[str, Any]] = [
+    {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.7}, {"repetition_penalty": 1.6},
+    {"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 1}, {"bad_words": ["a", "cd", "efg"]},
+    {"presence_penalty": -0.4, "frequency_penalty": 0.8, "repetition_penalty": 0.7,
+     "no_repeat_ngram_size": 3, "bad_words": ["dc"], "logit_bias": {3: 2.0}, "min_tokens": 1},
 ]  # fmt: skip
 
 
@@ -120,11 +131,16 @@ class _Knowing:
         request, each = run.requests[int(rows.request[slot])], run.param_sets[rows.params[slot]]
         known = [*request.segment.path_tokens().tolist(), *rows.tokens(np.array([slot]))[0]]
         begun = len(known) - int(rows.count[slot])
-        one = SamplingBatch.of([each.params], torch.zeros(1, dtype=torch.int64), [each.bias])
+        one = SamplingBatch.of([plain(each.params)], torch.zeros(1, dtype=torch.int64))
+        drawn = [
+            segment.drawn for segment in [*request.segment.path()][::-1] for _ in segment.tokens
+        ]
+        drawn += [True] * (len(known) + num - len(drawn))
         seed, start = torch.tensor([[int(rows.seed[slot])]]), len(known)
         for _ in range(num):
             step = torch.tensor([[len(known) - begun]])
-            logits = self.model.logits(known)[None]
+            logits = self.model.logits(known)
+            logits = slow_logits(logits, known, drawn[: len(known)], each, int(step))[None]
             known.append(int(draw(logits, seed, step, one).tokens_PN))
         return known[start:]
 
@@ -134,6 +150,8 @@ class MixedRun:
 
     recurrent: on a model that keeps states too. delta: whose rows list updates of these.
     speculates: guesses tokens, most of them right.
+    penalised: with penalties on what is in the text.
+    structured: with grammars of what is drawn.
     """
 
     def __init__(
@@ -143,12 +161,15 @@ class MixedRun:
         recurrent: bool = False,
         delta: DeltaSpec | None = None,
         speculates: bool = False,
+        penalised: bool = False,
+        structured: bool = False,
     ) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        self.speculates = speculates
+        self.speculates, self.penalised, self.structured = speculates, penalised, structured
+        self.structures: dict[str, Any] = {}  # what sampled nodes had to be
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
-        self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._pick(_OVERRIDES))
+        self.params = SamplingParams(seed=seed % 7, max_tokens=12, **self._overrides())
         self.page_size = int(rng.integers(1, 6))
         self.long = int(rng.choice([4, 20, 60]))
         self.trunk = self._letters(0, self.long)
@@ -177,6 +198,10 @@ class MixedRun:
         self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
+            if call.params is not None and call.asked.error is None:
+                structure = call.params.structure
+                self.structures |= {child.key: structure for child in call.asked.result}
+        for call in self.calls:
             self._check_call(call)
         assert not self.scheduler.run.rows.num_used
         for node in self.nodes:
@@ -191,6 +216,15 @@ class MixedRun:
     def _pick(self, choices: Sequence[Any]) -> Any:
         return choices[int(self.rng.integers(len(choices)))]
 
+    def _overrides(self) -> dict[str, Any]:
+        more = self._pick(_PENALTIES) if self.penalised else {}
+        found = {**self._pick(_OVERRIDES), **more}
+        if self.structured:
+            found.pop("min_tokens", None)
+            if shape := self._pick(_STRUCTURES):
+                found = {**found, "regex": None, "choice": None, **shape}
+        return found
+
     def _letters(self, least: int, most: int) -> str:
         return "".join(self._pick("acd") for _ in range(self.rng.integers(least, most + 1)))
 
@@ -201,10 +235,13 @@ class MixedRun:
         tokens = np.array([ord(letter) - 97 for letter in text], np.int32)
         if len(tokens) > 1 and rng.random() < 0.25:
             start = int(rng.integers(1, len(tokens)))
-            return Request(f"s{index}", tokens, 0, 0, max_tokens=1, score_from=start)
+            return Request(f"s{index}", tokens, 0, 0, 1, score_from=start, top=index % 4)
         samples = int(rng.integers(0, 7))
         rows = min(samples, 1) if self.params.temperature == 0 else samples
-        return Request(f"p{index}", tokens, samples, rows, self._limit())
+        request = Request(f"p{index}", tokens, samples, rows, self._limit())
+        if samples and len(tokens) > 1 and index % 2:  # with the log-probabilities of its prompt
+            request = replace(request, score_from=1, top=index - 1)
+        return request
 
     def _limit(self) -> int:
         return int(self.rng.integers(1, self._pick([3, 8, 24, 60]) + 1))
@@ -241,7 +278,7 @@ class MixedRun:
             self._pick(live).search.stop("enough")
 
     def _sample(self, node: SearchNode) -> None:
-        overrides = {**self._pick(_OVERRIDES), "max_tokens": self._limit()}
+        overrides = {**self._overrides(), "max_tokens": max(self._limit(), 1)}
         params = replace(self.params, **overrides)
         count = 1 if params.temperature == 0 else int(self.rng.integers(1, 7))
         self._ask(node, node.sample(count, **overrides), params=params)
@@ -250,6 +287,25 @@ class MixedRun:
         asked = self.session.start(call)
         self.calls.append(_Call(node, asked, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
+
+    def _bound(self, node: SearchNode, params: SamplingParams) -> int | None:
+        """How many letters before a node's samples are of their text; None if it cannot be one."""
+        letters: list[str] = []
+        first = 0
+        for above in reversed(node.path):
+            structure = self.structures.get(above.key) if above.tokens else None
+            if above.tokens and structure != params.structure:
+                break
+            letters.append(above.text)
+            first = len(letters) if above.tokens else first
+        text = "".join(letters[:first][::-1])
+        if params.structure is None or not text:
+            return len(text)
+        prompt = [ord(letter) - 97 for letter in (node.path[0].text + node.path_text)]
+        cut = len(prompt) - len(text)
+        bound = bound_text(prompt[:cut], prompt[cut:], params)
+        known = language(params.structure)
+        return len(text) if bound is None or any(t.startswith(bound) for t in known) else None
 
     def _cancel(self) -> None:
         index = int(self.rng.integers(len(self.plan.requests)))
@@ -322,13 +378,17 @@ class MixedRun:
 
     def _check_plan(self) -> None:
         got = {(c.prompt_id, c.sample_index): c.tokens for c in self.scheduler.finished}
+        scores = {c.prompt_id: c.prompt_logprobs for c in self.scheduler.finished}
         for index, request in enumerate(self.plan.requests):
             prompt = request.tokens.tolist()
             if request.score_from is not None:
-                score = self.scheduler.all_scores.get(index)
-                assert score or (request.id, -1) in self.cancelled
+                score = self.scheduler.all_scores.get(index) or scores.get(request.id)
+                assert score or (request.id, -1) in self.cancelled or request.samples
                 if score:
-                    self._check_score(score, prompt[: request.score_from], score.tokens)
+                    start = request.score_from
+                    self._check_score(score, prompt[:start], prompt[start:], request.top)
+            else:
+                assert scores.get(request.id) is None
             for sample in range(request.samples):
                 name = request.id, sample
                 assert name in got or name in self.cancelled, f"{name} is lost"
@@ -340,30 +400,42 @@ class MixedRun:
         drawn = {call.node.key for call in self.calls if call.params is not None}
         assert {name for name, _ in got} <= drawn
 
-    def _check_score(self, score: Score, context: list[int], tokens: Sequence[int]) -> None:
+    def _check_score(
+        self, score: Score, context: list[int], tokens: Sequence[int], top: int = 0
+    ) -> None:
         assert score.tokens == tuple(tokens)
-        logprobs = [
-            float(self.model.logits([*context, *tokens[:at]]).log_softmax(-1)[token])
-            for at, token in enumerate(tokens)
-        ]
-        assert score.logprobs == pytest.approx(logprobs, abs=1e-4)
+        told = score.top.pairs() if score.top is not None else [()] * len(tokens)
+        for at, token in enumerate(tokens):
+            want = self.model.logits([*context, *tokens[:at]]).log_softmax(-1)
+            assert score.logprobs[at] == pytest.approx(float(want[token]), abs=1e-4)
+            best = sorted(want.tolist(), reverse=True)[:top]
+            assert [logprob for _, logprob in told[at]] == pytest.approx(best, abs=1e-4)
+            assert [float(want[each]) for each, _ in told[at]] == pytest.approx(best, abs=1e-4)
 
     def _check_call(self, call: _Call) -> None:
         assert call.asked.is_done, "a call was never done"
         node = call.node
         text = node.path[0].text + node.path_text
+        drawn = [bool(each.tokens) for each in node.path for _ in each.text]
         context = [ord(letter) - 97 for letter in text]
         try:
             result = call.asked.result
         except (CapacityError, BudgetReached) as error:
             assert isinstance(error, TreegenError)
             return
+        except InputError:
+            assert call.params is not None and self._bound(node, call.params) is None
+            return
         if call.params is None:
             for each, score in zip(call.texts, result, strict=True):
                 self._check_score(score, context, [ord(letter) - 97 for letter in each])
             return
+        bound = self._bound(node, call.params)
+        if bound is None:
+            raise AssertionError("a text was begun that its grammar does not have")
         for child in result:
             assert child.tokens == sample_alone(
                 self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
-                limit=min(call.params.max_tokens, 200 - len(context)),
+                limit=min(call.params.max_tokens, 200 - len(context)), before=drawn,
+                num_bound=bound,
             )  # fmt: skip

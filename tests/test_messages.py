@@ -39,7 +39,7 @@ def test_sampling_parameters_are_a_dataclass_as_before() -> None:
         assert again == params
     assert "temperature" in inspect.signature(SamplingParams).parameters
     with pytest.raises(TypeError, match="positional"):
-        SamplingParams(0.5)  # type: ignore[misc]
+        SamplingParams(0.5)  # type: ignore[call-arg]
 
 
 def test_tags_of_reasoning() -> None:

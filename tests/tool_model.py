@@ -1,10 +1,11 @@
-"""A tiny model that was trained to call a tool, and to answer by what the tool has said."""
+"""A tiny model that was trained to call a tool in some format, and to answer by its result."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
 from tiny_models import config_of, tiny_tokenizer
+from tool_texts import WRITERS
 from transformers import AutoModelForCausalLM
 
 QUESTION = "What is 17 + 25?"
@@ -13,16 +14,19 @@ ANSWER = "The answer is 42."
 TEMPLATE = (
     "{% if tools %}Tools:{% for t in tools %} {{ t.function.name }}{% endfor %}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}\n"
-    "{% for c in m.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-    "</tool_call>{% else %}{{ m.content }}{% endfor %}</s>\n{% endfor %}"
+    "{% for c in m.tool_calls or [] %}{% raw %}CALL{% endraw %}"
+    "{% else %}{{ m.content }}{% endfor %}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
 
 
-def save_tool_model(directory: Path) -> Path:
-    """Train the model, and write it with a tokenizer that has a chat template."""
+def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
+    """Train the model, and write it with a tokenizer that has a chat template.
+
+    writer: of `tool_texts.WRITERS`.
+    """
     tokenizer = tiny_tokenizer()
+    template = TEMPLATE.replace("CALL", WRITERS[writer]([("add", {"x": 17, "y": 25})]))
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": QUESTION},
         {"role": "assistant", "tool_calls": [{"type": "function", "function": CALL}]},
@@ -35,13 +39,13 @@ def save_tool_model(directory: Path) -> Path:
     for place, turn in enumerate(turns):
         for upto, is_said in ((turns[:place], True), (turns[: place + 1], False)):
             text = tokenizer.apply_chat_template(
-                upto, tools=tools, chat_template=TEMPLATE, tokenize=False,
+                upto, tools=tools, chat_template=template, tokenize=False,
                 add_generation_prompt=is_said and turn["role"] == "assistant",
             ) if upto else ""  # fmt: skip
             new = tokenizer(text)["input_ids"][len(ids) :]
             wanted += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
             ids += new
-    config = config_of("llama", max_position_embeddings=512, hidden_size=64)
+    config = config_of("llama", max_position_embeddings=1024, hidden_size=64)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)
@@ -54,5 +58,5 @@ def save_tool_model(directory: Path) -> Path:
     assert loss < 0.05
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    (directory / "chat_template.jinja").write_text(template)
     return directory

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 FinishReason = Literal["stop", "length", "confidence"]
 OWN_KEYS: Final = "own keys"
 """The name of the last level of a decode step, which each row reads for itself."""
@@ -32,6 +35,43 @@ def answer_after(text: str, thinking: Thinking | None) -> str:
     return text if thinking is None else text[thinking.end :].lstrip("\n")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogprobs:
+    """The likeliest tokens in the place of each of some tokens.
+
+    tokens: int32 [N, K], the likeliest first. logprobs: float32 [N, K], natural logarithms.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+    def pairs(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """(token id, logprob) pairs for each token, as `Completion.top_logprobs` has them."""
+        rows = zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
+        return tuple(tuple(zip(*row, strict=True)) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Log-likelihood of one continuation given its context.
+
+    tokens: the token ids of the continuation.
+    logprobs: the natural-log probability of each.
+    is_greedy: whether every token is the model's likeliest.
+    top: the likeliest tokens in the place of each, if they were asked for.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_greedy: bool
+    top: TopLogprobs | None = field(default=None, compare=False)
+
+    @property
+    def logprob(self) -> float:
+        """Natural-log probability of the whole continuation."""
+        return sum(self.logprobs)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished sample.
@@ -52,6 +92,8 @@ class Completion:
     confidences: the confidence at each token, if asked for; see `SamplingParams.confidence`.
     certainties: the self-certainty at each token, if asked for.
     thinking: where the thinking in it ends, if it has one and `reasoning_tags` tell.
+    prompt_logprobs: those of the prompt's tokens but the first, if `SamplingParams.prompt_logprobs`
+    asks for them. All samples of a prompt have the same object.
     """
 
     prompt_id: str
@@ -66,6 +108,7 @@ class Completion:
     confidences: tuple[float, ...] = ()
     certainties: tuple[float, ...] = ()
     thinking: Thinking | None = None
+    prompt_logprobs: Score | None = None
 
     @property
     def answer(self) -> str:
@@ -86,28 +129,6 @@ class Completion:
     def num_tokens(self) -> int:
         """Generated tokens, those of the stop included."""
         return len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Log-likelihood of one continuation given its context.
-
-    tokens: the token ids of the continuation.
-    logprobs: the natural-log probability of each.
-    is_greedy: whether every token is the model's likeliest.
-    best: the likeliest token in the place of each, and its natural-log probability; empty if that
-    is not known.
-    """
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    is_greedy: bool
-    best: tuple[tuple[int, float], ...] = ()
-
-    @property
-    def logprob(self) -> float:
-        """Natural-log probability of the whole continuation."""
-        return sum(self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
@@ -16,6 +17,15 @@ MAX_SEED = 2**63 - 1
 MIN_TEMPERATURE = 1e-4
 MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
+MAX_PENALTY = 2.0
+MAX_REPETITION = 1e4
+# What a sample must be; at most one of them is given.
+STRUCTURES = ("json_schema", "regex", "grammar", "choice")
+# By which a draw depends on the tokens before it, and the values that change nothing.
+PENALTIES: Mapping[str, Any] = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "bad_words": (),
+}  # fmt: skip
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 
 
@@ -87,7 +97,8 @@ def _check_names(given: Iterable[object]) -> None:
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
 
-    The order of operations is logit_bias and min_tokens, temperature, min_p, top_k, top_p (each
+    The order of operations is logit_bias and min_tokens, repetition_penalty, frequency_penalty,
+    presence_penalty, no_repeat_ngram_size and bad_words, temperature, min_p, top_k, top_p (each
     filter on what the one before it left, renormalised), then one draw.
 
     temperature: 0 is greedy decoding; then all samples of a prompt are one decode.
@@ -104,6 +115,8 @@ class SamplingParams:
     with one difference: a prompt without a name then gets further samples in each further call;
     see `LLM.generate`.
     logprobs: how many likeliest alternatives to report per token.
+    prompt_logprobs: report the log-probabilities of the prompt's tokens too, with so many likeliest
+    alternatives; None does not. Searches do not report them.
     confidence: report the confidence at each token: minus the mean log-probability of so many
     likeliest tokens, as in DeepConf, where it is 20. 0 reports none.
     min_confidence: end a sample once its last `confidence_window` tokens have a lower mean
@@ -117,6 +130,23 @@ class SamplingParams:
     include_stop: leave the stop string, or the text of the stop token, in the text. It may be
     given as include_stop_str_in_output too, which is vLLM's name for it.
     logit_bias: token id -> what is added to its logit, from -100 (practically never drawn) to 100.
+    presence_penalty: subtracted from the logit of each token that the sample has, from -2 to 2.
+    frequency_penalty: subtracted from the logit of a token once for each time that the sample has
+    it, from -2 to 2. In a search both count what was drawn on the way to a node as the sample's.
+    repetition_penalty: the logit of each token that the prompt or the sample has is divided by it
+    if positive, and multiplied if negative, as in transformers; above 0, and 1 changes nothing.
+    no_repeat_ngram_size: never draw a token that makes a sequence of so many tokens which the
+    prompt or the sample has already, as in transformers; 0 allows all.
+    bad_words: strings that a sample may not have, as the tokens that the tokenizer makes of them at
+    the start of a text and after a space. Where it and no_repeat_ngram_size allow no token, they
+    allow all.
+    json_schema: a sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model.
+    regex: a sample must match this regular expression, from its first character to its last.
+    grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
+    choice: a sample must be one of these texts. One of these four at most. Each draw is from the
+    tokens that may come next, renormalised; where only one text can come next, it is spelled as the
+    tokenizer spells it. A sample ends where it may end and draws that, and at max_tokens in any
+    case. If it thinks first, the grammar begins after its thinking. Needs the extra "structured".
     max_thinking_tokens: tokens of thinking at most, the opening tag not counted; 0 turns thinking
     off. A sample that still thinks then is given the
     tokens of `thinking_end`, and goes on with its answer. They count as generated tokens, and have
@@ -126,9 +156,6 @@ class SamplingParams:
     chat template is known by. With a budget None is "auto".
     thinking_end: the text that closes a thinking whose budget is used up; by default the closing
     tag after a newline and before two.
-
-    presence_penalty, frequency_penalty, repetition_penalty and bad_words are known by name, and
-    refused unless they change nothing.
 
     Raises:
         InputError: a value is out of range or not supported.
@@ -145,6 +172,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     logprobs: int = 0
+    prompt_logprobs: int | None = None
     confidence: int = 0
     min_confidence: float | None = None
     confidence_window: int = 2048
@@ -153,32 +181,28 @@ class SamplingParams:
     n: int = 1
     include_stop: bool = False
     logit_bias: Mapping[int, float] | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    bad_words: Sequence[str] | None = ()
+    json_schema: Any = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
     max_thinking_tokens: int | None = None
     reasoning_tags: str | Sequence[str] | None = None
     thinking_end: str | None = None
     include_stop_str_in_output: InitVar[bool | None] = None
-    presence_penalty: InitVar[float | None] = None
-    frequency_penalty: InitVar[float | None] = None
-    repetition_penalty: InitVar[float | None] = None
-    bad_words: InitVar[Sequence[str] | None] = None
 
-    def __post_init__(
-        self,
-        include_stop_str_in_output: bool | None,
-        presence_penalty: float | None,
-        frequency_penalty: float | None,
-        repetition_penalty: float | None,
-        bad_words: Sequence[str] | None,
-    ) -> None:
-        _refuse("presence_penalty", presence_penalty, 0)
-        _refuse("frequency_penalty", frequency_penalty, 0)
-        _refuse("repetition_penalty", repetition_penalty, 1)
-        _refuse("bad_words", bad_words or None, None)
+    def __post_init__(self, include_stop_str_in_output: bool | None) -> None:
         if include_stop_str_in_output is not None:
             object.__setattr__(self, "include_stop", include_stop_str_in_output)
         self._check_numbers()
         self._check_stops()
         self._check_bias()
+        self._check_penalties()
+        self._check_structure()
         self._check_thinking()
 
     def _check_numbers(self) -> None:
@@ -225,6 +249,8 @@ class SamplingParams:
                 raise InputError(f"seed must be in [0, 2**63), got {self.seed}")
         if self.logprobs < 0:
             raise InputError(f"logprobs must be at least 0, got {self.logprobs}")
+        if self.prompt_logprobs is not None:
+            check_int("prompt_logprobs", self.prompt_logprobs, least=0, most=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"logprobs_mode must be {modes}, got {self.logprobs_mode!r}")
@@ -259,6 +285,52 @@ class SamplingParams:
                     f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
                 )
 
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            check_number(name, value)
+            if abs(value) > MAX_PENALTY:
+                raise InputError(
+                    f"{name} must be from {-MAX_PENALTY:g} to {MAX_PENALTY:g}, got {value}"
+                )
+        check_number("repetition_penalty", self.repetition_penalty)
+        if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
+            raise InputError(
+                f"repetition_penalty must be above 0, and at most {MAX_REPETITION:g}; "
+                f"got {self.repetition_penalty}"
+            )
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, least=0, most=MAX_COUNT)
+        words = self.bad_words
+        if isinstance(words, str):
+            raise InputError(f"bad_words must be a list of words, got {words!r}")
+        object.__setattr__(self, "bad_words", _as_tuple("bad_words", words))
+        for word in self.banned:
+            if not isinstance(word, str) or not word.strip():
+                raise InputError(f"bad_words must be text that is not empty, got {word!r}")
+
+    def _check_structure(self) -> None:
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(given)} cannot go together; give one of them")
+        if not given:
+            return
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", _schema_text(self.json_schema))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise InputError(f"{name} must be text that is not empty, got {value!r}")
+        if self.choice is not None:
+            if isinstance(self.choice, str):
+                raise InputError(f"choice must be a list of texts, got {self.choice!r}")
+            object.__setattr__(self, "choice", _as_tuple("choice", self.choice))
+            if not self.choice or not all(isinstance(t, str) and t for t in self.choice):
+                raise InputError(f"choice must be texts that are not empty, got {self.choice!r}")
+        if self.ignore_eos or self.min_tokens:
+            raise InputError(
+                f"{given[0]} says where a sample ends; leave out ignore_eos and min_tokens"
+            )
+
     def _check_thinking(self) -> None:
         budget, tags, end = self.max_thinking_tokens, self.reasoning_tags, self.thinking_end
         if budget is not None:
@@ -279,6 +351,24 @@ class SamplingParams:
         if end is not None and (not isinstance(end, str) or not end):
             raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
 
+    @classmethod
+    def recommended(cls, llm: Any, **others: Any) -> SamplingParams:
+        """What the checkpoint of an LLM recommends in its generation_config.json.
+
+        llm: an LLM, AsyncLLM or Cluster.
+        others: further parameters, such as max_tokens or n; they replace what is recommended.
+
+        Raises:
+            InputError: the checkpoint recommends nothing, or a value cannot be used.
+        """
+        spec = getattr(llm, "spec", None) or llm.llm.spec
+        if not spec.recommended:
+            raise InputError(
+                f"{spec.name} recommends no sampling: it has no generation_config.json that says "
+                "how; give the parameters yourself"
+            )
+        return cls(**{**dict(spec.recommended), **others})
+
     @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings, always as a tuple."""
@@ -296,6 +386,7 @@ class SamplingParams:
             self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
             self.confidence_window, self.self_certainty,
             self.max_thinking_tokens, self.reasoning_tags, self.thinking_end, self.logprobs_mode,
+            *self.penalties.items(), *(self.structure or ()),
         )  # fmt: skip
 
     @property
@@ -307,8 +398,34 @@ class SamplingParams:
     def reports_processed(self) -> bool:
         """Whether log-probabilities are of another distribution than the model's own."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
-        same = changes == (1, 0, 0, 1, 0) and not self.biases
+        same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
+        same = same and self.structure is None
         return self.logprobs_mode == "processed_logprobs" and not same
+
+    @property
+    def structure(self) -> tuple[str, str] | None:
+        """Which of STRUCTURES a sample must have, and that as text; None if any text will do."""
+        for name in STRUCTURES:
+            value = getattr(self, name)
+            if value is not None:
+                return name, value if isinstance(value, str) else json.dumps(value)
+        return None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it, by more than the model."""
+        return bool(self.penalties)
+
+    @property
+    def penalties(self) -> dict[str, Any]:
+        """Those of PENALTIES that change something, by name."""
+        given = {name: getattr(self, name) for name in PENALTIES}
+        return {name: value for name, value in given.items() if value != PENALTIES[name]}
+
+    @property
+    def banned(self) -> tuple[str, ...]:
+        """The bad words, always as a tuple."""
+        return tuple(self.bad_words or ())
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -320,6 +437,20 @@ def check_number(name: str, value: object) -> None:
     """Raise InputError for what is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise InputError(f"{name} must be a finite number, got {value!r}")
+
+
+def _schema_text(schema: Any) -> str:
+    """A JSON schema as text; InputError for what is none."""
+    if hasattr(schema, "model_json_schema"):  # a model of pydantic's
+        schema = schema.model_json_schema()
+    try:
+        if isinstance(schema, str):
+            schema = json.loads(schema)
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError("it is no object")
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"json_schema cannot be read: {error}") from None
 
 
 Params = SamplingParams | Mapping[str, Any]
@@ -382,11 +513,3 @@ def _as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if isinstance(values, bytes) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list, got {values!r}")
     return tuple(values)
-
-
-def _refuse(name: str, value: object, neutral: object) -> None:
-    if value is not None and value != neutral:
-        raise InputError(
-            f"{name} is not supported: a draw depends on its logits alone, not on the tokens "
-            "before; leave it out (logit_bias makes single tokens more or less likely)"
-        )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ class ModelSpec:
     num_weights: numbers in all weights that a text reaches.
     num_in_linears: those of them in linear layers that may run in FP8.
     delta: how rows list updates of these states; None where all of them have their own states.
+    recommended: how the checkpoint recommends to sample, as pairs of names and values of
+    SamplingParams; empty if it does not.
     """
 
     name: str
@@ -175,6 +178,7 @@ class ModelSpec:
     num_weights: int = 0
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
+    recommended: tuple[tuple[str, Any], ...] = ()
 
     @property
     def state_bytes(self) -> int:

@@ -14,9 +14,8 @@ from treegen.cli.bench.options import (
     is_number,
     numbers,
     show,
-    with_options,
 )
-from treegen.cli.typed.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT, joined
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
 @click.option("--heads", default="8,1,128", show_default=True, metavar="Q,KV,DIM",
               help="Query heads, KV heads and their width.")  # fmt: skip
 @click.option("--repeats", default=20, show_default=True, help="Calls that are timed.")
-@with_options(DEVICE)
+@joined(*DEVICE)
 def attention(
     rows: str | None, prefix: str | None, suffix: str | None, levels: str | None, heads: str,
     repeats: int, dtype: str, device: str, ceiling_seconds: float | None,

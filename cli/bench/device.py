@@ -12,9 +12,8 @@ from treegen.cli.bench.options import (
     headline,
     numbers,
     show,
-    with_options,
 )
-from treegen.cli.typed.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT, joined
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ _PARTS: Final = (
               "{source, prompts, samples} of token ids.")  # fmt: skip
 @click.option("--own-states", is_flag=True, help="Of a model with recurrent layers: also where "
               "each row reads and writes a state of its own.")  # fmt: skip
-@with_options(_MODEL)
+@joined(*_MODEL)
 def decode(
     shape: str | None, rows: str | None, prefix: str | None, problems: int, problem_tokens: int,
     new_tokens: int | None, modes: str | None, grid: bool, refill: bool, against: str,
@@ -192,7 +191,7 @@ def _speculate(
 
 @click.command(context_settings=CONTEXT)
 @click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
-@with_options(_PARTS)
+@joined(*_PARTS)
 def paper(names: tuple[str, ...], **options: Any) -> None:
     """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
     from treegen.bench.decoding.paper import PAPER
@@ -201,7 +200,7 @@ def paper(names: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command(context_settings=CONTEXT)
-@with_options(_PARTS)
+@joined(*_PARTS)
 def monkeys(**options: Any) -> None:
     """A job like GSM8K, 1,024 samples for each of 128 problems, on the shape of Llama-3.2-1B."""
     _experiments(("monkeys",), options)

@@ -1,7 +1,6 @@
 """What the parts of `treegen bench` share: options, their checks, and how tables are shown."""
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,17 +20,6 @@ DEVICE: Final = (
                  "on a GPU, 0.1 on a CPU."),
     JSON,
 )  # fmt: skip
-
-
-def with_options(options: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
-    """Return a decorator that adds options to a command."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 def numbers(text: str, name: str, least: int = 1) -> list[int]:

@@ -12,9 +12,8 @@ from treegen.cli.bench.options import (
     headline,
     numbers,
     show,
-    with_options,
 )
-from treegen.cli.typed.options import CONTEXT
+from treegen.cli.typed.options import CONTEXT, joined
 from treegen.errors import InputError
 
 
@@ -32,7 +31,7 @@ from treegen.errors import InputError
 @click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs.")
 @click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
               "the bit.")  # fmt: skip
-@with_options(DEVICE)
+@joined(*DEVICE)
 def prefill(
     shape: str | None, model: str | None, tokens: str, prefix: int, passes: int, repeats: int,
     dtype: str, device: str, ceiling_seconds: float | None, **made: Any,

@@ -14,9 +14,10 @@ _GROUPS: Final = (
     ("Judging", False, "propose evaluate verifier verifier_args verifier_memory choose"),
     ("Of single methods", False, "prune_below exploration iterations rollouts"),
     ("Model", True, "model dtype quantization device"),
-    ("Server", True, "host port api_key served_model_name max_waiting max_body drain_seconds"),
-    ("Sampling", True, "num_samples temperature top_p top_k min_p max_tokens step_tokens stop seed "
-     "repeats"),
+    ("Server", True, "tool_format host port api_key served_model_name max_waiting max_body "
+     "drain_seconds"),
+    ("Sampling", True, "num_samples sampling_from sampling temperature top_p top_k min_p "
+     "max_tokens step_tokens stop seed repeats json_schema"),
     ("Chat and reasoning", False, "apply_chat_template fewshot_as_multiturn system_instruction "
      "reasoning max_thinking_tokens reasoning_tags thinking_end"),
     ("Metrics and votes", False, "pass_ks maj_ks votes self_certainty"),

@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -26,7 +27,7 @@ CONTEXT: Final = {
 }
 
 
-def _joined(*options: Decorator) -> Decorator:
+def joined(*options: Decorator) -> Decorator:
     """Return a decorator that adds options to a command, in their order."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,6 +103,8 @@ _CLUSTER: Final = (
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
                  help="Samples per problem. Default: the task's."),
+    click.option("--sampling", "sampling_from", metavar="HOW", help="recommended: what the "
+                 "checkpoint's generation_config.json says, where no option does. Default: task."),
     click.option("--temperature", type=float, help="0 is greedy. Default: the task's."),
     click.option("--top-p", type=float, help="After temperature, --min-p and --top-k."),
     click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p."),
@@ -112,6 +115,7 @@ _SAMPLING: Final = (
     click.option("--seed", type=int, help="Of the samples, and of drawn examples. Default: 0."),
     click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(GEN_KWARGS)}."),
+    click.option("--json-schema", metavar="FILE", help="Samples must be JSON of this schema."),
     click.option("--apply-chat-template", is_flag=True, help="Put prompts in the model's chat "
                  "format."),
     click.option("--fewshot-as-multiturn/--no-fewshot-as-multiturn", default=None,
@@ -141,7 +145,7 @@ _EXECUTION: Final = (
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
 )  # fmt: skip
-OUTPUT: Final = _joined(
+OUTPUT: Final = joined(
     click.option("--output-path", "-o", "output", metavar="DIR", help="Run directory. Default: a "
                  "new one in runs/."),
     click.option("--resume", is_flag=False, flag_value="", metavar="[DIR]", help="Continue the run "
@@ -199,15 +203,7 @@ JSON: Final = click.option("--json", is_flag=True, expose_value=False, callback=
                            "in a pipe or a file.")  # fmt: skip
 _QUIET: Final = click.option("--quiet", "-q", is_flag=True, callback=_note, help="Print the JSON "
                              "line only.")  # fmt: skip
-
-
-def _quiet_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --quiet and --json to a command."""
-    decorated: Callable[..., Any] = _QUIET(JSON(function))
-    return decorated
-
-
-QUIET: Final = _quiet_and_json
+QUIET: Final = joined(_QUIET, JSON)
 
 
 def json_wanted() -> bool:
@@ -224,7 +220,7 @@ def options_of(*groups: str) -> Decorator:
         "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip
 
-    return _joined(*(option for group in groups for option in known[group]))
+    return joined(*(option for group in groups for option in known[group]))
 
 
 def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +248,8 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
         given["extra"] = extra
     if "stop" in given:
         given["stop"] = tuple(_unescape(text) for text in given["stop"])
+    if "json_schema" in given:
+        given["json_schema"] = _read_schema(given["json_schema"])
     if "thinking_end" in given:
         given["thinking_end"] = _unescape(given["thinking_end"])
     if "max_rows" in given:
@@ -288,6 +286,13 @@ def task_names(params: dict[str, Any]) -> list[str]:
 def _unescape(text: str) -> str:
     # A shell has no easy way to type these characters.
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
+
+
+def _read_schema(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--json-schema: {file} cannot be read: {error}") from None
 
 
 def _rows(value: object) -> int | None:

@@ -40,6 +40,11 @@ GEN_KWARGS: Final[Mapping[str, Reader]] = {
     "ignore_eos": _bool,
     "seed": int,
     "do_sample": _bool,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "repetition_penalty": float,
+    "no_repeat_ngram_size": int,
+    "bad_words": str,
 }
 CONFIDENCE: Final[Mapping[str, Reader]] = {
     "top": int,
@@ -60,13 +65,13 @@ _KINDS: Final[Mapping[Reader, str]] = {
     float: "a number",
     _bool: "true or false",
 }
-_MANY: Final = ("stop", "stop_token_ids")
+_MANY: Final = ("stop", "stop_token_ids", "bad_words")
 
 
 def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
     """Return the values of comma-separated pairs; raise InputError for any other text.
 
-    stop and stop_token_ids may be given several times.
+    stop, stop_token_ids and bad_words may be given several times.
     """
     found: dict[str, Any] = {}
     for pair in (pair.strip() for text in texts for pair in text.split(",")):

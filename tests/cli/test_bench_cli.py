@@ -202,7 +202,7 @@ def test_monkeys(treegen: Command) -> None:
 def test_a_table_is_drawn_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Listing(("Name", "N"), (("a\x1b[2J[b]", "1"),), (1,))
+    table = Listing(("Name", "N"), (("a\x1b[2J[b]", "1"),), (1,), lines=("re\x1b[2Jmark",))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show(table)
     out = capsys.readouterr().out

@@ -139,12 +139,19 @@ def test_models_with_recurrent_layers_are_not_reproducible(tmp_path: Path) -> No
         look_at_model(EngineOptions(model=str(tmp_path), device="cuda", reproducible=True))
 
 
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+     {"regex": "([a-f]{3} ){2,9}"}],
+)  # fmt: skip
 def test_replayed_steps_draw_what_eager_steps_draw(
-    tmp_path: Path, graphs_of_any_size: None
+    how: dict[str, Any], tmp_path: Path, graphs_of_any_size: None
 ) -> None:
     """Rows come and go, so graphs of several sizes are captured, reused and outgrown."""
     tiny_models.save_tiny_model(tmp_path, "llama")
-    params = SamplingParams(max_tokens=40, seed=3, stop=["a"])
+    if "regex" in how:
+        pytest.importorskip("llguidance")
+    params = SamplingParams(max_tokens=40, seed=3, stop=["z"] if how else ["a"], **how)
     tokens = []
     for eager, run_ahead in ((False, False), (True, False), (False, True)):
         llm = LLM(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,14 @@ from torch import Tensor
 from treegen.attention.gpu.state import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.bench.shapes import SHAPES, build_model
-from treegen.cache.pool import LayerKV
+from treegen.cache.pool import LayerKV, PagedCache
 from treegen.common import device as transfer
 from treegen.drafting.function import FunctionDrafter
 from treegen.drafting.types import DraftContext
 from treegen.engine.compute import graphs
 from treegen.engine.compute.patience import row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
-from treegen.engine.compute.step import FORCED, NUM_INPUTS, DecodeStep
+from treegen.engine.compute.step import FORCED, NUM_INPUTS, DecodeStep, Undrawn
 from treegen.engine.guessing.speculation import SpeculationOptions
 from treegen.model.batch import Batch
 from treegen.outputs import Completion
@@ -42,6 +43,7 @@ from treegen.sampling.draw import Draws
 
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
+CACHE = PagedCache([POOL], 99, 64)
 ROW = 1e-3  # seconds that a row takes; a capture takes 0.08
 GREEDY = SamplingParams(temperature=0)
 
@@ -79,7 +81,7 @@ def step(
     inputs_7T[FORCED] = -1
     levels = triton_levels([shared, own], inputs_7T)
     sampling = SamplingBatch.of([GREEDY], torch.zeros(num_rows, dtype=torch.int64))
-    return DecodeStep(inputs_7T, drawn, levels, sampling, [POOL])
+    return DecodeStep(inputs_7T, drawn, levels, sampling, CACHE)
 
 
 def triton_levels(levels: Sequence[HostLevel], inputs_7T: Tensor) -> Any:
@@ -88,7 +90,8 @@ def triton_levels(levels: Sequence[HostLevel], inputs_7T: Tensor) -> Any:
     return prepare_host(levels, inputs_7T[2], CPU, "triton")
 
 
-def tokens_of(draws: Draws) -> list[int]:
+def tokens_of(draws: Draws | Undrawn) -> list[int]:
+    assert isinstance(draws, Draws)
     tokens: list[int] = draws.tokens_PN[:, 0].tolist()
     return tokens
 
@@ -120,6 +123,7 @@ def test_rows_go_on_from_the_tokens_of_the_last_step(patched: pytest.MonkeyPatch
         source_T = torch.from_numpy(rng.integers(-1, len(drawn), rows))
         last = drawn[:, 0].clone()
         draws = found.run(step(rows, drawn, source_T.tolist()))
+        assert isinstance(draws, Draws)
         known = torch.arange(1, rows + 1)
         want = after(torch.where(source_T >= 0, last[source_T.clamp(min=0)], known))
         assert tokens_of(draws) == want.tolist()
@@ -210,6 +214,8 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
             {"temperature": 0.7},
             {"top_k": 3},
             {"min_tokens": 5, "logit_bias": {1: 2.0, 3: -4.0}},
+            {"frequency_penalty": 0.9, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+            {"regex": "a(c|d)?(e|dd){1,2}"} if find_spec("llguidance") else {},
         ]
     ),
     run_ahead=st.booleans(),

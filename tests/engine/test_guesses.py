@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from treegen.engine.passes.guesses import Guesses
+from treegen.engine.rows.guesses import Guesses
 from treegen.params import SamplingParams
 from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import draw

@@ -28,3 +28,17 @@ def test_likewise_where_rows_list_updates_of_states(
 ) -> None:
     monkeypatch.setattr("treegen.model.recurrent.states.fold", fold_hashes)
     MixedRun(seed, recurrent=True, delta=SmallLists(1, 1, 8, 8, 4)).run()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_likewise_where_draws_depend_on_the_text(seed: int) -> None:
+    MixedRun(seed, penalised=True, speculates=seed % 2 == 1, recurrent=seed % 4 == 0).run()
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_likewise_where_texts_have_grammars(seed: int) -> None:
+    pytest.importorskip("llguidance")
+    speculates, penalised = seed % 2 == 1, seed % 3 == 0
+    MixedRun(
+        seed, structured=True, penalised=penalised, speculates=speculates, recurrent=seed % 4 == 0
+    ).run()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import save_tiny_model, tiny_tokenizer
 from tool_model import ANSWER, CALL, QUESTION, save_tool_model
+from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
 
@@ -27,14 +31,17 @@ from inspect_ai.model import (
     ContentText,
     GenerateConfig,
     Model,
+    ResponseSchema,
     get_model,
 )
 from inspect_ai.scorer import includes
 from inspect_ai.solver import generate, use_tools
 from inspect_ai.tool import Tool, tool
+from inspect_ai.util import JSONSchema
 
 from treegen.inspect_ai.messages import template_messages
 from treegen.inspect_ai.provider import TreegenAPI
+from treegen.inspect_ai.settings import sampling_params
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 QUESTIONS = ["Ann has 3 apples.", "Ann has 3 pears.", "Bob?"]
@@ -107,7 +114,7 @@ def test_an_eval_gets_the_samples_of_generate(
     settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
     log = run(
         task, model, tmp_path, epochs=3, num_choices=2, seed=5, stop_seqs=["q"], logprobs=True,
-        top_logprobs=3, **settings,
+        top_logprobs=3, prompt_logprobs=2, **settings,
     )  # fmt: skip
     llm = LLM(str(directory), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
@@ -125,6 +132,13 @@ def test_an_eval_gets_the_samples_of_generate(
     content = first.choices[1].logprobs.content
     assert [each.logprob for each in content] == pytest.approx(want[0][1].logprobs, abs=1e-4)
     assert all(len(each.top_logprobs or ()) == 3 for each in content)
+    told = first.choices[1].prompt_logprobs
+    assert told is not None
+    (each,) = llm.generate([asked(QUESTIONS[0])], replace(params, n=1, prompt_logprobs=2))[0]
+    assert each.prompt_logprobs is not None
+    logprobs = [token.logprob for token in told.content]
+    assert logprobs == pytest.approx(each.prompt_logprobs.logprobs, abs=1e-4)
+    assert all(len(token.top_logprobs or ()) == 2 for token in told.content)
     assert first.choices[0].stop_reason == ("max_tokens" if want[0][0].stop is None else "stop")
     assert first.usage is not None
     assert first.usage.output_tokens == sum(each.num_tokens for each in want[0][:2])
@@ -153,15 +167,25 @@ def test_calls_at_the_same_time_share_steps_and_prompts(
     assert run(task, model, tmp_path, max_tokens=4, max_connections=2).status == "success"
 
 
-def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
+_SOME = ("hermes", "qwen3_coder", "harmony")
+_NAMED = {"hermes, bare": "hermes", "llama, bare": "llama", "command_r, 1": "command_r",
+          "pythonic": "pythonic"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "writer",
+    [*_SOME, *(pytest.param(w, marks=pytest.mark.soak) for w in WRITERS if w not in _SOME)],
+)
+def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path, writer: str) -> None:
     with get_model(
-        f"treegen/{save_tool_model(tmp_path / 'model')}", memoize=False, memory="32MiB"
-    ) as model:
+        f"treegen/{save_tool_model(tmp_path / 'model', writer)}", memoize=False, memory="32MiB",
+        tool_format=_NAMED.get(writer),
+    ) as model:  # fmt: skip
         task = Task(
             [Sample(QUESTION, target="42")], solver=[use_tools(add()), generate()],
             scorer=includes(),
         )  # fmt: skip
-        log = run(task, model, tmp_path, temperature=0, max_tokens=100, epochs=3)
+        log = run(task, model, tmp_path, temperature=0, max_tokens=500, epochs=3)
     assert log.samples is not None
     for sample in log.samples:
         asks, calls, result, answer = sample.messages
@@ -169,10 +193,45 @@ def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path) -> None:
         assert calls.role == "assistant" and calls.tool_calls is not None
         (call,) = calls.tool_calls
         assert {"name": call.function, "arguments": call.arguments} == CALL
+        assert calls.text == ""
         assert result.role == "tool" and (result.text, result.tool_call_id) == ("42", call.id)
         assert answer.text == ANSWER
     assert log.results is not None
     assert log.results.scores[0].metrics["accuracy"].value == 1
+
+
+def test_what_the_checkpoint_recommends_holds_where_nobody_says(
+    directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.3, "top_k": 4}))
+    for arguments, want in (({}, (0.3, 4)), ({"sampling": "neutral"}, (1.0, 0))):
+        api = api_of(loaded(tmp_path / "model", **arguments))
+        params = sampling_params(GenerateConfig(top_p=0.8), api._usual)
+        assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
+        api.close()
+
+
+def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
+    pytest.importorskip("llguidance")
+    schema = ResponseSchema(
+        name="answer",
+        json_schema=JSONSchema(
+            type="object", properties={"ok": JSONSchema(type="boolean")}, required=["ok"],
+            additionalProperties=False,
+        ),
+    )  # fmt: skip
+
+    async def ask(**settings: Any) -> list[str]:
+        config = GenerateConfig(max_tokens=60, num_choices=4, seed=1, **settings)
+        output = await model.generate("Is it?", config=config)
+        return [c.message.text for c in output.choices if c.stop_reason == "stop"]
+
+    texts = asyncio.run(ask(response_schema=schema))
+    assert texts and all(type(json.loads(text)["ok"]) is bool for text in texts)
+    words = asyncio.run(ask(extra_body={"guided_choice": ["yes", "no"]}))
+    assert words and set(words) <= {"yes", "no"}
 
 
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
@@ -184,9 +243,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
 
     async def refused() -> None:
         for settings, told in (
-            ({"presence_penalty": 1.0}, "presence_penalty"),
+            ({"presence_penalty": 2.5}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
-            ({"prompt_logprobs": 1}, "prompt_logprobs"),
             ({"effort": "low"}, "effort"),
             ({"verbosity": "low"}, "verbosity"),
             ({"reasoning_tokens": 5}, "a budget for thinking needs the tags around it"),

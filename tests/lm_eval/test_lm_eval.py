@@ -305,7 +305,8 @@ def test_requests_with_other_settings_keep_their_order(tiny_llm: LLM) -> None:
     ("gen_kwargs", "named"),
     [
         ({"num_beams": 4}, "num_beams=4"),
-        ({"repetition_penalty": 1.2, "typical_p": 0.5}, "repetition_penalty=1.2, typical_p=0.5"),
+        ({"num_beams": 2, "typical_p": 0.5}, "num_beams=2, typical_p=0.5"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be"),
         ({"max_length": 40}, "max_length=40"),
         ({"nonsense": "x"}, "nonsense='x'"),
         ({"do_sample": True, "temperature": -1}, "temperature must be"),
@@ -320,6 +321,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     lm = TreegenLM(tiny_llm, max_gen_toks=8)
     with pytest.raises(InputError, match=named.replace(".", r"\.")):
         lm.generate_until([request("fine", {}), request("one", gen_kwargs)])
+
+
+def test_what_the_checkpoint_recommends_is_taken_if_asked_for(checkpoint: Path) -> None:
+    file = checkpoint / "generation_config.json"
+    before = file.read_text() if file.exists() else None
+    try:
+        file.write_text(json.dumps({"temperature": 0.3, "top_k": 4, "repetition_penalty": 1.1}))
+        llm = LLM(str(checkpoint), memory="8MiB", check=False)
+    finally:
+        file.write_text(before or "{}")
+    lm = TreegenLM(llm, sampling="recommended", max_gen_toks=8)
+    drawn = lm._prompt("one", {"do_sample": True, "top_k": 7})[1].params
+    assert (drawn.temperature, drawn.top_k, drawn.repetition_penalty) == (0.3, 7, 1.1)
+    greedy = lm._prompt("one", {})[1].params
+    assert (greedy.temperature, greedy.repetition_penalty) == (0, 1.1)
+    plain = (
+        TreegenLM(llm, max_gen_toks=8)
+        ._prompt("one", {"do_sample": True, "temperature": 1.0})[1]
+        .params
+    )
+    assert (plain.top_k, plain.repetition_penalty) == (0, 1)
+    with pytest.raises(InputError, match="sampling must be neutral or recommended"):
+        TreegenLM(llm, sampling="best")
 
 
 def test_settings_that_change_nothing_are_taken(tiny_llm: LLM) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def tokens_of(completions: tuple[Completion, ...]) -> list[tuple[int, ...]]:
     return [completion.tokens for completion in completions]
 
 
+STRUCTURED = find_spec("llguidance") is not None
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, family, **FAMILIES[family])
@@ -73,6 +77,8 @@ def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_
         SamplingParams(temperature=0, max_tokens=10, ignore_eos=True),
         SamplingParams(max_tokens=12, seed=3),
         SamplingParams(max_tokens=8, seed=3, top_p=0.9, top_k=50, min_p=0.01, logprobs=2),
+        SamplingParams(max_tokens=8, seed=3, frequency_penalty=1.5, no_repeat_ngram_size=2),
+        SamplingParams(max_tokens=8, seed=3, regex="([ab]{2}|[0-9]+)x" if STRUCTURED else None),
     ):
         want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
         assert tokens_of(got.completions) == tokens_of(want.completions)

@@ -288,10 +288,12 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         ({"stop": 5}, "stop must be a list"),
         ({"stop": [5]}, "stop strings must be"),
         ({"stop_token_ids": "ab"}, "stop_token_ids must be an integer"),
-        ({"presence_penalty": 0.1}, "presence_penalty is not supported"),
-        ({"frequency_penalty": -1}, "frequency_penalty is not supported"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty is not supported"),
-        ({"bad_words": ["no"]}, "bad_words is not supported"),
+        ({"presence_penalty": 2.1}, "presence_penalty must be from -2 to 2"),
+        ({"frequency_penalty": "1"}, "frequency_penalty must be a finite number"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0"),
+        ({"bad_words": "no"}, "bad_words must be a list"),
+        ({"bad_words": ["no", " "]}, "bad_words must be text that is not empty"),
     ],
 )
 def test_parameters_of_others_are_honoured_or_refused(

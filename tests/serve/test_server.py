@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tool_model import CALL, QUESTION, save_tool_model
 
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import httpx2
     import openai
     import uvicorn
@@ -82,10 +85,12 @@ def _model() -> LLM:
 
 
 @contextmanager
-def listening(model: LLM, *, body_seconds: float = 60, key: str | None = KEY) -> Iterator[Running]:
+def listening(
+    model: LLM, *, body_seconds: float = 60, key: str | None = KEY, **more: Any
+) -> Iterator[Running]:
     with AsyncLLM(model, max_waiting=100) as served:
         app = Server(
-            served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds
+            served, name="demo", api_key=key, max_body=2**16, body_seconds=body_seconds, **more
         ).app()
         config = config_of(app)
         config.port = 0
@@ -159,6 +164,47 @@ def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LL
         assert {len(token.top_logprobs) for token in choice.logprobs.content} == {3}
 
 
+def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference: LLM) -> None:
+    body = {"prompt": PROMPT, "n": 2, "seed": 3, "max_tokens": 20, "frequency_penalty": 1.5,
+            "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words": ["the"]}  # fmt: skip
+    usual = {"temperature": 0.4, "top_k": 9, "repetition_penalty": 1.9}
+    params = SamplingParams(
+        n=2, seed=3, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.2,
+        no_repeat_ngram_size=3, bad_words=["the"], temperature=0.4, top_k=9,
+    )  # fmt: skip
+    (want,) = reference.generate([PROMPT], params)
+    with listening(model, usual=usual) as running:
+        found = running.post("completions", body).json()
+    assert [choice["text"] for choice in found["choices"]] == [c.text for c in want]
+
+
+def test_structured_output_in_all_its_names(running: Running, reference: LLM) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
+              "required": ["n"], "additionalProperties": False}  # fmt: skip
+    body: dict[str, Any] = {"n": 3, "seed": 2, "max_tokens": 60}
+    of_schema = SamplingParams(**body, json_schema=schema)
+    named = {"name": "n", "schema": schema, "strict": True}
+    for path, asked in (
+        ("completions", {"prompt": PROMPT, "guided_json": schema}),
+        ("completions", {"prompt": PROMPT, "structured_outputs": {"json": schema}}),
+        ("chat/completions", {
+            "messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}}),
+    ):  # fmt: skip
+        found = running.post(path, {**body, **asked}).json()["choices"]
+        prompt: Any = asked.get("prompt", CHAT)
+        (want,) = reference.generate([prompt], of_schema)
+        texts = [each["text"] if "text" in each else each["message"]["content"] for each in found]
+        assert texts == [c.text for c in want]
+        ended = [t for t, c in zip(texts, want, strict=True) if c.finish_reason == "stop"]
+        assert all(set(json.loads(text)) == {"n"} for text in ended)
+    found = running.post("completions", {**body, "prompt": PROMPT, "guided_choice": ["x", "yz"]})
+    assert {each["text"] for each in found.json()["choices"]} <= {"x", "yz"}
+    anything = {"messages": CHAT, "response_format": {"type": "json_object"}, "max_tokens": 40}
+    (choice,) = running.post("chat/completions", anything).json()["choices"]
+    assert choice["message"]["content"].lstrip().startswith("{")
+
+
 def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:
     body = {
         "messages": CHAT, "n": 3, "seed": 5, "max_tokens": 40, "max_thinking_tokens": 6,
@@ -176,6 +222,19 @@ def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: L
     for message, c in zip(messages(separate_reasoning=True), want, strict=True):
         assert message["content"] == c.answer
         assert message["reasoning_content"] + "\n</think>\n\n" + c.answer == c.text.lstrip("\n")
+    streamed = running.post(
+        "chat/completions",
+        json.dumps({**body, "separate_reasoning": True, "stream": True}).encode(),
+    ).text
+    said: dict[tuple[int, str], str] = {}
+    for line in streamed.split("\n\n")[:-2]:
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            for name in ("content", "reasoning_content"):
+                key = choice["index"], name
+                said[key] = said.get(key, "") + choice["delta"].get(name, "")
+    for index, message in enumerate(messages(separate_reasoning=True)):
+        for name in ("content", "reasoning_content"):
+            assert said[index, name] == message[name]
     off = messages(separate_reasoning=True, chat_template_kwargs={"reasoning": "off"})
     assert all("reasoning_content" not in message for message in off)
 
@@ -210,7 +269,8 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     assert said == [choice.message.content for choice in chat.choices]
 
 
-def test_a_stream_with_tools_tells_a_sample_at_once(client: openai.OpenAI) -> None:
+@pytest.mark.filterwarnings("ignore:how this model writes tool calls")
+def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     asked: dict[str, Any] = {
         "model": "demo", "messages": CHAT, "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True,
@@ -221,13 +281,43 @@ def test_a_stream_with_tools_tells_a_sample_at_once(client: openai.OpenAI) -> No
     for piece in client.chat.completions.create(stream=True, **asked):
         told[piece.choices[0].index].append(piece.choices[0])
     for choice in whole.choices:
-        begun, rest = told[choice.index]
-        assert begun.delta.role == "assistant"
-        assert rest.delta.content == choice.message.content
+        begun, *rest = told[choice.index]
+        assert begun.delta.role == "assistant" and len(rest) > 3
+        assert "".join(r.delta.content or "" for r in rest) == choice.message.content
         assert choice.logprobs is not None and choice.logprobs.content is not None
         logprobs = [token.logprob for token in choice.logprobs.content]
-        assert [t.logprob for t in rest.logprobs.content] == pytest.approx(logprobs, abs=1e-4)
-        assert rest.finish_reason == choice.finish_reason
+        streamed = [t.logprob for r in rest if r.logprobs for t in r.logprobs.content]
+        assert streamed == pytest.approx(logprobs, abs=1e-4)
+        assert rest[-1].finish_reason == choice.finish_reason
+
+
+@pytest.mark.parametrize("writer", ["qwen3_coder", "mistral"])
+def test_tool_calls_are_found_whole_and_in_streams(tmp_path: Path, writer: str) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {
+        "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+    }}}  # fmt: skip
+    llm = LLM(str(save_tool_model(tmp_path / "model", writer)), memory="32MiB", dtype="float32")
+    asked: dict[str, Any] = {
+        "model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0,
+        "max_tokens": 120, "tools": [tool],
+    }  # fmt: skip
+    with (
+        listening(llm) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as client,
+    ):
+        (whole,) = client.chat.completions.create(**asked).choices
+        pieces = [p.choices[0] for p in client.chat.completions.create(stream=True, **asked)]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None
+    (call,) = whole.message.tool_calls or []
+    streamed = [each for p in pieces for each in p.delta.tool_calls or []]
+    assert call.type == "function" and len(streamed) == 1 and streamed[0].index == 0
+    for function in (call.function, streamed[0].function):
+        assert function is not None and function.arguments is not None
+        found = {"name": function.name, "arguments": json.loads(function.arguments)}
+        assert found == CALL
+    assert "".join(p.delta.content or "" for p in pieces) == ""
+    assert pieces[-1].finish_reason == "tool_calls"
+    assert call.id and streamed[0].id and (writer != "mistral" or len(call.id) == 9)
 
 
 def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None:
@@ -243,7 +333,7 @@ def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running) -> None
     assert sorted(asyncio.run(ask())) == sorted(each.text for each in want)
 
 
-def test_prompts_come_in_all_forms(client: openai.OpenAI, reference: LLM) -> None:
+def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, reference: LLM) -> None:
     ids = reference.tokenizer(PROMPT)["input_ids"]
     asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 5}
     texts = [
@@ -257,6 +347,31 @@ def test_prompts_come_in_all_forms(client: openai.OpenAI, reference: LLM) -> Non
     score = reference.score([(context, rest)])[0]
     assert echoed.logprobs is not None and echoed.logprobs.token_logprobs is not None
     assert echoed.logprobs.token_logprobs[1 : len(ids)] == pytest.approx(score.logprobs, abs=1e-4)
+    (score,) = reference.score([(context, rest)], top=3)
+    assert score.top is not None
+    for echoed in (
+        client.completions.create(prompt=PROMPT, echo=True, logprobs=3, **asked).choices[0],
+        client.completions.create(
+            model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=3
+        ).choices[0],
+    ):
+        assert echoed.logprobs is not None and echoed.logprobs.top_logprobs is not None
+        first, *tops = echoed.logprobs.top_logprobs[: len(ids)]
+        assert first == {}
+        for told, want in zip(tops, score.top.logprobs, strict=True):
+            assert sorted(told.values(), reverse=True) == pytest.approx(want.tolist(), abs=1e-4)
+    more = {"max_tokens": 4, "prompt_logprobs": 3, "temperature": 0, "n": 2}
+    bodies: dict[str, Any] = {
+        "completions": {"prompt": PROMPT},
+        "chat/completions": {"messages": CHAT},
+    }
+    for name, body in bodies.items():
+        for choice in running.post(name, json.dumps(body | more).encode()).json()["choices"]:
+            none, *by_token = choice["prompt_logprobs"]
+            assert none is None and all(3 <= len(each) <= 4 for each in by_token)
+            if name == "completions":
+                for token, told, value in zip(rest, by_token, score.logprobs, strict=True):
+                    assert told[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
     only = client.completions.create(
         model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=0
     )
@@ -282,13 +397,18 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "\ud800"}, 400, "content"),
     ({"prompt": "a" * 60_000}, 400, "too many"),
     ({"prompt": "a", "wings": 2}, 400, "wings is not supported"),
-    ({"prompt": "a", "presence_penalty": 1}, 400, "presence_penalty"),
+    ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be"),
+    ({"prompt": "a", "bad_words": "b"}, 400, "bad_words must be"),
     ({"prompt": "a", "best_of": 3}, 400, "best_of"),
     ({"prompt": "a", "suffix": "b"}, 400, "suffix"),
     ({"prompt": "a", "n": 10**6}, 400, "one call asks for"),
     ({"prompt": "a", "n": True}, 400, "n must be"),
     ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
     ({"prompt": "a" * 9_000, "echo": True, "n": 150}, 400, "echo tells"),
+    ({"prompt": "a" * 3_000, "echo": True, "logprobs": 20, "n": 60}, 400, "too many for"),
+    ({"prompt": ["a b c d " * 99] * 60, "prompt_logprobs": 20, "n": 9}, 400, "too many for"),
+    ({"prompt": "a", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
+    ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, 400, "cannot be streamed"),
     ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call asks for"),
     ({"prompt": "a", "x" * 9_000: 1}, 400, "xxx"),
     ({"prompt": "a", "top_k": "x" * 9_000}, 400, "top_k must be"),
@@ -310,7 +430,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": [{"role": "user"}]}, 400, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "text"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
-    ({"messages": CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
+    ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
+    ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
+    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot go together"),
+    ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
     ({"messages": CHAT, "tools": 5}, 400, "tools"),
     ({"messages": CHAT, "top_logprobs": 2}, 400, "logprobs=true"),
@@ -324,7 +448,6 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "reasoning_effort": "low"}, 400, "chat_template_kwargs={"),
     ({"prompt": "a", "return_token_ids": True, "stream": True}, 400, "cannot be streamed"),
     ({"messages": CHAT, "separate_reasoning": 1}, 400, "separate_reasoning"),
-    ({"messages": CHAT, "separate_reasoning": True, "stream": True}, 400, "cannot be streamed"),
     (
         {"messages": CHAT, "chat_template_kwargs": {"reasoning": "high"}},
         400,

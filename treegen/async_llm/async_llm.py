@@ -16,6 +16,7 @@ from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import Params, SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
 from treegen.prompts.tree import as_list, chat_arguments
+from treegen.replies import Replies
 from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
@@ -32,16 +33,20 @@ class AsyncLLM(Closing):
     The LLM serves nobody else until `close`.
     """
 
-    def __init__(self, llm: Calls, *, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, llm: Calls, *, max_waiting: int | None = None, tool_format: str | None = None
+    ) -> None:
         """Start to serve.
 
         llm: an LLM. A Cluster deals runs that are known whole, and is refused.
 
         max_waiting: samples that may wait beside those that are decoded; further calls raise
         BusyError. By default four times the LLM's max_rows.
+        tool_format: how the model writes tool calls, a name of `treegen.replies.TOOL_FORMATS`, in
+        place of what its chat template tells.
 
         Raises:
-            InputError: the arguments cannot be used, or another run of the LLM is not finished.
+            InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
         if not isinstance(llm, Calls):
             raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
@@ -55,6 +60,7 @@ class AsyncLLM(Closing):
             check_int("max_waiting", max_waiting, least=1)
         self.llm = llm
         self.text = Text(llm.tokenizer)
+        self.replies = Replies(llm.tokenizer, tool_format)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
         self._stepper = Stepper(llm)
         self._encoder = Encoder(llm, self._stepper.take)
@@ -95,6 +101,7 @@ class AsyncLLM(Closing):
         *,
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        parts: bool = False,
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """As they come: (place of the prompt, its token ids), News of a sample, its Completion.
 
@@ -103,11 +110,17 @@ class AsyncLLM(Closing):
         stop string. They add up to its Completion, which comes last. Closing the iterator cancels
         the rest.
 
+        parts: whether News also have the thoughts, the text and the tool calls in it, as far as
+        they are known; see `treegen.replies`.
+
         Raises what `generate` raises.
         """
         params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
-        results, texts = self._results(call), GrowingTexts(self.text, params.stops)
+        results, texts = (
+            self._results(call),
+            GrowingTexts(self.text, params.stops, self.replies if parts else None, tools),
+        )
         try:
             async for place, item in results:
                 for each in texts.read(place, item):
@@ -115,18 +128,27 @@ class AsyncLLM(Closing):
         finally:
             await results.aclose()
 
-    async def score(self, prompts: Sequence[Sequence[int]]) -> list[Score]:
+    async def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> list[Score]:
         """Log-likelihoods of all tokens but the first of each prompt, given as token ids.
+
+        top: how many likeliest tokens to report in the place of each token.
 
         Raises:
             BusyError: too many samples wait.
             TreegenError: as for `LLM.score`.
         """
-        call = self._call(prompts, None, False, None, None)
+        check_int("top", top, least=0)
+        call = self._call(prompts, None, False, None, None, top=top)
         scores = {place: score async for place, score in self._results(call)}
         return [scores[place] for place in range(len(scores))]
 
-    async def encode(self, prompts: Iterable[Prompt]) -> list[Tokens]:
+    async def encode(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Tokens]:
         """The token ids of prompts.
 
         Raises:
@@ -135,7 +157,8 @@ class AsyncLLM(Closing):
         contents = as_list("prompts", prompts)
         self._check_open()
         self._check_num(len(contents), "prompts")
-        return [request.tokens for request in await self._encoder.encode(contents)]
+        template = chat_arguments(tools, chat_template_kwargs)
+        return [request.tokens for request in await self._encoder.encode(contents, template)]
 
     @property
     def num_waiting(self) -> int:
@@ -163,12 +186,13 @@ class AsyncLLM(Closing):
         tools: Sequence[Any] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
         first: int = 0,
+        top: int = 0,
     ) -> Call:
         contents = as_list("prompts", prompts)
         template = chat_arguments(tools, chat_template_kwargs)
         each = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
         due = len(contents) * (1 if params is None else params.n)
-        call = Call(params, streams, asyncio.get_running_loop(), each, due, first)
+        call = Call(params, streams, asyncio.get_running_loop(), each, due, first, top)
         with self._stepper.lock:
             self._check_open()
             self._check_num(due, "samples")

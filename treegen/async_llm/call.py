@@ -24,6 +24,7 @@ class Call:
     params: how they are sampled; None only scores them.
     streams: whether tokens are handed out as they come.
     first: samples of a seed that are left out.
+    top: how many likeliest tokens to report where they are only scored.
     rows: what it counts against the samples that may wait; 0 once nobody waits for it.
     due: results that the engine has not handed out.
     requests, prompts: the prompts encoded, and their token ids, once they are.
@@ -37,6 +38,7 @@ class Call:
     rows: int
     due: int
     first: int = 0
+    top: int = 0
     prompts: list[Tokens] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     queue: asyncio.Queue[list[tuple[int, Any]] | Exception] = field(default_factory=asyncio.Queue)

@@ -36,11 +36,11 @@ class Encoder:
         """Encode the prompts of a call. template: arguments of the chat template."""
         self._thread.submit(self._encode, call, contents, template)
 
-    async def encode(self, contents: list[Any]) -> list[Request]:
+    async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """The requests of prompts, for who waits in an event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._thread, self._requests, contents, SamplingParams(), {}
+            self._thread, self._requests, contents, SamplingParams(), template
         )
 
     def close(self) -> None:

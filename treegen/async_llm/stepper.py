@@ -150,7 +150,7 @@ class Stepper:
         try:
             if call.params is None:
                 for tokens in call.prompts:
-                    call.numbers.append(self._run.score(tokens))
+                    call.numbers.append(self._run.score(tokens, call.top))
             else:
                 params = [call.params] * len(call.requests)
                 call.numbers += self._run.add(call.requests, params, first=call.first)

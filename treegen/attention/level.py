@@ -117,6 +117,11 @@ class HostLevel:
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     items: Items | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes remember for themselves."""
+        given = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
+        return HostLevel, (*given, self.causal, {}, self.items)
+
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.
 

@@ -137,6 +137,7 @@ class PagedCache:
     """A pool of pages with the tensors that they lie in.
 
     layers: one LayerKV for each attention layer; some layers may share one.
+    tokens_S: int32, the token in each slot, whose key and value lie there.
     pool: which pages are free.
     states: those of recurrent layers, beside the pages; None for a model without any.
     on_copy: called before tokens are copied, with what `copy_tokens` is given.
@@ -158,10 +159,19 @@ class PagedCache:
         pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
         self._pools = list({id(tensor): tensor for tensor in pools}.values())
         self.page_size = page_size
+        owned = [*self._pools, *(t for layer in states.layers for t in layer)] if states else pools
+        device = owned[0].device if owned else torch.device("cpu")
+        tokens = torch.zeros(num_pages + 1, page_size, dtype=torch.int32, device=device)
+        self._pools.append(tokens)
+        self.tokens_S: Tensor = tokens.view(-1)
         self.pool = PagePool(num_pages)
 
+    def note_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
+        """Note which tokens the slots have, whose keys and values a pass writes."""
+        self.tokens_S.scatter_(0, slots_T, tokens_T.int())
+
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy keys and values from slots to slots in all layers.
+        """Copy tokens, with their keys and values in all layers, from slots to slots.
 
         A slot is page * page_size + offset.
         """
@@ -169,7 +179,7 @@ class PagedCache:
             return
         if self.on_copy is not None:
             self.on_copy(source, target)
-        device = self._pools[0].device if self._pools else torch.device("cpu")
+        device = self.tokens_S.device
         from_slots, to_slots = to_device(source, device), to_device(target, device)
         for pool in self._pools:
             # Not all versions of torch copy numbers of 8 bits by index.

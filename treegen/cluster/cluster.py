@@ -168,7 +168,7 @@ class Cluster(Calls):
     ) -> Stream:
         plan.check_fits(self.facts.num_pages or 0, self.facts.page_size)
         packed = PackedPlan.of(plan, params)
-        if all(request.score_from is not None for request in plan.requests):
+        if all(not request.samples for request in plan.requests):
             groups = score_groups(plan)
             names = [plan.requests[group[0]].id for group in groups]
             run = self._run(ScoreJob(packed, groups), score_items(plan, groups), names)

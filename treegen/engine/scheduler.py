@@ -31,7 +31,7 @@ from treegen.cache.pool import PagedCache
 from treegen.common.device import current
 from treegen.engine.compute.execute import Executor
 from treegen.engine.guessing.speculation import Speculation, SpeculationOptions
-from treegen.engine.passes.decode import DecodeSteps, Flight
+from treegen.engine.passes.decode import DecodeSteps, Flight, Pending
 from treegen.engine.passes.prefill import PrefillFlight, PrefillPasses
 from treegen.engine.requests.admission import Admission
 from treegen.engine.requests.checking import check_run
@@ -232,16 +232,18 @@ class Scheduler:
             # device has work again.
             self._land(end=False)
         self._admission.admit()
-        launched: PrefillFlight | Flight | None
+        launched: PrefillFlight | Flight | Pending | None
         if self._prefills_next:
             launched = self._passes.launch(self._admission.to_compute)
         else:
             launched = self._decode()
-        before, self.flight = self.flight, launched
+        before, self.flight = self.flight, None if isinstance(launched, Pending) else launched
         if self._speculation is not None:
             self._speculation.work()
         if before is not None:
             self._note(before)
+        if isinstance(launched, Pending):
+            launched = self.flight = self._steps.draw(launched)
         if self._results.end() and self._run_ahead:
             # Now, for the device waits when the next results are there.
             self._admission.admit()
@@ -339,7 +341,7 @@ class Scheduler:
         in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 
-    def _decode(self) -> Flight | None:
+    def _decode(self) -> Flight | Pending | None:
         """Launch a decode step, if rows are live."""
         while True:
             before = self.flight if isinstance(self.flight, Flight) else None

@@ -11,6 +11,7 @@ from treegen.evals.asked.given import named
 from treegen.evals.asked.settings import settle
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.options import EngineOptions
+from treegen.params import PENALTIES
 from treegen.runs import RunDir, RunSettings, model_identity
 
 # How a user sets a field of run.json, if not by an argument that has the field's name.
@@ -20,6 +21,7 @@ _ARGUMENTS: Final = {
     "data.problems": "data=, split=, limit= or ids=",
     "data.fewshot": "num_fewshot=, fewshot_file=, fewshot_data= or seed=",
     "model.fingerprint": "model=",
+    **{f"draw.{name}": f"{name}=" for name in PENALTIES},
     "sampling.min_tokens": "set by the task",
     "sampling.logit_bias": "set by the task",
     "treegen": "",

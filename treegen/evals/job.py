@@ -129,7 +129,9 @@ def plan_job(job: Job, facts: "ModelFacts") -> Plan:
 
     Raises:
         CapacityError: a prompt is too long for the model, or does not fit in memory even alone.
+        InputError: samples must have a structure that the model's tokenizer cannot give them.
     """
+    _check_structure(job, facts)
     try:
         return _planned(job, facts)
     except CapacityError as error:
@@ -137,6 +139,13 @@ def plan_job(job: Job, facts: "ModelFacts") -> Plan:
         if shorter is None:
             raise
         raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
+
+
+def _check_structure(job: Job, facts: "ModelFacts") -> None:
+    from treegen.prompts.grammars import grammar_of
+
+    structure, spec = job.settings.sampling.structure, facts.spec
+    grammar_of(structure, facts.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
 
 def first_prompt(job: Job, facts: "ModelFacts") -> str:

@@ -15,36 +15,38 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall
 
-from treegen.outputs import Completion
-from treegen.prompts.calls import read_reply
+from treegen.outputs import Completion, Score
 from treegen.prompts.token_text import Text, chat_logprobs
+from treegen.replies import Replies
 
 
 def output_of(
     model: str,
     prompt: Sequence[int],
     completions: Sequence[Completion],
-    text: Text,
+    replies: Replies,
     *,
+    text: Text,
     tools: Sequence[Any] | None,
     logprobs: bool,
     seconds: float,
 ) -> ModelOutput:
     """The output of one generation: a choice for each completion.
 
-    prompt: its token ids. tools: as the chat template had them. logprobs: whether they were asked
-    for.
+    prompt: its token ids. replies: takes completions apart. text: of tokens. tools: as the chat
+    template had them. logprobs: whether they were asked for.
     """
     read, drawn = len(prompt), sum(each.num_tokens for each in completions)
     choices = []
     for each in completions:
-        message = _message(model, prompt, each, text, tools)
+        message = _message(model, prompt, each, replies, tools)
         reason: StopReason = "max_tokens" if each.finish_reason == "length" else "stop"
         choices.append(
             ChatCompletionChoice(
                 message=message,
                 stop_reason="tool_calls" if message.tool_calls else reason,
                 logprobs=_logprobs(prompt, each, text) if logprobs else None,
+                prompt_logprobs=_prompt_logprobs(prompt, each.prompt_logprobs, text),
             )
         )
     usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
@@ -55,10 +57,10 @@ def _message(
     model: str,
     prompt: Sequence[int],
     completion: Completion,
-    text: Text,
+    replies: Replies,
     tools: Sequence[Any] | None,
 ) -> ChatMessageAssistant:
-    reply = read_reply(completion, prompt, text.tokenizer, tools)
+    reply = replies.read(completion, prompt, tools)
     content: str | list[Any] = reply.text
     if reply.thoughts:
         content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]
@@ -72,4 +74,13 @@ def _message(
 
 def _logprobs(prompt: Sequence[int], completion: Completion, text: Text) -> Logprobs:
     tokens = text.named(prompt, completion.tokens, completion.logprobs, completion.top_logprobs)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
+
+
+def _prompt_logprobs(prompt: Sequence[int], score: Score | None, text: Text) -> Logprobs | None:
+    """Those of the prompt's tokens but the first."""
+    if score is None:
+        return None
+    tops = score.top.pairs() if score.top is not None else ()
+    tokens = text.named(prompt[:1], score.tokens, score.logprobs, tops)
     return Logprobs.model_validate({"content": chat_logprobs(tokens)})

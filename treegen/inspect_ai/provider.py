@@ -18,7 +18,8 @@ from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
 from treegen.options import check_known
 
-_OWN: Final = ("chat_template", "chat_template_kwargs")
+_OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
+_SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
 _WAITING: Final = 2**20  # Inspect's own limit of connections is what holds calls back
@@ -36,6 +37,8 @@ class TreegenAPI(ModelAPI):
         *,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        sampling: str = "recommended",
+        tool_format: str | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -44,6 +47,10 @@ class TreegenAPI(ModelAPI):
         chat_template: in place of the tokenizer's own, or for a model that has none; a file, or the
         template itself.
         chat_template_kwargs: arguments of the chat template, such as enable_thinking.
+        sampling: what holds where a generation does not say: "recommended" is what the checkpoint's
+        generation_config.json recommends, as for Inspect's `hf` and `vllm`; "neutral" is
+        temperature 1 without filters.
+        tool_format: how the model writes tool calls, in place of what its chat template tells.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
@@ -58,13 +65,16 @@ class TreegenAPI(ModelAPI):
             if not isinstance(chat_template_kwargs or {}, Mapping):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
             check_known(options, "model arguments", _OWN)
+            if sampling not in _SAMPLING:
+                raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
             template = None if chat_template is None else _read_template(chat_template)
             llm = LLM(model_name, **options)
+            if template is not None:
+                llm.tokenizer.chat_template = template
+            self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(str(error)) from error
-        if template is not None:
-            llm.tokenizer.chat_template = template
-        self._served = AsyncLLM(llm, max_waiting=_WAITING)
+        self._usual = dict(llm.spec.recommended) if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
             # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
@@ -89,7 +99,7 @@ class TreegenAPI(ModelAPI):
         """
         if tool_choice not in ("auto", "none"):
             raise InputError("a model cannot be made to call a tool; tool_choice must be auto")
-        params, known = sampling_params(config), template_tools(tools)
+        params, known = sampling_params(config, self._usual), template_tools(tools)
         start = time.perf_counter()
         try:
             (prompt,), (found,) = await self._served.generate(
@@ -107,7 +117,8 @@ class TreegenAPI(ModelAPI):
             self.model_name,
             prompt.tolist(),
             found,
-            self._served.text,
+            self._served.replies,
+            text=self._served.text,
             tools=known,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,

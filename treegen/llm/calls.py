@@ -15,7 +15,14 @@ from treegen.engine.stream import RunResult, ScoreStream, Stream
 from treegen.errors import InputError
 from treegen.model.facts import ModelFacts
 from treegen.outputs import Completion, Score
-from treegen.params import Params, SamplingParams, check_int, check_params, check_tree_params
+from treegen.params import (
+    MAX_COUNT,
+    Params,
+    SamplingParams,
+    check_int,
+    check_params,
+    check_tree_params,
+)
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import (
     ScoreInput,
@@ -249,12 +256,15 @@ class Calls(Closing, Uncopied, ABC):
             several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
         )
 
-    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> list[Score]:
+    def score(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]], *, top: int = 0) -> list[Score]:
         """Log-likelihood of each continuation given its context.
 
         A context that several pairs share is computed once. If a context is empty, or all its
         tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
         place, or else the end-of-sequence token.
+
+        top: how many likeliest tokens to report in the place of each token of a continuation, as
+        `Score.top`; all, if the vocabulary has fewer.
 
         Raises:
             InputError: pairs cannot be used, or another run of this LLM is not finished.
@@ -264,17 +274,20 @@ class Calls(Closing, Uncopied, ABC):
         pairs = as_list("pairs", pairs)
         if not pairs:
             return []
-        with self.score_stream(pairs) as stream:
+        with self.score_stream(pairs, top=top) as stream:
             scores = dict(stream)
             stream.check_whole()
         return [scores[index] for index in range(len(scores))]
 
-    def score_stream(self, pairs: Iterable[tuple[ScoreInput, ScoreInput]]) -> ScoreStream:
+    def score_stream(
+        self, pairs: Iterable[tuple[ScoreInput, ScoreInput]], *, top: int = 0
+    ) -> ScoreStream:
         """The scores of `score` as they are known; an iterator over (index of the pair, score).
 
         Raises what `score` raises. NumericsError comes from the iterator.
         """
-        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec)
+        check_int("top", top, least=0, most=MAX_COUNT)
+        requests = score_requests(as_list("pairs", pairs), self.tokenizer, self.spec, top=top)
         plan = self._plan(requests)
         params = [SamplingParams()] * len(requests)
         return ScoreStream(self._start(plan, params, [[] for _ in requests]))

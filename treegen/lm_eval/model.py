@@ -60,6 +60,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         think_end_token: str | int | None = None,
         enable_thinking: bool | None = None,
         chat_template_args: Mapping[str, Any] | None = None,
+        sampling: str = "neutral",
         batch_size: object = None,
         max_batch_size: object = None,
         **options: Any,
@@ -74,6 +75,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         max_gen_toks: tokens of an answer at most, where gen_kwargs do not say.
         add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as for
         lm-eval's `hf`.
+        sampling: what holds where gen_kwargs do not say: "neutral" filters and penalises nothing,
+        as lm-eval's `vllm`; "recommended" is what generation_config.json says, as its `hf`.
         batch_size, max_batch_size: without effect; max_rows is the most samples at once.
         options: those of LLM, such as dtype, device, memory or max_rows.
 
@@ -93,6 +96,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             check_int("max_length", max_length, least=2)
         if enable_thinking and think_end_token is None:
             raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
+        if sampling not in ("neutral", "recommended"):
+            raise InputError(f"sampling must be neutral or recommended, got {sampling!r}")
         if cache is not None:
             Made.directory(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
@@ -112,6 +117,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.facts.device_type)
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
+        self._usual = dict(self.llm.spec.recommended) if sampling == "recommended" else {}
         self._revision = options.get("revision")
         most = self.llm.spec.context_length
         if max_length is not None and max_length > most:
@@ -239,6 +245,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             seed=self._seed,
             eos=self._texts.eos,
             thinks=self._texts.think,
+            usual=self._usual,
         )
         room = self.max_length - settings.params.max_tokens
         if room < 1:

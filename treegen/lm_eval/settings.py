@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
@@ -12,17 +13,14 @@ from treegen.params import SamplingParams
 # Beside these there are `until`, `do_sample`, and max_gen_toks under its four names.
 _HONOURED: Final = (
     "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos",
-    "logit_bias", "seed",
+    "logit_bias", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words",
 )  # fmt: skip
 # Settings of other engines, and the value with which each of them changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "n": 1,
-    "repetition_penalty": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "no_repeat_ngram_size": 0,
     "typical_p": 1,
     "use_cache": True,
 }
@@ -41,14 +39,16 @@ class GenSettings:
 
 
 def gen_settings(
-    gen_kwargs: Mapping[str, Any], *, max_gen_toks: int, seed: int, eos: str | None, thinks: bool
-) -> GenSettings:
+    gen_kwargs: Mapping[str, Any], *, max_gen_toks: int, seed: int, eos: str | None, thinks: bool,
+    usual: Mapping[str, Any] = MappingProxyType({}),
+) -> GenSettings:  # fmt: skip
     """Return the settings that a request's gen_kwargs mean; None stands for a setting's absence.
 
     max_gen_toks, seed: where gen_kwargs have none.
     eos: the text of the end-of-sequence token.
     thinks: whether thoughts come before the answer. They may have any text, so the stop strings do
     not end the sample, and only cut its answer.
+    usual: settings that hold where gen_kwargs have none; a request that is greedy stays so.
 
     Raises:
         InputError: a setting cannot be honoured, or has a value that cannot be used.
@@ -70,7 +70,10 @@ def gen_settings(
             f"treegen cannot honour {', '.join(refused)} of gen_kwargs; it knows until, do_sample, "
             f"max_gen_toks, {', '.join(_HONOURED)}"
         )
-    settings = {name: asked[name] for name in _HONOURED if name in asked}
+    mine: dict[str, Any] = {name: asked[name] for name in _HONOURED if name in asked}
+    if "temperature" not in given:  # lm-eval fills in 0
+        mine.pop("temperature", None)
+    settings = {**usual, **mine}
     settings.setdefault("seed", seed)
     settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
     if settings.get("top_k") == -1:  # another way to write that all tokens are kept

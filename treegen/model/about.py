@@ -66,6 +66,7 @@ class About:
             "context_length": spec.context_length,
             "vocab_size": spec.vocab_size,
             "unreached": list(spec.unreached),
+            "recommended": dict(spec.recommended),
         }
 
 

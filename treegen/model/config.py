@@ -23,6 +23,7 @@ from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
 from treegen.model.checkpoint.headers import check_headers
 from treegen.model.checkpoint.text_part import generates_text
 from treegen.model.probe import probe_layers
+from treegen.model.recommended import recommended_sampling
 from treegen.spec import LayerSpec, ModelSpec
 
 DTYPES: Final = {
@@ -231,6 +232,7 @@ def spec_of(
         num_weights=probed.num_weights,
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
+        recommended=recommended_sampling(directory),
     )
 
 

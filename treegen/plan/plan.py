@@ -38,6 +38,7 @@ class Request:
     rows: decode rows at most. Greedy samples of one prompt are all the same, and share one row.
     max_tokens: generated tokens of a sample at most.
     score_from: the position from which on log-probabilities are reported; None reports none.
+    top: how many likeliest tokens are reported in each of these places.
     origin: what the randomness of its samples belongs to; None stands for the id.
     first: the number that its sample 0 has among all samples of its origin.
     """
@@ -50,6 +51,7 @@ class Request:
     score_from: int | None = None
     origin: str | None = None
     first: int = 0
+    top: int = 0
 
     @property
     def readers(self) -> int:

@@ -153,6 +153,8 @@ def _request(prompt: TokenPrompt, samples: int, params: SamplingParams, spec: Mo
         rows=min(samples, 1) if params.temperature == 0 else samples,
         max_tokens=min(params.max_tokens, room),
         origin=origin_of(prompt.tokens) if prompt.node.id is None else None,
+        score_from=1 if params.prompt_logprobs is not None and len(prompt.tokens) > 1 else None,
+        top=params.prompt_logprobs or 0,
     )
 
 
@@ -185,7 +187,7 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
 
 
 def score_requests(
-    pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec
+    pairs: Sequence[tuple[ScoreInput, ScoreInput]], tokenizer: Any, spec: ModelSpec, *, top: int = 0
 ) -> list[Request]:
     """One request for each (context, continuation) pair, both text or both token ids.
 
@@ -193,6 +195,8 @@ def score_requests(
     context alone would not have, so a token across the boundary belongs to the continuation. A
     context that is left without a token gets the token that texts begin with, or else the token
     that ends them.
+
+    top: how many likeliest tokens to report in each place.
 
     Raises:
         InputError: a pair is not two texts or two lists of token ids, a continuation has no token,
@@ -229,7 +233,7 @@ def score_requests(
             whole, start = np.concatenate([_begin(name, tokenizer), whole]), 1
         check_vocabulary(name, whole, spec)
         check_scored(name, len(whole), spec)
-        requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+        requests.append(Request(name, whole, 0, 0, max_tokens=1, score_from=start, top=top))
     return requests
 
 

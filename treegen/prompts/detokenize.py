@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -30,7 +30,8 @@ class Detokenizer:
     character mean nothing alone. So the end of the prompt is decoded together with the tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown: Collection[str] = ()) -> None:
+        """Text by a tokenizer. shown: special tokens that are text all the same."""
         from tokenizers.decoders import ByteLevel
 
         self._tokenizer = tokenizer
@@ -39,6 +40,10 @@ class Detokenizer:
         self._limit = None if getattr(tokenizer, "is_fast", False) else len(tokenizer)
         # This decoder shows every whole character, whatever bytes stand next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
+        self._hidden: frozenset[int] | None = None
+        if shown:
+            special = special_tokens(tokenizer, self)
+            self._hidden = frozenset(id for name, id in special.items() if name not in shown)
         # All samples of a prompt have the same text before them.
         self._shown = functools.lru_cache(maxsize=4096)(self.decode)
 
@@ -113,15 +118,18 @@ class Detokenizer:
 
     def decode_each(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence of tokens, as the tokenizer gives it."""
+        skip = self._hidden is None
+        if self._hidden is not None:
+            sequences = [[id for id in ids if id not in self._hidden] for ids in sequences]
         if self._limit is None:
             if len(sequences) < _MANY:
-                return [self._backend.decode(ids, skip_special_tokens=True) for ids in sequences]
-            texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=True)
+                return [self._backend.decode(ids, skip_special_tokens=skip) for ids in sequences]
+            texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip)
             return texts
         known = [[token for token in tokens if token < self._limit] for tokens in sequences]
         return [
             self._tokenizer.decode(
-                ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
             )
             for ids in known
         ]

@@ -19,7 +19,7 @@ import numpy as np
 
 from treegen.errors import InputError
 from treegen.outputs import FinishReason
-from treegen.params import SamplingParams
+from treegen.params import STRUCTURES, SamplingParams
 from treegen.prompts.detokenize import (
     CONTEXT_TOKENS,
     NUM_PROBES,
@@ -27,6 +27,7 @@ from treegen.prompts.detokenize import (
     Detokenizer,
     special_tokens,
 )
+from treegen.prompts.grammars import grammar_of
 from treegen.prompts.thinking import ThinkingTags, thinking_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Stopping:
     may_end: bool [vocab_size], tokens after which a sample may be over.
     ids: tokens after which a sample is over.
     thinking: finds the thinking in a sample; None where it is not told from the answer.
+    bad_words: the tokens of words that may not be drawn.
+    grammar: what a sample has to be; None where it may be anything.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class Stopping:
         if self._strings is not None:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
+        self.bad_words = word_tokens(params.banned, tokenizer, vocab_size)
+        self.grammar = grammar_of(params.structure, tokenizer, eos_token_ids, vocab_size)
         self.thinking = thinking_of(params, tokenizer)
         if self.thinking is not None and params.max_thinking_tokens is not None:
             self._check_forced(self.thinking, vocab_size)
@@ -161,15 +166,40 @@ class Stoppings:
             max_thinking_tokens=None if params.max_thinking_tokens is None else 0,
             reasoning_tags=params.reasoning_tags,
             thinking_end=params.thinking_end,
+            bad_words=params.banned,
+            **_structure(params),
         )
         # The length is a part of the key, because a tokenizer may get further tokens meanwhile.
         return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
+
+
+def _structure(params: SamplingParams) -> dict[str, Any]:
+    given = {name: getattr(params, name) for name in STRUCTURES}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _make(
     stops: SamplingParams, tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
 ) -> Stopping:
     return Stopping(stops, tokenizer, eos_ids, vocab_size)
+
+
+def word_tokens(
+    words: Sequence[str], tokenizer: Any, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """The tokens of words, each as it is at the start of a text, and after a space.
+
+    Raises:
+        InputError: a word has no tokens, or one that the model has not.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip()):
+            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
+            if not tokens or max(tokens) >= vocab_size:
+                raise InputError(f"the bad word {word!r} has no tokens that the model can draw")
+            found[tokens] = None
+    return tuple(found)
 
 
 class StopStrings:

@@ -86,11 +86,13 @@ def without_tags(text: str, tokenizer: Any) -> str:
 def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     """The thinking of samples with some parameters; None where it is not told from the answer.
 
+    What has a grammar is told apart where tags are known.
+
     Raises:
         InputError: there is a budget, and no tag is known that ends a thinking.
     """
     wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
-    if wanted is None and not has_budget:
+    if wanted is None and not has_budget and params.structure is None:
         return None
     tags = tags_of(tokenizer) if wanted is None or isinstance(wanted, str) else _tags(*wanted)
     if tags is None:
@@ -121,13 +123,19 @@ class ThinkingTags:
     """Finds the thinking in samples of one tokenizer.
 
     end: token ids that close a thinking whose budget is used up.
+    opening_id: the token of the opening tag; None if it has several.
+    always: whether a sample begins with one of the tags in any case, as with Harmony's channels.
     """
 
     def __init__(self, tags: Tags, tokenizer: Any) -> None:
         """The thinking between some tags."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
+        opening = _encoded(tokenizer, tags.open)
+        self.opening_id = opening[0] if len(opening) == 1 else None
         close = _encoded(tokenizer, tags.close)
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        self.always = opening[:1] == close[:1] and opening[0] in added.values()
         self._closing_id = close[0] if len(close) == 1 else None
         self.end = tuple(_encoded(tokenizer, tags.end))
 
@@ -151,14 +159,38 @@ class ThinkingTags:
         """
         if self._is_closed(tokens):
             return None
-        if self.opens(prompt):
-            return budget
         shown = self._detokenizer.raw(tokens).lstrip()
-        if shown.startswith(self.tags.open):
-            return self._num_opening(tokens) + budget
+        if self.opens(prompt) or shown.startswith(self.tags.open):
+            return self._budget_ends(prompt, tokens, budget)
         # The last token may be a part of a character.
         may_open = self.tags.open.startswith(shown.rstrip("\ufffd"))
         return len(tokens) + 1 if may_open else None
+
+    def may_close(self, new: Tokens) -> bool:
+        """Whether a thinking may be over after new tokens, at the end of those before."""
+        return self.num_open(new) < len(new)
+
+    def num_open(self, new: Tokens) -> int:
+        """How many new tokens, from the first on, certainly do not close a thinking."""
+        if self._closing_id is None:
+            return 0
+        at = np.flatnonzero(np.asarray(new) == self._closing_id)
+        return int(at[0]) if len(at) else len(new)
+
+    def closed_at(self, prompt: Tokens, tokens: Tokens, params: SamplingParams) -> int:
+        """How many tokens a sample has when its thinking, which is not open, has ended; else 0.
+
+        Tokens that closed it because its budget was used up are all a part of it.
+        """
+        if self.tags.close not in self._detokenizer.raw(tokens):
+            return 0
+        num, budget = self._num_thinking(tokens), params.max_thinking_tokens
+        if budget is not None:
+            due = self._budget_ends(prompt, tokens, budget)
+            given = tuple(map(int, tokens[due : due + len(self.end)]))
+            if due < num and given == self.end[: len(given)]:
+                return due + len(self.end)
+        return num
 
     def split(
         self, prompt: Tokens, tokens: Tokens, text: str, budget: int | None
@@ -175,7 +207,7 @@ class ThinkingTags:
         num_tokens = self._num_thinking(tokens)
         is_forced = False
         if budget is not None:
-            due = budget if self.opens(prompt) else self._num_opening(tokens) + budget
+            due = self._budget_ends(prompt, tokens, budget)
             forced = tuple(map(int, tokens[due : due + len(self.end)]))
             is_forced = due < num_tokens and forced == self.end
         at = text.find(self.tags.close)
@@ -184,6 +216,14 @@ class ThinkingTags:
         else:  # the tag is of special tokens
             end = min(len(self._detokenizer.text(prompt, tokens[:num_tokens])), len(text))
         return Thinking(num_tokens, end, is_closed=True, is_forced=is_forced)
+
+    def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
+        """Whether a sample is thinking after some tokens."""
+        return not self._is_closed(tokens) and self._begins(prompt, self._detokenizer.raw(tokens))
+
+    def _budget_ends(self, prompt: Tokens, tokens: Tokens, budget: int) -> int:
+        """How many tokens a sample that thinks has when its thinking has used up a budget."""
+        return budget if self.opens(prompt) else self._num_opening(tokens) + budget
 
     def _begins(self, prompt: Tokens, shown: str) -> bool:
         return shown.lstrip().startswith(self.tags.open) or self.opens(prompt)

@@ -1,6 +1,6 @@
 """The text of single tokens, as log-probabilities name them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from treegen.prompts.detokenize import CONTEXT_TOKENS, PARTIAL, Detokenizer
@@ -35,9 +35,9 @@ def _told(token: str, logprob: float | None) -> dict[str, Any]:
 class Text:
     """The text of tokens, whole and one by one."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """Text by a tokenizer that is only used to decode."""
-        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Any, *, shown: Collection[str] = ()) -> None:
+        """Text by a tokenizer that is only used to decode. shown: special tokens that are text."""
+        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, shown=shown)
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """What tokens add to the text of those before."""

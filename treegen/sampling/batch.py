@@ -1,4 +1,4 @@
-"""What some distributions of a pass are drawn with: sampling parameters and biases, as tensors.
+"""What some distributions of a pass are drawn with: sampling parameters, as tensors.
 
 Shape letters: P distributions, U kinds of biases, K biased tokens, V vocabulary.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.params import SamplingParams
+from treegen.sampling.penalties import Penalties, Words
 from treegen.sampling.signals import Signals
 
 NO_END = 2**62  # more tokens than any sample has
@@ -23,16 +24,18 @@ _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """What is added to the logits of K tokens.
+    """What is added to the logits of K tokens, and what may not be drawn.
 
     token: the ids of the tokens.
     value: what is added to the logit of each.
     until: the value is added as long as the sample has fewer tokens than this.
+    words: may not be drawn, each as its tokens.
     """
 
     token: NDArray[np.int64]
     value: NDArray[np.float32]
     until: NDArray[np.int64]
+    words: Words = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class SamplingBatch:
     biases: what is added to logits before a draw.
     signals: what is told of each distribution.
     processed_P: which rows report log-probabilities of the distribution that they draw from.
+    penalties: what of a draw depends on the text before it.
+    masked: whether some rows may draw certain tokens only; which ones is told at the draw.
     """
 
     temperature_P: Tensor
@@ -91,14 +96,18 @@ class SamplingBatch:
     num_logprobs: int
     biases: Biases | None = None
     signals: Signals | None = None
-
     processed_P: Tensor | None = None
+    penalties: Penalties | None = None
+    masked: bool = False
 
     @property
     def draws_plainly(self) -> bool:
         """Whether rows draw from all tokens, unbiased, and report only the token's own logit."""
-        filters = (self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P)
-        return not self.num_logprobs and all(column is None for column in filters)
+        filters = (
+            self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P,
+            self.penalties,
+        )  # fmt: skip
+        return not (self.num_logprobs or self.masked) and all(column is None for column in filters)
 
     @property
     def is_plain(self) -> bool:
@@ -129,6 +138,7 @@ class SamplingBatch:
             else replace(self.biases, index_P=self.biases.index_P[rows]),
             signals=None if self.signals is None else self.signals.of_rows(rows),
             processed_P=part(self.processed_P),
+            penalties=None if self.penalties is None else self.penalties.of_rows(rows),
         )
 
     def load(self, other: SamplingBatch) -> None:
@@ -169,4 +179,5 @@ class SamplingBatch:
             biases=Biases.of(biases, index_P),
             signals=Signals.of(params, index_P),
             processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
+            penalties=Penalties.of(params, [each.words for each in biases], index_P),
         )

@@ -1,10 +1,10 @@
 """Draw tokens from logits with randomness that belongs to the row, not to the batch.
 
-A draw is a pure function of the row's seed, the step and the logits. A counter-based generator
-makes one uniform number of the seed and the step. That number is looked up in the row's cumulative
-distribution. So a sample draws with the same numbers in any batch, in any order, and after any
-preemption or resume. The sample is the same if its logits are; a model may round logits otherwise
-in another batch.
+A draw is a pure function of the row's seed, the step and the logits, and with penalties of the
+row's text. A counter-based generator makes one uniform number of the seed and the step. That number
+is looked up in the row's cumulative distribution. So a sample draws with the same numbers in any
+batch, in any order, and after any preemption or resume. The sample is the same if its logits are; a
+model may round logits otherwise in another batch.
 
 Shape letters: P distributions, N draws from each, V vocabulary.
 """
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.masks import Masks
+from treegen.sampling.texts import Texts
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
@@ -82,12 +84,16 @@ def draw(
     steps_PN: Tensor,
     params: SamplingBatch,
     forced_P: Tensor | None = None,
+    texts: Texts | None = None,
+    masks: Masks | None = None,
 ) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
 
     seeds_PN: the seed of each draw.
     steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
     forced_P: int64, the token that a row gets in place of its draws, or -1; None if all are drawn.
+    texts: what comes before the draws; needed where there are penalties.
+    masks: the tokens that may be drawn; None for all.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_plainly:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
@@ -97,16 +103,17 @@ def draw(
         signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
-    most = max(_AT_ONCE // logits_PV.shape[1], 1)
+    width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
+    most = max(_AT_ONCE // width, 1)
     if len(logits_PV) <= most:
-        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P)
+        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
     parts = []
     for start in range(0, len(logits_PV), most):
         rows = slice(start, start + most)
         forced = None if forced_P is None else forced_P[rows]
-        parts.append(
-            _draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], params.of_rows(rows), forced)
-        )
+        mine = None if texts is None else texts.of_rows(rows)
+        how, may = params.of_rows(rows), None if masks is None else masks.of_rows(rows)
+        parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine, may))
     return _joined(parts)
 
 
@@ -149,12 +156,17 @@ def _draw(
     steps_PN: Tensor,
     params: SamplingBatch,
     forced_P: Tensor | None,
+    texts: Texts | None,
+    masks: Masks | None,
 ) -> Draws:
     logits_PV = logits_PV.float()
     lse_P = log_sum_exp(logits_PV)
-    biased_PV = logits_PV
+    biased_PV = logits_PV if masks is None else masks.apply(logits_PV)
     if params.biases is not None:
-        biased_PV = params.biases.add(logits_PV, steps_PN[:, 0])
+        biased_PV = params.biases.add(biased_PV, steps_PN[:, 0])
+    if params.penalties is not None:
+        assert texts is not None, "penalties need the text"
+        biased_PV = params.penalties.apply(biased_PV, texts)
     if params.all_greedy:
         tokens_PN = biased_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
     else:

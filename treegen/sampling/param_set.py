@@ -28,14 +28,15 @@ class ParamSet:
 
     @functools.cached_property
     def bias(self) -> Bias:
-        """What is added to logits before a draw: min_tokens and logit_bias."""
+        """What is added to logits before a draw, and banned: min_tokens, logit_bias, bad_words."""
         least = self.params.min_tokens
         stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
         own = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
         return Bias(
-            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64)
-        )
+            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64),
+            self.stopping.bad_words,
+        )  # fmt: skip
 
 
 def param_sets(

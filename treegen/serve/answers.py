@@ -10,9 +10,9 @@ from itertools import accumulate, islice
 from typing import Any, Final
 
 from treegen.outputs import Completion, Score
-from treegen.prompts.calls import read_reply
 from treegen.prompts.detokenize import CONTEXT_TOKENS
 from treegen.prompts.token_text import NamedToken, Text, chat_logprobs
+from treegen.replies import Part, Replies, Reply, Said, Thought, ToolCall
 from treegen.search.live.run import News
 from treegen.serve.asks import Ask
 
@@ -25,13 +25,13 @@ class Answer:
     prompts: the token ids of each prompt, once they are known.
     """
 
-    def __init__(self, ask: Ask, num: int, model: str, text: Text) -> None:
+    def __init__(self, ask: Ask, num: int, model: str, text: Text, replies: Replies) -> None:
         """An answer without choices yet.
 
-        num: samples of each prompt. model: its name. text: of tokens.
+        num: samples of each prompt. model: its name. text: of tokens. replies: takes them apart.
         """
         self.ask, self.prompts = ask, list[list[int]]()
-        self._num, self._text, self._num_drawn = num, text, 0
+        self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
         kind = "chat.completion" if ask.is_chat else "text_completion"
         self._frame = {
             "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -41,6 +41,7 @@ class Answer:
         }
         # Of a choice in a stream: the last tokens that were told, and how many characters.
         self._told: dict[int, tuple[list[int], int]] = {}
+        self._num_calls: dict[int, int] = {}
 
     # Whole
 
@@ -48,7 +49,8 @@ class Answer:
         """The JSON of an answer that is given at once.
 
         found: the completions of each prompt; none where nothing was to be drawn.
-        scores: the score of each prompt, for echo with logprobs.
+        scores: the score of each prompt, where it is wanted; for echo with logprobs, and
+        prompt_logprobs.
         """
         choices = []
         ids = self.ask.return_token_ids
@@ -56,11 +58,11 @@ class Answer:
             echoed, its_own = "", None
             if self.ask.echo:
                 echoed = self._text.of([], prompt)
-            if scores:
-                score = scores[place]
+            score = scores[place] if scores else None
+            if self.ask.echo and self.ask.num_top is not None:
                 known = (None, *(score.logprobs if score else ()))
-                best = [[each] for each in score.best] if score and self.ask.num_top else []
-                tops = [[], *best] if best else ()
+                tops = ((), *(score.top.pairs() if score and score.top else [()] * len(known[1:])))
+                tops = tuple(top[: self.ask.num_top] for top in tops)
                 its_own = _by_name(list(self._text.named([], prompt, known, tops)), 0)
             for drawn in found[place] if found else [_NOTHING]:
                 said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
@@ -68,6 +70,8 @@ class Answer:
                 if logprobs and its_own:
                     logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
                 choice = self._ended(place, drawn, said, logprobs)
+                if self.ask.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
                     choice["token_ids"] = list(drawn.tokens)
                     if not self.ask.is_chat:
@@ -76,39 +80,48 @@ class Answer:
         known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
         return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
 
+    def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
+        """What is known of a prompt's tokens, as vLLM's server has it: by token id."""
+        num, told = self.ask.prompt_logprobs or 0, list[Any]([None])
+        if score is None:
+            return told
+        tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
+        for at, (token, logprob, top) in enumerate(
+            zip(score.tokens, score.logprobs, tops, strict=True), 1
+        ):
+            named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
+            named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
+            told.append({
+                str(each): {"logprob": value, "rank": rank,
+                            "decoded_token": self._text.token(prompt[:at], each)}
+                for each, (value, rank) in named.items()
+            })  # fmt: skip
+        return told
+
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
         ask = self.ask
-        message: dict[str, Any] = {"role": "assistant", "content": drawn.text}
-        if not ask.shown_tools and not ask.separate_reasoning:
-            return message
-        reply = read_reply(drawn, self.prompts[place], self._text.tokenizer, ask.shown_tools)
-        message["content"] = reply.text
+        reply = Reply(drawn.text, [])
+        if ask.takes_apart:
+            reply = self._replies.read(drawn, self.prompts[place], ask.shown_tools)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
         if reply.calls:
             message["content"] = reply.text or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "index": index,
-                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-                for index, call in enumerate(reply.calls)
-            ]  # fmt: skip
+            message["tool_calls"] = [_call(*each) for each in enumerate(reply.calls)]
         return message
 
     # Streams
 
     def pieces(self, place: int, item: Any) -> Iterator[Any]:
-        """What a stream says of an item that `AsyncLLM.stream` gives.
-
-        With tools it says nothing of a sample before its end.
-        """
+        """What a stream says of an item that `AsyncLLM.stream` gives."""
         if isinstance(item, News):
-            if not self.ask.shown_tools:
-                yield from self._further(place, item)
+            yield from self._further(place, item)
         elif isinstance(item, Completion):
-            whole = self.ask.shown_tools is not None
-            logprobs = self._logprobs(self.prompts[place], item) if whole else None
-            said = self._message(place, item) if whole else ""
-            yield self._piece(self._ended(place, item, said, logprobs))
+            ended = self._ended(place, item, "", None)
+            if self._num_calls.get(place * self._num + item.sample_index):
+                ended["finish_reason"] = "tool_calls"
+            yield self._piece(ended)
         else:
             self.prompts.append(item.tolist())
             for index in range(place * self._num, (place + 1) * self._num):
@@ -124,8 +137,26 @@ class Answer:
         logprobs = self._logprobs(before, news, given) if news.tokens else None
         after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
         self._told[index] = after, given + len(news.text)
-        if news.text or logprobs:
-            yield self._piece(self._choice(index, news.text, logprobs))
+        said: list[Any] = [news.text] if news.text else []
+        if self.ask.takes_apart:
+            said = [self._delta(index, part) for part in news.parts]
+        if logprobs and not said:
+            said = [""]
+        for delta in said:
+            yield self._piece(self._choice(index, delta, logprobs))
+            logprobs = None
+
+    def _delta(self, index: int, part: Part) -> dict[str, Any]:
+        """What a stream says of a part of a choice."""
+        match part:
+            case Said(text):
+                return {"content": text}
+            case Thought(text):
+                return {"reasoning_content": text}
+            case ToolCall():
+                place = self._num_calls.get(index, 0)
+                self._num_calls[index] = place + 1
+                return {"tool_calls": [_call(place, part)]}
 
     def usage_piece(self) -> Any:
         """The last piece of a stream that is to tell its usage."""
@@ -169,6 +200,12 @@ class Answer:
         if not self.ask.is_chat:
             return _by_name(tokens, offset)
         return {"content": chat_logprobs(tokens), "refusal": None}
+
+
+def _call(index: int, call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "index": index, "function": function}
 
 
 def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:

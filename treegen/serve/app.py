@@ -13,10 +13,11 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -54,14 +55,17 @@ class Server:
         api_key: str | None = None,
         max_body: int = 16 * 2**20,
         body_seconds: float = 30.0,
+        usual: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """A server of one model.
 
         name: what requests call the model. api_key: what they must have; None asks for none.
         max_body: bytes of a body at most. body_seconds: how long a body may take to come.
+        usual: sampling parameters of requests that do not give them.
         """
         self._served, self._name, self._api_key = served, name, api_key
         self._max_body, self._body_seconds = max_body, body_seconds
+        self._usual = dict(usual)
         self._started = int(time.time())
         self._metrics = Metrics(served)
 
@@ -141,13 +145,13 @@ class Server:
         llm, served = self._served.llm, self._served
         # A chat's answer may be as long as the model's context and half of the cache allow.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
-        prompts, params = ask.prompts(), ask.params(max(most, 1))
-        answer = Answer(ask, params.n, self._name, served.text)
+        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual)
+        answer = Answer(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
             whole = self._whole(answer, prompts, params if ask.draws else None, how)
             return _paced(await _unless_gone(request, whole))
-        items = served.stream(prompts, params, **how)
+        items = served.stream(prompts, params, **how, parts=ask.takes_apart)
         # A request that cannot be served is told so by its status, not within the stream.
         first = await _unless_gone(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
@@ -156,16 +160,18 @@ class Server:
         self, answer: Answer, prompts: list[Any], params: SamplingParams | None, how: Any
     ) -> bytes:
         """The JSON of an answer. params: None draws nothing."""
-        found: list[list[Completion]] = []
+        ask, found = answer.ask, list[list[Completion]]()
         scores: list[Score | None] = []
-        if params is None:
-            read = await self._served.encode(prompts)
-        else:
+        if params is None or ask.num_prompt_top is not None:
+            read = await self._served.encode(prompts, **how)
+            ask.check_told(sum(map(len, read)))
+        if params is not None:
             read, found = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in found]
         answer.prompts = [tokens.tolist() for tokens in read]
-        if answer.ask.echo and answer.ask.num_top is not None:
+        if params is None and ask.num_prompt_top is not None:
             long = [tokens for tokens in answer.prompts if len(tokens) > 1]
-            known = iter(await self._served.score(long) if long else ())
+            known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
             scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
         # Many log-probabilities take a while, and others are to be served meanwhile.
         return await asyncio.to_thread(lambda: _dumped(answer.whole(found, scores)))

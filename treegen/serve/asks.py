@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from treegen.errors import InputError
 from treegen.params import SamplingParams
+from treegen.prompts.grammars import REQUESTED, requested
 from treegen.prompts.tree import Message
 
 # Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
 _SAMPLING: Final = (
     "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
     "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
-    "max_thinking_tokens",
+    "no_repeat_ngram_size", "bad_words", "max_thinking_tokens",
 )  # fmt: skip
 # What changes no answer.
 _HARMLESS: Final = (
@@ -26,7 +28,7 @@ _HARMLESS: Final = (
 _ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
 _ONLY_CHATS: Final = (
     "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "response_format", "chat_template_kwargs", "separate_reasoning",
+    "chat_template_kwargs", "separate_reasoning",
 )  # fmt: skip
 _INSTEAD: Final = {
     "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
@@ -35,6 +37,7 @@ _INSTEAD: Final = {
 _DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
 
 _MOST_ECHOED: Final = 2**20  # characters of prompts that are told n times
+_MOST_TOLD: Final = 2**21  # log-probabilities of prompts, with their alternatives
 
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
@@ -74,6 +77,7 @@ class Ask(BaseModel):
     ] = []
     logit_bias: dict[_Token, Any] = {}
     logprobs: bool | _Top | None = None  # the first in a chat, else the second
+    prompt_logprobs: _Top | None = None
 
     prompt: Any = None
     echo: bool = False
@@ -85,7 +89,6 @@ class Ask(BaseModel):
     top_logprobs: _Top = 0
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: dict[Literal["type"], Literal["text"]] = {}
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
     return_token_ids: bool = False
@@ -103,9 +106,32 @@ class Ask(BaseModel):
         return self.logprobs
 
     @property
+    def num_prompt_top(self) -> int | None:
+        """How many alternatives of each token of a prompt are needed; None if none is told."""
+        told = [self.prompt_logprobs, self.num_top if self.echo else None]
+        return max((num for num in told if num is not None), default=None)
+
+    def check_told(self, num_tokens: int) -> None:
+        """Raise AskError if log-probabilities of so many tokens of prompts are too many to tell."""
+        if self.num_prompt_top is None:
+            return
+        told = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
+        if told > _MOST_TOLD:
+            raise AskError(
+                f"{told:,} log-probabilities of prompts are too many for an answer, which has "
+                f"{_MOST_TOLD:,} at most; ask for fewer alternatives or shorter prompts",
+                "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
+            )
+
+    @property
     def shown_tools(self) -> list[Any] | None:
         """The tools that the model may call."""
         return self.tools if self.tools and self.tool_choice == "auto" else None
+
+    @property
+    def takes_apart(self) -> bool:
+        """Whether thoughts and tool calls are told apart from the text."""
+        return self.is_chat and (self.separate_reasoning or self.shown_tools is not None)
 
     @property
     def draws(self) -> bool:
@@ -130,20 +156,24 @@ class Ask(BaseModel):
         raise AskError("prompt must be a string, token ids, or a list of strings or of token ids",
                        "prompt")  # fmt: skip
 
-    def params(self, room: int) -> SamplingParams:
-        """How to sample. room: tokens of a chat's answer at most, where it says nothing.
+    def params(self, room: int, usual: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
+        """How to sample.
+
+        room: tokens of a chat's answer at most, where it says nothing.
+        usual: sampling parameters that hold where it says nothing.
 
         Raises:
             InputError: a sampling parameter cannot be used.
         """
-        usual = room if self.is_chat else _DEFAULT_MAX_TOKENS
-        given = [self.max_completion_tokens, self.max_tokens, usual]
+        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        given = [self.max_completion_tokens, self.max_tokens, most]
         params = SamplingParams(
-            **self.sampling,
+            **{**usual, **self.sampling},
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=next(each for each in given if each is not None) if self.draws else 1,
             stop=[each for each in self.stop if each],
             logprobs=self.num_top or 0,
+            prompt_logprobs=self.num_prompt_top,
             logit_bias=self.logit_bias or None,
         )
         if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
@@ -174,12 +204,12 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
     Raises:
         AskError: it asks for what cannot be done.
     """
-    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS} - {"sampling"}
+    known = {*Ask.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     for name in body:
         if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
             told = _INSTEAD.get(name, "leave it out") if is_chat else "leave it out"
             raise AskError(f"{name} is not supported; {told}", name[:80])
-    sampling = {name: body[name] for name in _SAMPLING if name in body}
+    sampling = {name: body[name] for name in _SAMPLING if name in body} | requested(body)
     if is_chat and body.get("tool_choice", "auto") not in ("auto", "none"):
         raise AskError(
             f"tool_choice {body['tool_choice']!r:.80} is not supported, because nothing forces the "
@@ -196,11 +226,10 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         "logprobs must be a number, and in a chat true or false": ask.logprobs is not None
         and isinstance(ask.logprobs, bool) != is_chat,
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
-        "logprobs with echo must be 0 or 1 (prompts have their likeliest tokens)": ask.echo
-        and (ask.num_top or 0) > 1,
         "logprobs with echo cannot be streamed": ask.echo
         and ask.stream
         and ask.num_top is not None,
+        "prompt_logprobs cannot be streamed": ask.prompt_logprobs is not None and ask.stream,
         "max_tokens 0 is only for echo, not streamed": not ask.draws
         and (ask.stream or not ask.echo),
         "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
@@ -209,7 +238,6 @@ def read_ask(body: Mapping[str, Any], *, is_chat: bool) -> Ask:
         "chat_template_kwargs cannot have a chat_template": "chat_template"
         in ask.chat_template_kwargs,
         "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
-        "separate_reasoning cannot be streamed": ask.separate_reasoning and ask.stream,
     }
     for told, is_so in refused.items():
         if is_so:

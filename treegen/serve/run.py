@@ -150,19 +150,24 @@ def serve(
     max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
     drain_seconds: int = 60,
+    recommended: bool = True,
+    tool_format: str | None = None,
     on_start: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
     at: where to listen.
     drain_seconds: how long answering may take after the signal; the rest is dropped.
+    recommended: requests that do not give a sampling parameter get what the checkpoint recommends.
+    tool_format: how the model writes tool calls, in place of what its chat template tells.
     on_start: called with the URL once requests are taken.
 
     Raises:
         InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
     """
-    with AsyncLLM(llm, max_waiting=max_waiting) as served:
-        server = Server(served, name=name, api_key=api_key, max_body=max_body)
+    with AsyncLLM(llm, max_waiting=max_waiting, tool_format=tool_format) as served:
+        usual = dict(llm.spec.recommended) if recommended else {}
+        server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
         listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)
         try:
             asyncio.run(listening.serve([at]))

@@ -13,7 +13,7 @@ from treegen.params import SamplingParams
 _NAMES: Final = {
     "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "stop_strings": "stop",
-    "repetition_penalty": "repetition_penalty",
+    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram_size",
 }  # fmt: skip
 # What changes no sample, or is read elsewhere here.
 _KNOWN: Final = (

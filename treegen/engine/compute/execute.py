@@ -21,14 +21,16 @@ from treegen.cache.pool import PagedCache
 from treegen.common.device import to_device, to_device_together
 from treegen.engine.compute.agreement import STEPS, Agreement
 from treegen.engine.compute.layout import Ints
-from treegen.engine.compute.step import POSITION, DecodeStep
+from treegen.engine.compute.step import POSITION, DecodeStep, Undrawn
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
 from treegen.model.recurrent.states import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
 from treegen.sampling.draw import Draws
+from treegen.sampling.masks import Masks
 from treegen.sampling.memo import SamplingMemo
+from treegen.sampling.texts import Texts
 
 if TYPE_CHECKING:
     from treegen.engine.compute.graphs import DecodeGraphs
@@ -61,12 +63,17 @@ class StepRows:
     levels: the levels above their own tokens.
     params, biases: their sampling parameters, each once.
     index: [T] which of these each row has.
+    drawn: [T, runs, 2] the runs of tokens that were drawn, as in `Texts`; None if no draw depends
+    on the text before it.
+    masked: whether grammars say what some rows may draw, which is known later than the rest.
     """
 
     levels: Sequence[HostLevel]
     params: Sequence[SamplingParams]
     biases: Sequence[Bias]
     index: Ints
+    drawn: Ints | None = None
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +178,21 @@ class Executor:
                 states = states_of_pieces(given.pieces, cache.states.layers)
             levels = prepare_host(given.levels, positions_T, device, self._implementation)
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
-            forward = self._model.forward if prefills is None else prefills.run
-            return forward(batch), levels
+            if prefills is None:
+                cache.note_tokens(slots_T, tokens_T)
+                return self._model.forward(batch), levels
+            cache.note_tokens(*to_device_together([given.slots, given.tokens], device))
+            return prefills.run(batch), levels
 
-    def decode(self, given: StepInputs) -> tuple[Draws, Prepared]:
-        """The draws of a decode step, which are valid until the next one, and how it attended."""
+    def texts(self, levels: Sequence[HostLevel], lengths: Ints, drawn: Ints) -> Texts:
+        """The texts of rows that levels have, as `Texts.of` reads them."""
+        return Texts.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
+
+    def decode(self, given: StepInputs) -> tuple[Draws | Undrawn, Prepared]:
+        """The draws of a decode step, which are valid until the next one, and how it attended.
+
+        Of rows with grammars the logits, which `finish` draws from.
+        """
         told = given
         if given.rows is not None and given.rows is self._rows:
             told = replace(given, rows=None)
@@ -186,6 +203,8 @@ class Executor:
                 self._sampling = self.sampling.of(
                     given.rows.params, given.rows.biases, given.rows.index
                 )
+                if given.rows.masked:
+                    self._sampling = replace(self._sampling, masked=True)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
             # A graph is filled from the host.
@@ -198,8 +217,11 @@ class Executor:
                 fold_lists(cache.states, given.states.folds)
                 states = states_of_rows(given.states.inputs, cache.states.layers)
             drawn_P1 = self._drawn_P1 if given.goes_on else None
+            texts = None
+            if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
+                texts = self.texts(levels, given.inputs[POSITION] + 1, rows.drawn)
             step = DecodeStep(
-                inputs_7T, drawn_P1, prepared, sampling, cache.layers, states, self._ranks,
+                inputs_7T, drawn_P1, prepared, sampling, cache, states, texts, self._ranks,
                 self._vocab_size,
             )  # fmt: skip
             if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
@@ -209,10 +231,21 @@ class Executor:
                 draws = step.compute(self._model.forward)
             else:
                 draws = graphs.run(step)
-            self._drawn_P1 = draws.tokens_PN
-            if self._ranks is not None:
-                self._agree(self._ranks, given.number, draws.tokens_PN)
+            if isinstance(draws, Draws):
+                self._note_drawn(draws, given.number)
             return draws, prepared
+
+    def finish(self, undrawn: Undrawn, masks: Masks | None, number: int) -> Draws:
+        """Draw from the logits of a step. number: as in `StepInputs`."""
+        with torch.inference_mode():
+            draws = undrawn.draw(masks)
+        self._note_drawn(draws, number)
+        return draws
+
+    def _note_drawn(self, draws: Draws, number: int) -> None:
+        self._drawn_P1 = draws.tokens_PN
+        if self._ranks is not None:
+            self._agree(self._ranks, number, draws.tokens_PN)
 
     def _agree(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
         """Note the tokens of a step, and compare them now and then with what the others drew."""

@@ -27,7 +27,7 @@ from treegen.common.device import Staging
 from treegen.engine.compute.capture import Captures, borrowed
 from treegen.engine.compute.padding import padded_rows, several_rows
 from treegen.engine.compute.patience import Patience
-from treegen.engine.compute.step import NUM_INPUTS, POSITION, DecodeStep
+from treegen.engine.compute.step import NUM_INPUTS, POSITION, DecodeStep, Undrawn
 from treegen.model.batch import Batch
 from treegen.model.recurrent.states import states_in_slots
 from treegen.recurrence import RowSlots
@@ -90,7 +90,7 @@ class DecodeGraphs:
         return self.off is None and is_in_graphs(implementation)
 
     @torch.inference_mode()
-    def run(self, step: DecodeStep) -> Draws:
+    def run(self, step: DecodeStep) -> Draws | Undrawn:
         """What a step draws; valid until the next step. If it may be captured, its inputs are on
         the host.
         """
@@ -125,13 +125,13 @@ class DecodeGraphs:
 
         None if to capture one of its size costs less than further padding.
         """
-        keys, size, several = step.layers[0].keys, _size_of(step, state), _draws_several(state)
+        size, several = _size_of(step, state), _draws_several(state)
         usable = [
             each
             for each in self._graphs
             if size <= each.size
             and each.several == several
-            and each.step.layers[0].keys is keys
+            and each.step.cache is step.cache
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
         usable.sort(key=lambda each: each.size)
@@ -147,7 +147,7 @@ class DecodeGraphs:
                 return entry
         return None
 
-    def _capture(self, step: DecodeStep, state: TritonState) -> Draws:
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws | Undrawn:
         size = _size_of(step, state)
         self._patience.captured()
         self.num_captured += 1
@@ -180,11 +180,11 @@ class DecodeGraphs:
         logits_TV = static.logits(self._forward)
         if not static.sampling.is_plain:
             return logits_TV.contiguous()
-        draws = static.draw(logits_TV)
+        draws = static.draw_now(logits_TV)
         self._drawn_P1[: static.num_rows] = draws.tokens_PN
         return draws
 
-    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws:
+    def _draws(self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep) -> Draws | Undrawn:
         """The draws of a step's own rows. static: the step of the graph that computes it."""
         if isinstance(out, Tensor):
             inputs_7T = static.inputs_7T[:, : step.num_rows]
@@ -254,5 +254,5 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
         inputs_RT = live_RT.new_zeros(len(live_RT), size)
         inputs_RT[:, : step.num_rows] = live_RT
         states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
-    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.layers, states)
+    static = DecodeStep(inputs_7T, drawn_P1, levels, sampling, step.cache, states)
     return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)

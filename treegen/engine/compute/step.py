@@ -6,7 +6,7 @@ graph reads it from a fixed address.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from treegen.attention import Prepared
-from treegen.cache.pool import LayerKV
+from treegen.cache.pool import PagedCache
 from treegen.common.device import to_device
 from treegen.model.batch import Batch
 from treegen.model.recurrent.states import StateBatch
 from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.draw import Draws, can_divide, draw, draw_divided
+from treegen.sampling.masks import Masks
+from treegen.sampling.texts import Texts
 
 if TYPE_CHECKING:
     from treegen.model.parallel.ranks import Ranks
@@ -44,8 +46,9 @@ class DecodeStep:
     drawn_P1: the tokens that the step before draws; None if all of them are known.
     levels: what the rows attend to.
     sampling: how the rows are drawn.
-    layers: the cache of each layer.
+    cache: has the pages that the rows read and write.
     states: the recurrent states that the rows read and write; None for a model without any.
+    texts: what is before each draw; None if no draw depends on it.
     ranks: those that compute the step together; None where one process does.
     vocab_size: the tokens of the vocabulary, of which each of these has the logits of a part.
     """
@@ -54,8 +57,9 @@ class DecodeStep:
     drawn_P1: Tensor | None
     levels: Prepared
     sampling: SamplingBatch
-    layers: Sequence[LayerKV]
+    cache: PagedCache
     states: StateBatch | None = None
+    texts: Texts | None = None
     ranks: Ranks | None = None
     vocab_size: int = 0
 
@@ -80,7 +84,7 @@ class DecodeStep:
         levels = replace(self.levels, positions_T=inputs_7T[POSITION])
         return replace(self, inputs_7T=inputs_7T, levels=levels)
 
-    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws:
+    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws | Undrawn:
         """Draw the next token of each row."""
         return self.draw(self.logits(forward))
 
@@ -94,15 +98,21 @@ class DecodeStep:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
-        whole = not self.draws_in_parts
+        whole, layers = not self.draws_in_parts, self.cache.layers
+        self.cache.note_tokens(slots_T, tokens_T)
         return forward(
-            Batch(
-                tokens_T, positions_T, slots_T, rows_T, self.levels, self.layers, self.states, whole
-            )
+            Batch(tokens_T, positions_T, slots_T, rows_T, self.levels, layers, self.states, whole)
         )
 
-    def draw(self, logits_TV: Tensor) -> Draws:
-        """Draw one token for each row from its logits, [T, V]."""
+    def draw(self, logits_TV: Tensor) -> Draws | Undrawn:
+        """Draw one token for each row from its logits, [T, V]; or later, if masks have to come."""
+        follows = self.ranks is not None and self.ranks.rank > 0
+        if self.sampling.masked and not follows:
+            return Undrawn(self, logits_TV)
+        return self.draw_now(logits_TV)
+
+    def draw_now(self, logits_TV: Tensor, masks: Masks | None = None) -> Draws:
+        """Draw one token for each row. masks: what rows may draw; None for all tokens."""
         inputs, ranks = self.inputs_7T, self.ranks
         given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
         if ranks is not None and self.draws_in_parts:
@@ -113,7 +123,24 @@ class DecodeStep:
             tokens_T1 = ranks.from_first(inputs.new_empty(len(logits_TV), 1))
             nothing_T = logits_TV.new_zeros(len(logits_TV))
             return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
-        draws = draw(logits_TV, *given)
+        draws = draw(logits_TV, *given, self.texts, masks)
         if ranks is not None:
             ranks.from_first(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
         return draws
+
+
+@dataclass(frozen=True, slots=True)
+class Undrawn:
+    """A step whose logits are computed, or under way, and whose draws wait for masks."""
+
+    step: DecodeStep
+    logits_TV: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.logits_TV)
+
+    def draw(self, masks: Masks | None) -> Draws:
+        """Draw one token for each row from those that its mask allows."""
+        return self.step.draw_now(self.logits_TV, masks)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,9 @@ from torch import Tensor
 from treegen.common.device import Fetch
 from treegen.drafting.chance import Chance
 from treegen.drafting.types import Drafts, NewTokens, Prompted
-from treegen.engine.compute.execute import Executor, PrefillInputs, StepInputs, StepRows
+from treegen.engine.compute.execute import Executor, PrefillInputs, StepInputs
 from treegen.engine.compute.layout import Ints, make_level, shared_levels, spread
+from treegen.engine.passes.drawn import step_rows
 from treegen.engine.passes.inputs import slots_of
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
@@ -33,6 +35,7 @@ from treegen.model.batch import Batch, Forward
 from treegen.model.config import load_spec
 from treegen.model.tokenizer import load_tokenizer
 from treegen.options import EngineOptions
+from treegen.sampling.draw import Draws
 from treegen.spec import ModelSpec
 
 _LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right
@@ -131,10 +134,10 @@ class ModelDrafter:
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
         """The tokens that the small model draws, [R, K]."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
-        sets, index = self._run.param_sets_of(rows.params[slots])
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
-        same = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
+        # What a grammar forbids is found when the guesses are verified.
+        same = replace(step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         drawn = []
         for step in range(most + 1):
@@ -157,6 +160,7 @@ class ModelDrafter:
             draws, _ = self._executor.decode(
                 StepInputs(inputs, own, same, goes_on=step > 0, states=None, graphs=True)
             )
+            assert isinstance(draws, Draws)
             if step < most:
                 drawn.append(draws.tokens_PN[:, 0].clone())
         return torch.stack(drawn, dim=1)

@@ -7,21 +7,24 @@ results of the step before.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treegen.drafting.pace import Pace
-from treegen.drafting.types import Drafter, NewTokens
+from treegen.drafting.types import NOTHING, Drafter, Drafts, NewTokens
 from treegen.engine.compute.layout import Ints
 from treegen.engine.passes.decode import Flight
-from treegen.engine.passes.guesses import Guesses
+from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.errors import InputError
 from treegen.options import EngineOptions
 from treegen.spec import ModelSpec
+
+_CERTAIN: Final = 0.95  # the chance of a token that a grammar spells in one way, or nearly so
 
 
 def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
@@ -89,19 +92,39 @@ class Speculation:
         The pages that it takes are added to the rows.
         """
         room_R = np.minimum(self._room(order, counts), self._options.most)
-        drafts = self._drafter.draft(order, room_R)
+        drafts = self._with_forced(order, self._drafter.draft(order, room_R))
         tokens_RK = drafts.tokens_RK
         if not tokens_RK.shape[1]:
             return None
         is_token_RK = (tokens_RK >= 0) & (tokens_RK < self._vocab_size)
         num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
         num_R = np.minimum(num_R, room_R)
+        if self._live.grammars.used:
+            num_R = self._live.grammars.fitting(order, tokens_RK, num_R)
         if self._options.pace is not None:
             num_R, self._expected = self._options.pace.choose(
                 num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
             )
         num_R = self._live.extended(order, counts, num_R)
         return Guesses(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
+
+    def _with_forced(self, order: Ints, drafts: Drafts) -> Drafts:
+        """The drafts, with the tokens in place that a row's grammar leaves it no choice about."""
+        grammars = self._live.grammars
+        forced = grammars.forced(order) if grammars.used else {}
+        if not forced:
+            return drafts
+        most = max(drafts.tokens_RK.shape[1], *map(len, forced.values()))
+        short = most - drafts.tokens_RK.shape[1]
+        tokens_RK = np.pad(drafts.tokens_RK, ((0, 0), (0, short)), constant_values=NOTHING)
+        chance_R = drafts.chance_R.copy()
+        later_R = drafts.later_R.copy() if drafts.later_R is not None else None
+        for row, tokens in forced.items():
+            tokens_RK[row], chance_R[row] = NOTHING, _CERTAIN
+            tokens_RK[row, : len(tokens)] = tokens
+            if later_R is not None:
+                later_R[row] = _CERTAIN
+        return replace(drafts, tokens_RK=tokens_RK, chance_R=chance_R, later_R=later_R)
 
     def _room(self, order: Ints, counts: Ints) -> Ints:
         """Tokens that may be guessed of each row: all that it draws must count, but for the last.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from treegen.engine.compute.step import (
     SLOT,
     SOURCE,
     TOKEN,
+    Undrawn,
 )
-from treegen.engine.passes.guesses import Guesses
+from treegen.engine.passes.drawn import step_rows
 from treegen.engine.passes.inputs import slots_of
+from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import RunState
 from treegen.sampling.draw import Draws
@@ -63,6 +65,21 @@ class Flight:
         return cls(slots, serials, draws, fetch, guesses, keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A decode step whose draws wait until the tokens before are known, by which grammars go on.
+
+    number: how many steps the run has had before. The rest is as in `Flight`.
+    """
+
+    slots: Ints
+    serials: Ints
+    undrawn: Undrawn
+    number: int
+    guesses: Guesses | None
+    keys: int
+
+
 class DecodeSteps:
     """Launches the decode steps of one run."""
 
@@ -96,7 +113,9 @@ class DecodeSteps:
             return order, counts, source
         return order[goes_on], counts[goes_on], source[goes_on]
 
-    def launch(self, order: Ints, counts: Ints, source: Ints, before: Flight | None) -> Flight:
+    def launch(
+        self, order: Ints, counts: Ints, source: Ints, before: Flight | None
+    ) -> Flight | Pending:
         """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
@@ -121,11 +140,20 @@ class DecodeSteps:
                 number=usage.decode_steps,
             )
         )
-        keys = shared_keys + int((ends - base).sum())
+        keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
         self._count(levels, len(order), keys, int(ends.sum()))
+        if isinstance(draws, Undrawn):
+            return Pending(order, rows.serial[order], draws, number, None, keys)
         return Flight.of(order, rows.serial[order], draws, keys=keys)
 
-    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight:
+    def draw(self, pending: Pending) -> Flight:
+        """Draw what a step computes, once the tokens before it are known."""
+        slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
+        masks = self._live.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
+        draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
+        return Flight.of(slots, pending.serials, draws, guesses, pending.keys)
+
+    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight | Pending:
         """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
 
         It is a decode step with several consecutive query rows for each row. They attend to the
@@ -157,20 +185,26 @@ class DecodeSteps:
         inputs[FORCED, :num] = self._live.budgets.forced(slots_T, counts_T)
         index = np.zeros(inputs.shape[1], dtype=np.int64)
         index[:num] = same.index[row_T]
+        drawn = None
+        if same.drawn is not None:
+            drawn = np.zeros((len(index), *same.drawn.shape[1:]), dtype=np.int64)
+            drawn[:num] = same.drawn[row_T]
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
                 own=with_rows(own, offsets, self._own_memo),
-                rows=StepRows(levels, same.params, same.biases, index),
+                rows=replace(same, levels=levels, index=index, drawn=drawn),
                 goes_on=False,
                 states=None,
                 graphs=graphs,
                 number=usage.decode_steps,
             )
         )
-        keys = shared_keys + int(keys_R.sum())
+        keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
         self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
+        if isinstance(draws, Undrawn):
+            return Pending(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
         return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
 
     def look_ahead(self) -> None:
@@ -193,10 +227,9 @@ class DecodeSteps:
         run = self._run
         if self._state is not None and self._state[0] is order:
             return self._state[1:]
-        chains, params = run.rows.chain[order], run.rows.params[order]
+        chains = run.rows.chain[order]
         levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        sets, index = run.param_sets_of(params)
-        rows = StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index)
+        rows = step_rows(run, order, levels)
         self._state, self._own_memo = (order, rows, keys), {}
         return rows, keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from torch import Tensor
 from treegen.common.device import Fetch, to_device_together
 from treegen.engine.compute.layout import Ints
 from treegen.engine.passes.decode import Flight
+from treegen.engine.passes.drawn import prompt_texts
 from treegen.engine.passes.inputs import Span, prefill_inputs
 from treegen.engine.passes.spans import pick_spans
 from treegen.engine.rows.queue import LiveRows
@@ -167,7 +168,11 @@ class PrefillPasses:
             at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
             forced_P = rest[0] if rest else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
-            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P)
+            texts = prompt_texts(self._run, requests) if sampling.penalties is not None else None
+            masks = self._live.grammars.begin(requests, slots_PN)
+            if masks is not None:
+                sampling = replace(sampling, masked=True)
+            draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
             slots = slots_PN.ravel()
             flight = Flight.of(slots, self._run.rows.serial[slots], draws)
             drawn.append(FirstDraws(requests, at, flight))

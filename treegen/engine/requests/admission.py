@@ -134,6 +134,8 @@ class Admission:
         for request in going:
             if not request.spec.rows and request in self._open:
                 self._finish_prefilled(request)
+            elif request.spec.score_from is not None and request.score is None:
+                request.score = score_of(request)
         parked = self._live.of(going, RowState.PARKED)
         if len(parked):
             self._live.push(parked)

@@ -164,6 +164,7 @@ class Endings:
             base=int(rows.base[slot]),
             above=tuple(chain[chain >= 0].tolist()),
             states=states,
+            structure=self._run.param_sets[request.params].params.structure,
         )
 
 
@@ -226,6 +227,7 @@ def completions_of(
                 confidences=confidences,
                 certainties=certainties,
                 thinking=thinking,
+                prompt_logprobs=request.score,
             )
             for sample, seed in named
         ]

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from treegen.engine.compute.layout import Ints
 from treegen.engine.guessing.speculation import Speculation
 from treegen.engine.passes.decode import Flight
-from treegen.engine.passes.guesses import Guesses
 from treegen.engine.passes.prefill import PrefillFlight
 from treegen.engine.requests.admission import Admission
 from treegen.engine.requests.failures import check_numbers
 from treegen.engine.requests.finish import Endings
+from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.run_state import RunState
 from treegen.engine.rows.table import RowState
 

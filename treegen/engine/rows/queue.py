@@ -10,6 +10,7 @@ import numpy as np
 from treegen.cache.pool import Pages
 from treegen.engine.compute.layout import Ints
 from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.rows.grammars import RowGrammars
 from treegen.engine.rows.growth import Growth
 from treegen.engine.rows.lists import RowLists
 from treegen.engine.rows.run_state import RunState
@@ -44,6 +45,7 @@ class LiveRows:
     resuming: for each RESUMING slot, the position up to which its keys are computed.
     states: where the recurrent states of the rows are; None for a model without any.
     budgets: of the rows' thinking.
+    grammars: of the rows' texts.
     """
 
     def __init__(self, run: RunState, *, scouts: int = 0) -> None:
@@ -54,6 +56,7 @@ class LiveRows:
         """
         self._scouts = scouts
         self.budgets = ThinkingBudgets(run)
+        self.grammars = RowGrammars(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
         self.states: RowStates | RowLists | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from treegen.common.device import Fetch, to_device
 from treegen.engine.compute.layout import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.outputs import Score
+from treegen.outputs import Score, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Scored:
     """Scores of some tokens of a segment, on their way to the host.
 
     at: [N] indices of the tokens in the segment.
-    fetch: their log-probabilities [N], and the likeliest token in the place of each with its own:
-    ids [N], log-probabilities [N].
+    fetch: their log-probabilities [N], and whether each is the likeliest token [N]; if they are
+    wanted the K likeliest tokens in the place of each [N, K], and their log-probabilities [N, K].
     """
 
     segment: LiveSegment
@@ -29,13 +30,16 @@ class Scored:
     def add(self) -> None:
         """Wait for the scores and note them at the segment."""
         target = self.segment
-        if target.logprobs is None or target.best is None or target.best_logprobs is None:
-            target.logprobs, target.best_logprobs = (
-                np.full(len(target.tokens), np.nan, np.float32) for _ in range(2)
-            )
-            target.best = np.full(len(target.tokens), -1, np.int32)
-        found = self.fetch.wait()
-        target.logprobs[self.at], target.best[self.at], target.best_logprobs[self.at] = found
+        if target.logprobs is None or target.is_best is None:
+            target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
+            target.is_best = np.zeros(len(target.tokens), np.bool_)
+        target.logprobs[self.at], target.is_best[self.at], *top = self.fetch.wait()
+        if top:
+            shape = len(target.tokens), top[0].shape[1]
+            if target.likeliest is None:
+                target.likeliest = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+            for known, found in zip(target.likeliest, top, strict=True):
+                known[self.at] = found
 
 
 def score_after(
@@ -54,14 +58,16 @@ def score_after(
         last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
         below = segment.children.values()
         targets += [(child, last, first) for child in below if child.scored < child.start]
-    top_S, best_S = logits_SV.max(dim=-1)
-    top_S = top_S - lse_S
+    best_S = logits_SV.argmax(dim=-1)
     scored = []
     for target, rows, at in targets:
         token = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
         row = to_device(rows, logits_SV.device)
-        fetch = Fetch([logits_SV[row, token] - lse_S[row], best_S[row], top_S[row]])
-        scored.append(Scored(target, at, fetch))
+        found = [logits_SV[row, token] - lse_S[row], best_S[row] == token]
+        if target.top:
+            top = logits_SV[row].topk(min(target.top, logits_SV.shape[1]), dim=-1)
+            found += [top.indices.int(), top.values - lse_S[row, None]]
+        scored.append(Scored(target, at, Fetch(found)))
     return scored
 
 
@@ -77,11 +83,21 @@ def score_of(request: LiveRequest) -> Score:
     skip = request.spec.score_from - path[0].start
     tokens = np.concatenate([segment.tokens for segment in path])[skip:]
     logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
-    best = np.concatenate([s.best for s in path if s.best is not None])[skip:]
-    tops = np.concatenate([s.best_logprobs for s in path if s.best_logprobs is not None])[skip:]
+    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
     return Score(
         tuple(tokens.tolist()),
         tuple(logprobs.tolist()),
-        bool((best == tokens).all()),
-        tuple(zip(best.tolist(), tops.tolist(), strict=True)),
+        bool(is_best.all()),
+        _top_of(path, skip, request.spec.top),
     )
+
+
+def _top_of(path: Sequence[LiveSegment], skip: int, num: int) -> TopLogprobs | None:
+    """The likeliest tokens along a path without its first tokens; `num` in each place."""
+    if not num:
+        return None
+    known = [segment.likeliest for segment in path if segment.likeliest is not None]
+    tokens, logprobs = (
+        np.concatenate([arrays[i][:, :num] for arrays in known])[skip:] for i in range(2)
+    )
+    return TopLogprobs(tokens, logprobs)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from treegen.cache.kept import KeptPrefix
 from treegen.cache.pool import Pages
 from treegen.cache.states import NO_STATE
+from treegen.outputs import Score
 from treegen.plan.plan import Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens
 
@@ -41,16 +42,20 @@ class LiveSegment:
     open.
     first_logit: first position whose logits are wanted.
     scored: first position whose logits are wanted for scores.
+    top: how many likeliest tokens are wanted in the places of its tokens that are scored.
     refs: number of children, unfinished requests and handles that need it. Only
     `SegmentStore.hold` and `release` change it.
     openers: open requests that need it in memory.
     children: segments that start where it stops, by index.
     requests: unfinished requests whose prompts end with it.
     reuse: a kept prefix that has its first tokens, and the position up to which it has them.
-    logprobs: [tokens] log-probabilities as far as they are known; best, best_logprobs: the same of
-    the likeliest token in the place of each, and its id.
+    logprobs: [tokens] log-probabilities as far as they are known; is_best: [tokens] whether each is
+    the likeliest token. likeliest: the likeliest tokens and their log-probabilities [tokens, top],
+    if they are wanted.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
     last_state: slot of the recurrent state before its last token, likewise.
+    drawn: whether it is what a sample of a search has drawn. structure: what it had to be, as
+    `SamplingParams.structure` has it.
     """
 
     index: int
@@ -68,16 +73,19 @@ class LiveSegment:
     rewound: bool = False
     first_logit: int = NEVER
     scored: int = NEVER
+    top: int = 0
     refs: int = 0
     openers: dict[LiveRequest, None] = field(default_factory=dict)
     children: dict[int, LiveSegment] = field(default_factory=dict)
     requests: list[LiveRequest] = field(default_factory=list)
     reuse: tuple[KeptPrefix, int] | None = None
     logprobs: NDArray[np.float32] | None = None
-    best: NDArray[np.int32] | None = None
-    best_logprobs: NDArray[np.float32] | None = None
+    is_best: NDArray[np.bool_] | None = None
+    likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
     end_state: int = NO_STATE
     last_state: int = NO_STATE
+    drawn: bool = False
+    structure: tuple[str, str] | None = None
 
     @property
     def stop(self) -> int:
@@ -150,6 +158,7 @@ class LiveRequest:
     grows: whether it is of a search: its samples become segments when they end.
     floor: its own min_confidence; None for that of its sampling parameters.
     num_prefilled: tokens computed for it. Tokens that several requests need count for the first.
+    score: that of its prompt, once it is known, if it is wanted beside samples.
     """
 
     index: int
@@ -165,6 +174,7 @@ class LiveRequest:
     grows: bool = False
     floor: float | None = None
     num_prefilled: int = 0
+    score: Score | None = None
 
     @property
     def num_rows(self) -> int:

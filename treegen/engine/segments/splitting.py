@@ -44,6 +44,7 @@ def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int) -> 
         del parent.children[segment.index]
         store.release(parent)
     store.hold(head).children[segment.index] = segment
+    head.top = segment.top
     for name in ("first_logit", "scored"):
         if getattr(segment, name) < cut:
             setattr(head, name, getattr(segment, name))

@@ -96,6 +96,7 @@ class SegmentStore:
         base: int,
         above: tuple[int, ...],
         states: tuple[int, int, int] | None = None,
+        structure: tuple[str, str] | None = None,
     ) -> LiveSegment:
         """A segment made of what a row has generated, with one reference for the caller.
 
@@ -104,8 +105,10 @@ class SegmentStore:
         base, above: the first position of `table`, and the kept segments above it, root first.
         states: for a model with recurrent layers, how many of the tokens a kept state has seen, the
         slot of that state and the slot of the state before it. The segment takes over the slots.
+        structure: what the sample had to be.
         """
         segment = self.hold(self.new(parent, tokens))
+        segment.drawn, segment.structure = True, structure
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True
@@ -198,6 +201,7 @@ class SegmentStore:
                 if first >= above.stop:
                     break
                 above.scored = min(above.scored, first)
+                above.top = max(above.top, request.spec.top)
                 above.first_logit = min(above.first_logit, first)
 
     def keys_of(self, index: int) -> tuple[Pages, int, int]:

@@ -1,18 +1,19 @@
 """What one evaluation was asked for: a task, its data, a model, and how to sample."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.errors import InputError
 from treegen.evals.arguments import configured
 from treegen.evals.asked.given import RunChoices, last_choices, merged, settled
 from treegen.evals.asked.stopping import NEVER, StopRule, decided_at
+from treegen.evals.recommended import recommended_by, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
 from treegen.evals.statistics.weighted import check_votes
 from treegen.evals.task import TaskDefaults
-from treegen.params import SamplingParams
+from treegen.params import PENALTIES, STRUCTURES, SamplingParams
 from treegen.prompts.reasoning import check_reasoning
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
-# Tasks may set these too. run.json has them only if they change a sample.
-_OF_TASKS: Final = ("min_tokens", "logit_bias")
+# run.json has these only if they change a sample.
+_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
 # Likewise what is said of thinking.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
@@ -55,11 +56,12 @@ class EvalSettings(RunChoices):
     confidence: what is told of the confidence of samples; None if nothing is.
     self_certainty: whether the mean self-certainty of each sample is stored.
     votes: the votes that are reported beside maj@k.
+    sources: who chose each sampling parameter: the user, the checkpoint or the task.
     """
 
     FREE: ClassVar = (
         "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
-        "votes",
+        "votes", "sources",
     )  # fmt: skip
 
     num_samples: int
@@ -77,6 +79,7 @@ class EvalSettings(RunChoices):
     confidence: Confidence | None = None
     self_certainty: bool = False
     votes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check_stops()
@@ -174,6 +177,10 @@ class EvalSettings(RunChoices):
     def identity(self) -> dict[str, Any]:
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
+        sampling |= self.sampling.penalties
+        for name in STRUCTURES:
+            if (value := getattr(self.sampling, name)) is not None:
+                sampling[name] = value
         if self.sampling.min_tokens:
             sampling["min_tokens"] = self.sampling.min_tokens
         for name in _THINKING:
@@ -215,12 +222,14 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     given.setdefault("fewshot_as_multiturn", chat)
     if "system_instruction" in given and given["system_instruction"] == "":
         given["system_instruction"] = None
-    names = (*SAMPLING, *_OF_TASKS, *_THINKING)
+    names = (*SAMPLING, *_RARE, *_THINKING)
     sampling = {name: given.pop(name) for name in names if name in given}
+    recommended = recommended_by(given.pop("sampling_from", None), given)
+    sampling |= {name: value for name, value in recommended.items() if name not in asked}
     if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
         sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "bad_words"):
         if name in sampling and not isinstance(sampling[name], str):
             sampling[name] = tuple(sampling[name])
     if isinstance(given.get("confidence"), Mapping):
@@ -237,6 +246,8 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if given.get(name) is not None:
             given[name] = tuple(given[name])
     drawn = default_sampling(defaults, chat=chat)
+    told = [name for name in names if name in SAMPLING or name in sampling]
+    given["sources"] = sources_of(told, asked, recommended, stored)
     chosen = {
         "num_samples": given.pop("num_samples", defaults.num_samples),
         "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),

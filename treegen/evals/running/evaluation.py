@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.asked.given import check_read
+from treegen.evals.choices import by_likelihood
 from treegen.evals.job import Job, first_prompt, load_job, plan_job
 from treegen.evals.judged.execution import Execution, Judging
 from treegen.evals.judged.results import write_results
 from treegen.evals.judged.scoring import look_back
+from treegen.evals.recommended import advice
 from treegen.evals.registry import get_task
 from treegen.evals.run import sample
 from treegen.evals.running.destinations import destinations
@@ -97,8 +99,13 @@ def evaluate_all(
     check_of_use([get_task(target.settings.task) for target in targets], execution)
     jobs = [load_job(target.settings) for target in targets]
 
+    fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
+
     def check(job: Job, facts: "ModelFacts") -> None:
         plan_job(job, facts)
+        told = advice(job.settings.sampling, facts.spec)
+        if told and not by_likelihood(job.data) and any(job is each for each in fresh):
+            listener.tell(told)
         if show_prompts:
             listener.show_prompt(first_prompt(job, facts))
 

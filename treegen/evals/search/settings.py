@@ -21,7 +21,7 @@ from treegen.evals.search.own_method import absolute_method, find_method, is_own
 from treegen.evals.search.task import SearchDefaults, get_search_task
 from treegen.evals.search.tools import Knobs
 from treegen.evals.search.typed import read_values
-from treegen.params import SamplingParams
+from treegen.params import PENALTIES, SamplingParams
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class SearchSettings(RunChoices, Knobs):
             "budget": asdict(self.budget),
             "draw": {
                 **{name: getattr(self.step, name) for name in _DRAW},
+                **self.step.penalties,
                 "step_tokens": self.step.max_tokens,
                 "max_tokens": self.whole.max_tokens,
             },
@@ -149,7 +150,8 @@ def settle_search(
     ways = (*EVALUATE, *defaults.evaluate)
     evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
     propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
-    draw: dict[str, Any] = {name: given.pop(name) for name in _DRAW if name in given}
+    names = (*_DRAW, *PENALTIES)
+    draw: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
     whole, step = (
         {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
     )
@@ -175,7 +177,7 @@ def settle_search(
         **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
     }
     seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return settled(SearchSettings, given, chosen, data=seed, also=(*_DRAW, "step_tokens"))
+    return settled(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:

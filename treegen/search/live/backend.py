@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from treegen.engine.requests.finish import Grown
+from treegen.engine.rows.grammars import start_of
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
@@ -232,6 +233,7 @@ class LiveBackend:
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
+        start_of(context.segment, spec.tokens, self.scheduler.run.param_sets[param_set])
         ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
         segment = self.scheduler.run.store.hold(context.segment)
 

@@ -10,7 +10,7 @@ import numpy as np
 from treegen.common.closing import Closing
 from treegen.common.uncopied import Uncopied
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.segment import LiveRequest
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.stream import status_of
 from treegen.errors import InputError
 from treegen.outputs import Completion, Score, Status, Usage
@@ -21,6 +21,7 @@ from treegen.plan.unnamed import DrawnBefore
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Stopping
 from treegen.prompts.tokens import TAIL
+from treegen.replies.types import Part
 from treegen.search.live.prompts import PromptIndex, check_fits
 from treegen.spec import ModelSpec
 
@@ -35,6 +36,7 @@ class News:
     tokens: token ids. logprobs: the natural-log probability of each.
     top: for each token the likeliest (token id, logprob) pairs, if they were asked for.
     text: what can be told of its text now, where texts are told; see `AsyncLLM.stream`.
+    parts: of that the thoughts, the text and the tool calls, if they were asked for.
     """
 
     number: int
@@ -43,6 +45,7 @@ class News:
     logprobs: tuple[float, ...]
     top: tuple[tuple[tuple[int, float], ...], ...]
     text: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +120,10 @@ class LiveRun(Closing, Uncopied):
 
     def _add(self, request: Request, params: SamplingParams, stopping: Stopping) -> int:
         store = self._run.store
-        segment = self._prompts.find(request.tokens)
+        if request.score_from is None:
+            segment = self._prompts.find(request.tokens)
+        else:
+            segment = self._scored_anew(request.tokens)
         try:
             check_fits("the prompt", segment, request, self._run.cache)
             below = sum(other.num_rows for other in segment.requests)
@@ -129,8 +135,20 @@ class LiveRun(Closing, Uncopied):
         finally:
             store.release(segment)  # its request refers to it now
 
-    def score(self, tokens: Tokens) -> int:
+    def _scored_anew(self, tokens: Tokens) -> LiveSegment:
+        """A segment for all tokens but the first, with one reference for the caller.
+
+        Tokens that are computed already have no logits any more.
+        """
+        store, first = self._run.store, self._prompts.find(tokens[:1])
+        segment = store.add(first, tokens[1:])
+        store.release(first)
+        return segment
+
+    def score(self, tokens: Tokens, top: int = 0) -> int:
         """Ask for the log-likelihood of all tokens but the first; returns the request's number.
+
+        top: how many likeliest tokens to report in the place of each.
 
         Raises:
             InputError: there are fewer than two tokens.
@@ -140,17 +158,15 @@ class LiveRun(Closing, Uncopied):
         if len(tokens) < 2:
             raise InputError("the first token has no log-probability; give at least two tokens")
         check_scored("the prompt", len(tokens), self._spec)
-        store, first = self._run.store, self._prompts.find(tokens[:1])
-        segment = store.add(first, tokens[1:])
+        store, segment = self._run.store, self._scored_anew(tokens)
         try:
             check_fits("the prompt", segment, _SCORING, self._run.cache)
-            spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:])
+            spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:], top=top)
             live = self.scheduler.add(spec, segment, 0, (), grows=False)
             self._scored[live.index] = self._num_added
             return self._note(live, 1)
         finally:
             store.release(segment)
-            store.release(first)
 
     def _note(self, live: LiveRequest, results: int) -> int:
         self._asked[self._num_added] = _Asked(live, results)

@@ -10,6 +10,8 @@ from treegen.outputs import Completion
 from treegen.prompts.detokenize import PARTIAL
 from treegen.prompts.token_text import Text
 from treegen.prompts.tokens import TAIL
+from treegen.replies.replies import GrowingReply, Replies
+from treegen.replies.types import Part
 from treegen.search.live.run import News
 
 
@@ -61,11 +63,21 @@ class Growing:
 class GrowingTexts:
     """Gives the News of one call's samples their text, and tells the rest when a sample ends."""
 
-    def __init__(self, text: Text, stops: Sequence[str]) -> None:
-        """No sample has begun. stops: the stop strings of the call."""
-        self._text, self._stops = text, stops
-        self._tails: dict[int, list[int]] = {}
+    def __init__(
+        self,
+        text: Text,
+        stops: Sequence[str],
+        replies: Replies | None = None,
+        tools: Sequence[Any] | None = None,
+    ) -> None:
+        """No sample has begun. stops: the stop strings of the call.
+
+        replies: takes texts apart, into the parts of News. tools: those of the call.
+        """
+        self._text, self._stops, self._replies, self._tools = text, stops, replies, tools
+        self._prompts: dict[int, list[int]] = {}
         self._growing: dict[tuple[int, int], Growing] = {}
+        self._replying: dict[tuple[int, int], tuple[Growing, GrowingReply]] = {}
 
     def read(self, place: int, item: Any) -> Iterator[Any]:
         """What to tell of an item of a prompt: its token ids, News of a sample, or its Completion.
@@ -73,13 +85,21 @@ class GrowingTexts:
         Before a Completion come News of what no News have told yet, if there is anything.
         """
         if isinstance(item, News):
-            yield replace(item, text=self._of(place, item.sample).add(item.tokens))
+            text = self._of(place, item.sample).add(item.tokens)
+            parts: tuple[Part, ...] = ()
+            if replying := self._reply_of(place, item.sample):
+                growing, reply = replying
+                parts = tuple(reply.add(growing.add(item.tokens)))
+            yield replace(item, text=text, parts=parts)
             return
         if isinstance(item, Completion):
             growing = self._of(place, item.sample_index)
-            told = len(growing.tokens) - len(self._tails[place])
-            rest, text = slice(told, None), growing.end(item.text)
-            if text or item.tokens[rest]:
+            told = len(growing.tokens) - len(self._prompts[place][-TAIL:])
+            rest, text, parts = slice(told, None), growing.end(item.text), ()
+            if replying := self._reply_of(place, item.sample_index):
+                growing, reply = replying
+                parts = tuple(reply.end(growing.end(reply.shown(item)), item))
+            if text or parts or item.tokens[rest]:
                 yield News(
                     int(item.prompt_id),
                     item.sample_index,
@@ -87,13 +107,27 @@ class GrowingTexts:
                     item.logprobs[rest],
                     item.top_logprobs[rest],
                     text,
+                    parts,
                 )
         else:
-            self._tails[place] = item[-TAIL:].tolist()
+            kept = item if self._replies is not None else item[-TAIL:]
+            self._prompts[place] = kept.tolist()
         yield item
 
     def _of(self, place: int, sample: int) -> Growing:
         if (place, sample) not in self._growing:
-            tail = list(self._tails[place])
-            self._growing[place, sample] = Growing(self._text, self._stops, tail, len(tail))
+            self._growing[place, sample] = self._begun(self._text, place)
         return self._growing[place, sample]
+
+    def _reply_of(self, place: int, sample: int) -> tuple[Growing, GrowingReply] | None:
+        if self._replies is None:
+            return None
+        if (place, sample) not in self._replying:
+            reply = self._replies.growing(self._prompts[place], self._tools)
+            growing = self._begun(self._replies.text, place)
+            self._replying[place, sample] = growing, reply
+        return self._replying[place, sample]
+
+    def _begun(self, text: Text, place: int) -> Growing:
+        tail = self._prompts[place][-TAIL:]
+        return Growing(text, self._stops, tail, len(tail))

@@ -32,6 +32,11 @@ class Guesses:
         tokens = np.concatenate([last_R[:, None], self._tokens_RK], axis=1)
         return tokens[self.row_T, self.place_T]
 
+    def of_row(self, row: int) -> list[int]:
+        """The guesses of a row."""
+        found: list[int] = self._tokens_RK[row, : self.num_R[row]].tolist()
+        return found
+
     def num_accepted(self, drawn_T: Ints) -> Ints:
         """How many guesses of each row, from the first on, are what the row has drawn.
 

@@ -1,0 +1,45 @@
+"""`treegen score-texts`: log-probabilities of given texts, as columns."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.errors import InputError
+
+
+@click.command("score-texts", context_settings=CONTEXT)
+@click.argument("file", type=click.Path(path_type=Path))
+@options_of("model")
+@click.option("--top", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
+              help="Likeliest tokens to store in the place of each token.")  # fmt: skip
+@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), metavar="DIR",
+              help="Where the columns go. The same command goes on after a stop.")  # fmt: skip
+@QUIET
+def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> None:
+    """Score the texts of FILE: the log-probability of each token, and the likeliest ones there.
+
+    A line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or as
+    token ids; "id" names it. What texts share is computed once. Columns are Parquet files.
+    """
+    from dataclasses import asdict
+
+    from treegen.cli.terminal.render import json_line, notice
+    from treegen.options import EngineOptions
+
+    given = asked_for(params)
+    if "model" not in given:
+        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
+    engine = EngineOptions(**given)
+    if not file.is_file():
+        raise InputError(f"there is no file {file}; give one of JSON lines")
+
+    from treegen.llm import LLM
+    from treegen.score_texts import Progress, score_texts
+
+    done = Progress(0, 0, 0)
+    for done in score_texts(LLM(**asdict(engine)), file, output, top=top):
+        if not quiet:
+            notice(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
+    json_line({"output": str(output), "top": top, **asdict(done)})

@@ -1,0 +1,252 @@
+"""Structured output on tiny real checkpoints, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+from transformers import AddedToken, AutoModelForCausalLM
+
+from treegen import LLM, InputError, Node, SamplingParams
+from treegen.prompts.endless import lark_ends, schema_ends
+
+pytest.importorskip("llguidance")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "ok": {"type": "boolean"},
+        "n": {"type": "integer", "maximum": 99, "minimum": 0},
+    },
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+CHOICES = ["yes", "no", "yesterday", "Bob has 14 pens"]
+PROMPTS = ["Q: Bob has 14 pens. How many?\nA:", "Is it so?", "Q: Bob has 14"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("structured")
+    tiny_models.save_tiny_model(path, "llama")
+    return path
+
+
+def load(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"device": "cpu", "memory": "8MiB", "check": False, **options})
+
+
+def tree_of(samples: int) -> Node:
+    return Node("", children=[Node(text, samples=samples, id=text) for text in PROMPTS], samples=0)
+
+
+def brute(llm: LLM, texts: Sequence[str], before: str, vocab_size: int) -> list[int]:
+    """The tokens after which a text still begins one of some texts, and the end if it is one."""
+    found = []
+    for token in range(vocab_size):
+        piece = llm.tokenizer.decode([token])
+        if piece and any(text.startswith(before + piece) for text in texts):
+            found.append(token)
+    ends = set(llm.spec.eos_token_ids)
+    return [token for token in found if token not in ends] + sorted(ends) * (before in texts)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_rows": 3, "run_ahead": True}, {"speculate": "ngram", "run_ahead": True},
+     {"sharing": "off", "page_size": 4, "memory": 60_000}],
+)  # fmt: skip
+def test_samples_are_those_of_the_masked_distribution(
+    checkpoint: Path, options: dict[str, Any]
+) -> None:
+    """Each log-probability is the model's own, renormalised over what brute force allows."""
+    llm = load(checkpoint, **options)
+    stock = AutoModelForCausalLM.from_pretrained(checkpoint)
+    params = SamplingParams(
+        choice=CHOICES, max_tokens=30, seed=2, logprobs_mode="processed_logprobs", temperature=1.3
+    )
+    done = llm.run(tree_of(4), params).completions
+    assert len({c.text for c in done}) > 1
+    for c in done:
+        assert c.finish_reason == "stop" and c.text in CHOICES
+        prompt = llm.tokenizer(c.prompt_id)["input_ids"]
+        with torch.no_grad():
+            logits = stock(torch.tensor([[*prompt, *c.tokens]])).logits[0].float() / 1.3
+        text = ""
+        for at, (token, logprob) in enumerate(zip(c.tokens, c.logprobs, strict=True)):
+            may = brute(llm, CHOICES, text, logits.shape[-1])
+            assert token in may
+            rest = [each.removeprefix(text) for each in CHOICES if each.startswith(text)]
+            if all(each[:1] == rest[0][:1] != "" for each in rest):  # spelled as the tokenizer does
+                assert logprob == 0
+                text += llm.tokenizer.decode([token])
+                continue
+            own = logits[len(prompt) + at - 1, may].log_softmax(-1)[may.index(token)]
+            assert logprob == pytest.approx(float(own), abs=1e-4)
+            text += "" if token in llm.spec.eos_token_ids else llm.tokenizer.decode([token])
+
+
+def test_json_is_of_its_schema_and_logprobs_are_the_models(checkpoint: Path) -> None:
+    plain, fast = load(checkpoint), load(checkpoint, speculate="ngram", draft_tokens=6)
+    params = SamplingParams(json_schema=SCHEMA, max_tokens=90, seed=3, logprobs=2, temperature=0.7)
+    want, got = plain.run(tree_of(5), params), fast.run(tree_of(5), params)
+    ended = 0
+    for mine, its in zip(want.completions, got.completions, strict=True):
+        assert mine.tokens == its.tokens
+        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+        if mine.finish_reason == "stop":
+            ended += 1
+            found = json.loads(mine.text)
+            assert set(found) == {"ok", "n"} and type(found["ok"]) is bool and 0 <= found["n"] <= 99
+    assert ended
+    # What a grammar spells in one way is guessed, and a pass draws several tokens of it.
+    assert got.usage.accepted_tokens > 0
+
+
+def test_all_kinds_end_as_they_should(checkpoint: Path) -> None:
+    llm = load(checkpoint)
+    for how, right in (
+        ({"regex": "[ab]{3}-[0-9]{2}"}, lambda t: len(t) == 6 and t[3] == "-"),
+        ({"grammar": 'start: "x" pair+\npair: "(" /[0-9]/ ")"'}, lambda t: t.startswith("x(")),
+        ({"grammar": 'root ::= "x" ("y" | "z")'}, lambda t: t in ("xy", "xz")),
+        ({"choice": ["one", "two"]}, lambda t: t in ("one", "two")),
+    ):
+        done = llm.generate(PROMPTS, SamplingParams(max_tokens=60, seed=1, n=3, **how))
+        texts = [c.text for each in done for c in each if c.finish_reason == "stop"]
+        assert texts and all(map(right, texts)), texts
+
+
+def test_a_search_goes_on_in_the_state_of_the_node(checkpoint: Path) -> None:
+    llm = load(checkpoint)
+    regex = "(ab|cd){2}-[0-9]{3}"
+    with llm.session(SamplingParams(regex=regex, seed=1, max_tokens=3)) as session:
+        root = session.root(PROMPTS[0])
+        leaves = [root]
+        for _ in range(8):
+            found = session.sample(dict.fromkeys(leaves[:3], 2))
+            leaves = [child for children in found.values() for child in children]
+        texts = {leaf.path_text for leaf in leaves if leaf.finish_reason == "stop"}
+        assert texts and all(len(text) == 8 and text[4] == "-" for text in texts)
+        child = session.sample({root: 1})[root][0].extend("what is this?")
+        with pytest.raises(InputError, match="cannot begin a text of its regex"):
+            session.sample({child: 1})
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize("options", [{}, {"speculate": "ngram"}, {"run_ahead": True}])
+def test_the_grammar_begins_after_the_thinking(
+    is_special: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    size = tiny_models.VOCAB_SIZE + 2
+    tiny_models.save_tiny_model(tmp_path, "llama", vocab_size=size)
+    tokenizer = tiny_models.tiny_tokenizer().__class__.from_pretrained(tmp_path)
+    tags = [
+        AddedToken(tag, special=is_special, normalized=False) for tag in ("<think>", "</think>")
+    ]
+    tokenizer.add_tokens(tags, special_tokens=is_special)
+    tokenizer.save_pretrained(tmp_path)
+    llm = load(tmp_path, max_rows=5, **options)
+    # Some samples open a thinking of their own, and some end it before their budget does.
+    bias = {size - 2: 3.5, size - 1: 3.0}
+    params = SamplingParams(choice=CHOICES, max_tokens=40, seed=4, logit_bias=bias)
+    inside, outside = f"{PROMPTS[0]}<think>\n", PROMPTS[0]
+    thought = answered = 0
+    for budget in (None, 0, 5):
+        asked = replace(params, max_thinking_tokens=budget)
+        for number, each in enumerate(llm.generate([inside, outside], replace(asked, n=6))):
+            for c in each:
+                assert c.thinking is not None or number
+                thought += number and c.thinking is not None
+                if c.thinking is not None and not c.thinking.is_closed:
+                    continue  # random weights may end a text while it thinks
+                if c.finish_reason == "stop":
+                    answered += 1
+                    assert c.answer in CHOICES
+                else:
+                    assert any(choice.startswith(c.answer) for choice in CHOICES)
+    assert thought and answered
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"regex": "[0-9"}, "regex cannot be used"),
+        ({"regex": "(?!x)a"}, "regex cannot be used"),
+        ({"grammar": 'start: "a'}, "grammar cannot be used"),
+        ({"grammar": 'start: "a" start'}, "grammar can never end"),
+        ({"json_schema": {"type": "objekt"}}, "json_schema cannot be used: Invalid type"),
+        ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
+        ({"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+         "json_schema can never end"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_satisfied_is_refused_before_anything_runs(
+    checkpoint: Path, how: dict[str, Any], told: str
+) -> None:
+    llm = load(checkpoint)
+    with pytest.raises(InputError, match=told.replace("(", r"\(")):
+        llm.stopping_of(SamplingParams(**how))
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"json_schema": "{"}, "json_schema cannot be read"),
+        ({"json_schema": 5}, "json_schema cannot be read"),
+        ({"regex": ""}, "regex must be text"),
+        ({"choice": "yes"}, "choice must be a list"),
+        ({"choice": []}, "choice must be texts"),
+        ({"choice": ["a"], "regex": "a"}, "regex and choice cannot go together"),
+        ({"regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
+        ({"regex": "a", "min_tokens": 2}, "leave out ignore_eos and min_tokens"),
+    ],
+)
+def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        SamplingParams(**how)
+
+
+@pytest.mark.parametrize(
+    ("schema", "ends"),
+    [
+        ({"type": "object"}, True),
+        ({"$defs": {"t": {"type": "object", "properties": {"left": {"$ref": "#/$defs/t"}}}},
+          "$ref": "#/$defs/t"}, True),
+        ({"$defs": {"t": {"type": "object", "properties": {"left": {"$ref": "#/$defs/t"}},
+                          "required": ["left"]}}, "$ref": "#/$defs/t"}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {"type": "null"}]},
+         True),
+        ({"type": ["null", "array"], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"$ref": "#"}, False),
+        ({"allOf": [{"type": "string"}, {"$ref": "#"}]}, False),
+    ],
+)  # fmt: skip
+def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:
+    assert schema_ends(schema) is ends
+
+
+@pytest.mark.parametrize(
+    ("grammar", "ends"),
+    [
+        ('start: "a" | "b" start', True),
+        ('start: "b" start', False),
+        ('start: x\nx: "a" y\ny: "b" x', False),
+        ('start: x\nx: "a" y?\ny: "b" x', True),
+        ('start: x ("," x)*\nx: "[" start "]"\n  | "q"', True),
+        ('start: x+\nx: "[" start "]"', False),
+        ('start: x~0..2\nx: "[" x "]"', True),
+        ('start: WORD [x]\nWORD: /a+/ // a comment: x\nx: "(" x ")"', True),
+        ('%llguidance {}\nstart[capture]: %json {"type": "object"} | start', True),
+        ('start: "a|b" x{2}\nx: "c" | x', True),
+    ],
+)
+def test_grammars_that_never_end_are_found(grammar: str, ends: bool) -> None:
+    assert lark_ends(grammar) is ends

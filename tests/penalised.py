@@ -1,0 +1,111 @@
+"""What a draw depends on beside the model, slowly and plainly: token by token, in Python."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from treegen.params import SamplingParams
+from treegen.sampling.param_set import ParamSet
+
+
+def plain(params: SamplingParams) -> SamplingParams:
+    """The parameters without all that `slow_logits` does."""
+    return replace(
+        params, presence_penalty=0, frequency_penalty=0, repetition_penalty=1,
+        no_repeat_ngram_size=0, bad_words=(), logit_bias=None, min_tokens=0,
+        json_schema=None, regex=None, grammar=None, choice=None,
+    )  # fmt: skip
+
+
+_LETTERS = [chr(97 + token) for token in range(24)]
+_END = 1
+
+
+@functools.cache
+def language(structure: tuple[str, str]) -> frozenset[str]:
+    """All texts of a choice, or of a regular expression whose texts are short."""
+    kind, text = structure
+    if kind == "choice":
+        return frozenset(json.loads(text))
+    pattern = re.compile(text)
+    texts = ("".join(word) for size in range(8) for word in itertools.product("acde", repeat=size))
+    return frozenset(filter(pattern.fullmatch, texts))
+
+
+def allowed(structure: tuple[str, str], text: str) -> set[int]:
+    """The tokens that may come after a text; none if it begins no text of the language."""
+    known = language(structure)
+    found = {at for at, letter in enumerate(_LETTERS) if at != _END and any(
+        each.startswith(text + letter) for each in known)}  # fmt: skip
+    return found | ({_END} if text in known else set())
+
+
+def bound_text(prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> str | None:
+    """What of a text its grammar is about; None as long as it thinks."""
+    shown = "".join(_LETTERS[token] for token in text if token != _END)
+    if not params.reasoning_tags:
+        return shown
+    begin, end = params.reasoning_tags
+    opened = bool(len(prompt)) and _LETTERS[prompt[-1]] == begin
+    if not opened and not shown.startswith(begin):
+        return shown
+    if end not in shown:
+        return None
+    start, budget, closing = shown.index(end) + len(end), params.max_thinking_tokens, ""
+    if budget is not None:
+        due = budget + (not opened)
+        closing = (params.thinking_end or "")[: len(shown) - due]
+        if due < start and shown[due : due + len(closing)] == closing:
+            start = due + len(params.thinking_end or "")
+    return None if start > len(shown) else shown[start:]
+
+
+def slow_logits(
+    logits: Tensor, text: Sequence[int], drawn: Sequence[bool], each: ParamSet, step: int,
+    num_bound: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The logits [V] that a token is drawn from.
+
+    text: all tokens before it. drawn: which of them were drawn. step: tokens of the sample so far.
+    num_bound: how many of the last tokens of the text have a grammar; by default the sample's.
+    """
+    params, bias, logits = each.params, each.bias, logits.float().clone()
+    if params.structure is not None:
+        cut = len(text) - (step if num_bound is None else num_bound)
+        bound = bound_text(text[:cut], text[cut:], params)
+        if bound is not None:
+            may = allowed(params.structure, bound)
+            if params.reasoning_tags and cut == len(text):
+                may.add(_LETTERS.index(params.reasoning_tags[0]))
+            logits[[token for token in range(len(logits)) if token not in may]] = -torch.inf
+    for token, value, until in zip(bias.token, bias.value, bias.until, strict=True):
+        if step < until:
+            logits[int(token)] += float(value)
+    for token in set(text):
+        by = params.repetition_penalty
+        logits[token] = logits[token] / by if logits[token] > 0 else logits[token] * by
+    mine = [token for token, is_drawn in zip(text, drawn, strict=True) if is_drawn]
+    for token in set(mine):
+        logits[token] -= torch.tensor(params.frequency_penalty) * mine.count(token)
+        logits[token] -= params.presence_penalty
+    banned = set()
+    size = params.no_repeat_ngram_size
+    for start in range(len(text) - size + 1 if size else 0):
+        *before, last = text[start : start + size]
+        if before == list(text[len(text) - size + 1 :]):
+            banned.add(last)
+    for *before, last in each.stopping.bad_words:
+        begun = list(text[len(text) - len(before) :]) == before
+        if begun and all(drawn[len(text) - len(before) :]):
+            banned.add(last)
+    given = logits.clone()
+    given[list(banned)] = -torch.inf
+    return given if (given > -torch.inf).any() else logits

@@ -1,0 +1,318 @@
+"""Rows whose text has a grammar: where each is in it, and which tokens it may draw next.
+
+Where a row is follows from its tokens: those that it was not asked about yet are read when its next
+mask is made. So preemption needs nothing, and in a search the way to a node is read as the row's
+own. Masks are made on the host while the device computes the logits that they are for.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treegen.common.device import Staging, to_device
+from treegen.engine.compute.layout import Ints
+from treegen.engine.rows.guesses import Guesses
+from treegen.engine.rows.run_state import RunState
+from treegen.engine.rows.table import RowState
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.errors import InputError
+from treegen.prompts.radix import Tokens
+from treegen.sampling.masks import Masks
+from treegen.sampling.param_set import ParamSet
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher
+
+_NO_MASK: Final = -1
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where a text is in its grammar.
+
+    prompt: the end of what comes before the text.
+    before: drawn tokens on the way to a node of a search; the text begins with them.
+    matcher: has read the text so far.
+    begins: tokens of the text before its grammar begins; None as long as it may think.
+    num_read: tokens of the text that were looked at.
+    """
+
+    prompt: Tokens
+    before: list[int]
+    matcher: LLMatcher
+    begins: int | None
+    num_read: int = 0
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the next token must go on in the grammar, or begin it."""
+        return self.num_read == 0 if self.begins is None else self.num_read >= self.begins
+
+    def copy(self) -> _Place:
+        """The same for another row."""
+        return replace(self, matcher=self.matcher.deep_copy())
+
+    def read(self, tokens: Sequence[int], each: ParamSet) -> None:
+        """Read a text, all of it, as far as it was not read before."""
+        start = max(self.num_read, self.begins or 0)
+        if self.begins is None:
+            self.begins = _begin_of(self.prompt, tokens, each)
+            start = self.begins or 0
+        if self.begins is not None:
+            _consume(self.matcher, list(tokens[start:]))
+        self.num_read = len(tokens)
+
+
+class RowGrammars:
+    """The grammars of the rows of one run.
+
+    used: whether some row has had one. Without any, nothing is done for rows.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        """No row has a grammar."""
+        self._run = run
+        self.used = False
+        self._places: dict[int, tuple[int, _Place]] = {}  # by slot, with its row's serial number
+        self._staging = Staging()
+        self._words = 0  # of a mask
+
+    def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> Masks | None:
+        """Note new rows, [requests, rows of each]; returns what their first draws may give."""
+        found: list[LLMatcher | None] = []
+        extra: list[Sequence[int]] = []
+        for request, slots in zip(requests, slots_PN.tolist(), strict=True):
+            each = self._run.param_sets[request.params]
+            place = start_of(request.segment, request.spec.tokens, each)
+            found.append(place.matcher if place is not None and place.is_bound else None)
+            extra.append(() if place is None else _may_open(place, each))
+            if place is not None:
+                self.used, grammar = True, self._run.param_sets[request.params].stopping.grammar
+                self._words = grammar.num_words if grammar is not None else 0
+                for slot in slots:
+                    serial = int(self._run.rows.serial[slot])
+                    self._places[slot] = serial, place.copy()
+        return self._masks(found, extra)
+
+    def masks(self, slots: Ints, serials: Ints, guesses: Guesses | None, num: int) -> Masks | None:
+        """What a step's rows may draw, whose tokens are all known by now.
+
+        slots, serials: of each query row. guesses: what they verify; None for one draw of each row.
+        num: query rows of the step, those that fill it up among them.
+        """
+        run, rows = self._run, self._run.rows
+        firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
+        alive = (rows.serial[slots] == serials) & (rows.state[slots] == RowState.LIVE)
+        at: list[int] = []
+        matchers: list[tuple[LLMatcher, list[int]]] = []
+        for place in firsts[alive[firsts]].tolist():
+            matcher = self._advanced(int(slots[place]))
+            if matcher is None:
+                continue
+            given: list[int] = []
+            if guesses is not None:
+                row = int(guesses.row_T[place])
+                given = guesses.of_row(row)
+            at += range(place, place + len(given) + 1)
+            matchers.append((matcher, given))
+        if not at:
+            return None
+        index = np.full(num, _NO_MASK)
+        index[at] = np.arange(len(at))
+        device = run.model.device
+        return Masks(self._filled(matchers, len(at)), to_device(index, device))
+
+    def forced(self, slots: Ints) -> dict[int, list[int]]:
+        """The tokens that rows can only draw next, by place in `slots`, as their grammars spell it.
+
+        All tokens of the rows are known.
+        """
+        found: dict[int, list[int]] = {}
+        for place, slot in enumerate(slots.tolist()):
+            matcher = self._advanced(slot)
+            if matcher is not None and (tokens := matcher.compute_ff_tokens()):
+                found[place] = tokens
+        return found
+
+    def fitting(self, slots: Ints, tokens_RK: Ints, num_R: Ints) -> Ints:
+        """How many guesses of each row, from the first on, its grammar allows, of `num_R`.
+
+        A row that thinks is guessed no further than to the token that may end its thinking: what
+        it may draw after that is not known yet. All tokens of the rows are known.
+        """
+        num_R = num_R.copy()
+        for row, slot in enumerate(slots.tolist()):
+            if not num_R[row] or slot not in self._places:
+                continue
+            matcher, (serial, place) = self._advanced(slot), self._places[slot]
+            if serial != self._run.rows.serial[slot]:
+                continue
+            guesses = tokens_RK[row, : num_R[row]]
+            if matcher is not None:
+                num_R[row] = matcher.validate_tokens(guesses.tolist())
+            elif place.begins is not None:
+                num_R[row] = min(num_R[row], max(place.begins - place.num_read - 1, 0))
+            else:
+                params = int(self._run.rows.params[slot])
+                tags = self._run.param_sets[params].stopping.thinking
+                assert tags is not None
+                num_R[row] = tags.num_open(guesses)
+        return num_R
+
+    def _masks(
+        self, matchers: Sequence[LLMatcher | None], extra: Sequence[Sequence[int]]
+    ) -> Masks | None:
+        known = [(each, list[int]()) for each in matchers if each is not None]
+        if not known:
+            return None
+        index = np.full(len(matchers), _NO_MASK)
+        index[[each is not None for each in matchers]] = np.arange(len(known))
+        more = [(int(index[row]), token) for row, tokens in enumerate(extra) for token in tokens]
+        bits = self._filled(known, len(known), [pair for pair in more if pair[0] >= 0])
+        return Masks(bits, to_device(index, self._run.model.device))
+
+    def _filled(
+        self,
+        matchers: Sequence[tuple[LLMatcher, list[int]]],
+        num: int,
+        more: Sequence[tuple[int, int]] = (),
+    ) -> torch.Tensor:
+        """Masks after each matcher's text, and after each of its guesses: int32 [num, words].
+
+        more: further tokens that masks allow.
+        """
+        words = self._words
+        bits = torch.empty(num, words, dtype=torch.int32, device=self._run.model.device)
+        jobs: list[tuple[LLMatcher, int, list[int]]] = []
+        for matcher, given in matchers:
+            jobs.append((matcher, jobs[-1][1] + len(jobs[-1][2]) + 1 if jobs else 0, given))
+
+        def write(flat: NDArray[Any]) -> None:
+            flat.fill(-1)
+            table = flat.reshape(num, words)
+            _fill(jobs, table)
+            for row, token in more:
+                table[row, token >> 5] |= np.int32(np.uint32(1 << (token & 31)).astype(np.int32))
+
+        self._staging.fill(bits, bits.numel(), write)
+        return bits
+
+    def _advanced(self, slot: int) -> LLMatcher | None:
+        """The matcher of a row, once it has read all tokens; None if the row may draw any."""
+        serial, place = self._places.get(slot, (-1, None))
+        rows = self._run.rows
+        if place is None or serial != rows.serial[slot]:
+            return None
+        num_before, num = len(place.before), int(rows.count[slot])
+        each = self._run.param_sets[int(rows.params[slot])]
+        if num and int(rows.last[slot]) in each.stopping.ids:
+            return None  # it is over
+        if place.num_read < num_before + num:
+            new = rows.generated.between(slot, max(place.num_read - num_before, 0), num)
+            tags = each.stopping.thinking
+            if place.begins is None and place.num_read and tags and not tags.may_close(new):
+                place.num_read = num_before + num  # it thinks on
+            elif place.begins is None:
+                place.read([*place.before, *rows.tokens(np.array([slot]))[0]], each)
+            else:
+                start = place.num_read
+                place.num_read = num_before + num
+                _consume(place.matcher, new[max(place.begins - start, 0) :].tolist())
+        return place.matcher if place.is_bound else None
+
+
+def start_of(segment: LiveSegment, prompt: Tokens, each: ParamSet) -> _Place | None:
+    """Where a text below a segment begins in its grammar; None without a grammar.
+
+    prompt: the end of the prompt is enough.
+
+    Raises:
+        InputError: what was drawn on the way to the segment cannot be a part of such a text.
+    """
+    stopping = each.stopping
+    if stopping.grammar is None:
+        return None
+    before = _drawn_before(segment, each.params.structure)
+    if before:
+        prompt = segment.path_tokens()[: -len(before)]
+    thinks = stopping.thinking is not None
+    place = _Place(prompt, before, stopping.grammar.start(), None if thinks else 0)
+    if before:
+        place.read(before, each)
+    elif (tags := stopping.thinking) is not None and (tags.always or tags.opens(prompt)):
+        place.num_read = -1  # so that it is bound by nothing
+    if place.matcher.is_error():
+        raise InputError(
+            f"the text of the node cannot begin a text of its {(each.params.structure or '?')[0]}; "
+            "sample it without, or from a node above"
+        )
+    return place
+
+
+def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
+    """The tokens from the first that was drawn for the same grammar up to a segment's end."""
+    path: list[LiveSegment] = []
+    first = 0  # how many of them count
+    for above in segment.path():
+        path.append(above)
+        if above.drawn and above.structure != structure:
+            break
+        if above.drawn:
+            first = len(path)
+    return [int(token) for above in path[:first][::-1] for token in above.tokens]
+
+
+def _may_open(place: _Place, each: ParamSet) -> Sequence[int]:
+    """Tokens that a text may begin with beside those of its grammar: one that opens a thinking."""
+    tags = each.stopping.thinking
+    if tags is None or place.num_read or tags.opening_id is None:
+        return ()
+    return (tags.opening_id,)
+
+
+def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
+    """How many tokens of a text come before its grammar; None as long as it thinks."""
+    tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
+    if tags is None:
+        return 0
+    if tags.is_open(prompt, ids):
+        return None
+    closed = tags.closed_at(prompt, ids, each.params)
+    return None if tags.always and not closed else closed
+
+
+def _consume(matcher: LLMatcher, tokens: list[int]) -> None:
+    if matcher.is_error() or matcher.consume_tokens(tokens):
+        return
+    if "doesn't satisfy" not in matcher.get_error():  # the text became too much for the parser
+        warnings.warn(
+            f"a grammar ends a sample: {matcher.get_error().splitlines()[0]}", stacklevel=2
+        )
+
+
+def _fill(jobs: Sequence[tuple[LLMatcher, int, list[int]]], table: NDArray[np.int32]) -> None:
+    """Write the masks of matchers into rows of a table, all at once in several threads."""
+    from llguidance.numpy import (
+        fill_next_token_bitmask_par,
+        fill_next_token_bitmask_par_with_draft_tokens,
+    )
+
+    if guessed := [job for job in jobs if job[2]]:
+        fill_next_token_bitmask_par_with_draft_tokens(_threads(), guessed, table)
+    if others := [(each, at) for each, at, given in jobs if not given]:
+        fill_next_token_bitmask_par(_threads(), others, table)
+
+
+@functools.cache
+def _threads() -> LLExecutor:
+    from llguidance import LLExecutor
+
+    return LLExecutor()

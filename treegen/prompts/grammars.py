@@ -1,0 +1,150 @@
+"""What a sample has to be: JSON of a schema, a text of a regular expression, grammar or choice.
+
+llguidance compiles it for a tokenizer, and says after any tokens which ones may come next.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import InputError
+from treegen.prompts.endless import lark_ends, schema_ends
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Structure = tuple[str, str]
+"""A kind, such as "json_schema", and what it says, as text."""
+
+
+# What vLLM's server calls them, in a request and in its structured_outputs.
+_NAMES: Final = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar",
+    "guided_choice": "choice",
+}  # fmt: skip
+_WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
+REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
+"""How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
+
+
+def requested(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of SamplingParams that parts of a request, by REQUESTED, stand for.
+
+    Raises:
+        InputError: one is not as it should be.
+    """
+    found = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
+    if within := given.get("structured_outputs"):
+        if not isinstance(within, Mapping):
+            raise InputError(f"structured_outputs must be an object, got {within!r:.80}")
+        asked = {name: value for name, value in within.items() if value not in (None, False)}
+        if asked.pop("json_object", False):
+            found["json_schema"] = {"type": "object"}
+        if unknown := sorted(asked.keys() - _WITHIN.keys()):
+            raise InputError(f"structured_outputs has {unknown[0]!r:.80}, which is not supported")
+        found |= {_WITHIN[name]: value for name, value in asked.items()}
+    wanted = given.get("response_format") or {}
+    kind = wanted.get("type", "text") if isinstance(wanted, Mapping) else None
+    if kind == "json_object":
+        found["json_schema"] = {"type": "object"}
+    elif kind == "json_schema":
+        described = wanted.get("json_schema")
+        if not isinstance(described, Mapping) or "schema" not in described:
+            raise InputError("response_format of type json_schema must have json_schema.schema")
+        found["json_schema"] = described["schema"]
+    elif kind != "text":
+        raise InputError("response_format must have a type: text, json_object or json_schema")
+    return found
+
+
+class Grammar:
+    """What a sample has to be, compiled for one tokenizer.
+
+    num_words: words of 32 bits in a mask, which has a bit for each token.
+    """
+
+    def __init__(
+        self, structure: Structure, tokenizer: Any, eos_ids: Sequence[int], vocab_size: int
+    ) -> None:
+        """Compile it. eos_ids: the tokens that end a sample. vocab_size: logits of a token.
+
+        Raises:
+            InputError: it cannot be read, no text can ever satisfy it, or llguidance is missing.
+        """
+        if find_spec("llguidance") is None:
+            raise InputError(
+                f"{structure[0]} needs llguidance; install it with: "
+                "pip install 'treegen[structured]'"
+            )
+        from llguidance import LLMatcher
+
+        kind, text = structure
+        known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
+        self.num_words = -(-known.vocab_size // 32)
+        self._first = LLMatcher(known, _compiled(kind, text), log_level=0)
+        if self._first.is_error():
+            told = self._first.get_error().strip().splitlines()[0]
+            raise InputError(f"{kind} cannot be used: {told}")
+
+    def start(self) -> LLMatcher:
+        """A matcher of a text that begins."""
+        return self._first.deep_copy()
+
+
+def grammar_of(
+    structure: Structure | None, tokenizer: Any, eos_ids: Sequence[int], vocab_size: int
+) -> Grammar | None:
+    """The compiled grammar of a structure, if there is one; raises as `Grammar` does."""
+    return None if structure is None else Grammar(structure, tokenizer, eos_ids, vocab_size)
+
+
+def _compiled(kind: str, text: str) -> str:
+    """What llguidance takes for a structure."""
+    from llguidance import LLMatcher, grammar_from
+
+    match kind:
+        case "json_schema":
+            if not schema_ends(json.loads(text)):
+                raise InputError("json_schema can never end: what it requires has no end")
+            return str(LLMatcher.grammar_from_json_schema(text))
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        case "choice":
+            return str(grammar_from("choice", text))
+    try:
+        found = str(grammar_from("grammar", text))
+    except ValueError as error:
+        raise InputError(f"grammar cannot be used: {str(error).splitlines()[0]}") from None
+    if not lark_ends(found):
+        raise InputError("grammar can never end: its rule start leads back to itself for ever")
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens_of(tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int) -> LLTokenizer:
+    """The tokens of a tokenizer, as llguidance needs them; takes a second for a large one.
+
+    size: a part of the key, because a tokenizer may get further tokens meanwhile.
+
+    Raises:
+        InputError: the tokenizer is not of the fast kind, or knows no end of a text.
+    """
+    from llguidance import LLTokenizer
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise InputError("structured output needs a fast tokenizer (tokenizer.json)")
+    ends = [each for each in eos_ids if each < vocab_size]
+    if not ends:
+        raise InputError("structured output needs a model with an end-of-sequence token")
+    plain = type(backend).from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    try:
+        return LLTokenizer(plain.to_str(), n_vocab=max(vocab_size, size), eos_token=ends)
+    except Exception as error:
+        raise InputError(f"llguidance cannot read the tokenizer: {error}") from None

@@ -1,0 +1,197 @@
+"""A completion, or a sample while it grows, as what the model has said."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from treegen.errors import ModelWarning
+from treegen.outputs import Completion
+from treegen.prompts.detokenize import Detokenizer, special_tokens
+from treegen.prompts.thinking import KNOWN, ThinkingTags, tags_of, without_tags
+from treegen.prompts.token_text import Text
+from treegen.prompts.tokens import TAIL
+from treegen.replies.arguments import Tools
+from treegen.replies.formats import NO_TOOLS, USUAL, template_text, tool_format, tool_format_of
+from treegen.replies.parser import ReplyParser
+from treegen.replies.readers import make_call
+from treegen.replies.scan import NoCall
+from treegen.replies.types import Part, Reply, Said, Thought, ToolCall
+
+_THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning", "thoughts")
+
+
+class Replies:
+    """Takes apart what one model says: thoughts, text and tool calls.
+
+    A tokenizer with a `response_template` says how its model writes. For others the format of calls
+    is found by the chat template; see `TOOL_FORMATS`.
+
+    format: how the model writes calls; None if that is not known. text: the text of its tokens,
+    with the special tokens that are marks.
+    """
+
+    def __init__(self, tokenizer: Any, tool_format_name: str | None = None) -> None:
+        """What a model with a tokenizer says.
+
+        tool_format_name: a name of `TOOL_FORMATS`, in place of what the tokenizer says.
+
+        Raises:
+            InputError: no format has the name.
+        """
+        self.tokenizer = tokenizer
+        given = None if tool_format_name is None else tool_format(tool_format_name)
+        self.format = given or tool_format_of(tokenizer)
+        self.by_template = (
+            given is None and getattr(tokenizer, "response_template", None) is not None
+        )
+        tags = tags_of(tokenizer) or KNOWN[0]
+        self._tags, self._thinking = tags, ThinkingTags(tags, tokenizer)
+        form = self.format or USUAL
+        marks = (*form.literals, *form.inner, tags.open, tags.close)
+        special = special_tokens(tokenizer, Detokenizer(tokenizer))
+        shown = [name for name in special if any(name in mark for mark in marks)]
+        self.text = Text(tokenizer, shown=shown)
+        self._is_warned = self.format is not None or self.by_template
+
+    def read(
+        self, completion: Completion, prompt: Sequence[int] = (), tools: Sequence[Any] | None = None
+    ) -> Reply:
+        """Take a completion apart. Calls are found if there are tools.
+
+        Thoughts are the completion's `thinking` if that is known. Else they stand between the tags
+        that the tokenizer is known by, or <think> and </think>, and before a closing tag.
+
+        prompt: the token ids before it; they may have opened the thinking. tools: as the chat
+        template had them.
+        """
+        self._warn(tools)
+        if self.by_template and (reply := self._by_template(completion, prompt, tools)) is not None:
+            return reply
+        has_channels = self.format is not None and self.format.has_channels
+        thinking = completion.thinking
+        if thinking is not None and not has_channels:
+            before = [*prompt, *completion.tokens[: thinking.num_tokens]]
+            rest = self._shown(completion, before, thinking.num_tokens).lstrip("\n")
+            parts = ReplyParser(*self._how(tools)).end(rest)
+            thoughts = without_tags(completion.text[: thinking.end], self.tokenizer)
+            reply = _reply(parts)
+            text = reply.text if reply.calls else completion.answer
+            return Reply(text, reply.calls, thoughts)
+        shown = self._shown(completion, prompt)
+        opened = self._thinking.opens(prompt) if len(prompt) else False
+        if not opened and not has_channels and not shown.lstrip().startswith(self._tags.open):
+            opened = self._tags.close in shown
+        reply = _reply(self._parser(opened, tools).end(shown))
+        if not reply.calls and not reply.thoughts and not has_channels and not opened:
+            return Reply(completion.text, [])
+        return reply
+
+    def growing(self, prompt: Sequence[int], tools: Sequence[Any] | None) -> GrowingReply:
+        """A sample of a prompt as it grows.
+
+        Its parts are those of `read`, with one exception: what stands before a closing tag that no
+        opening tag came before is text, because it was told before the tag came.
+        """
+        self._warn(tools)
+        parser = self._parser(self._thinking.opens(prompt), tools)
+        return GrowingReply(self, parser, prompt, tools)
+
+    def _warn(self, tools: Sequence[Any] | None) -> None:
+        if self._is_warned or not tools:
+            return
+        self._is_warned = True
+        told = "its chat template shows no tools to the model"
+        if "tools" in template_text(self.tokenizer):
+            told = "its chat template does not tell the format"
+        warnings.warn(
+            f"how this model writes tool calls is not known: {told}. Only JSON is taken for a "
+            "call; name the format: --tool-format, tool_format=",
+            ModelWarning,
+            stacklevel=3,
+        )
+
+    def _how(self, tools: Sequence[Any] | None) -> tuple[Any, Tools]:
+        form = self.format or USUAL
+        return form if tools or form.has_channels else NO_TOOLS, Tools(tools)
+
+    def _parser(self, is_thinking: bool, tools: Sequence[Any] | None) -> ReplyParser:
+        return ReplyParser(*self._how(tools), self._tags, is_thinking=is_thinking)
+
+    def _shown(self, completion: Completion, before: Sequence[int], start: int = 0) -> str:
+        """The text of a completion from a token on, with marks and without what stopped it."""
+        tokens, stop = completion.tokens[start:], completion.stop
+        tail = list(before[-TAIL:])
+        if isinstance(stop, int) and tokens[-1:] == (stop,):
+            tokens = tokens[:-1]
+        text = self.text.of(tail, tokens)
+        if isinstance(stop, str):
+            last = len(self.text.of(tail, tokens[:-1]))
+            at = text.find(stop, max(last - len(stop) + 1, 0))
+            text = text[:at] if at >= 0 else text
+        return text
+
+    def _by_template(
+        self, completion: Completion, prompt: Sequence[int], tools: Sequence[Any] | None
+    ) -> Reply | None:
+        """Take a completion apart as its tokenizer says; None if it is not written that way."""
+        written = self.tokenizer.decode(completion.tokens)
+        if isinstance(completion.stop, str):
+            written = written.rpartition(completion.stop)[0]
+        try:
+            found = self.tokenizer.parse_response(
+                written, prefix=self.tokenizer.decode(list(prompt)), tools=tools
+            )
+            functions = [each["function"] for each in found.get("tool_calls") or ()]
+            calls = [make_call(each["name"], each["arguments"]) for each in functions]
+        except (ValueError, TypeError, KeyError, NoCall):
+            return None
+        thoughts = next((found[name] for name in _THOUGHTS if found.get(name)), "")
+        text = str(found.get("content") or "").removesuffix(self.tokenizer.eos_token or "")
+        return Reply(text, calls, thoughts)
+
+
+class GrowingReply:
+    """One sample while it grows: its parts as they are known."""
+
+    def __init__(
+        self,
+        replies: Replies,
+        parser: ReplyParser,
+        prompt: Sequence[int],
+        tools: Sequence[Any] | None,
+    ) -> None:
+        """Made by `Replies.growing`."""
+        self._replies, self._parser = replies, parser
+        self._prompt, self._tools = prompt, tools
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is told before the end."""
+        return self._replies.by_template
+
+    def add(self, piece: str) -> list[Part]:
+        """The parts that are known after a piece of text, which has marks."""
+        return [] if self.waits else self._parser.add(piece)
+
+    def shown(self, completion: Completion) -> str:
+        """The whole text, with marks, of the sample that has ended."""
+        return self._replies._shown(completion, self._prompt)
+
+    def end(self, piece: str, completion: Completion) -> list[Part]:
+        """The rest of the parts. piece: the last text."""
+        if not self.waits:
+            return self._parser.end(piece)
+        reply = self._replies.read(completion, self._prompt, self._tools)
+        thoughts = [Thought(reply.thoughts)] if reply.thoughts else []
+        return [*thoughts, *([Said(reply.text)] if reply.text else []), *reply.calls]
+
+
+def _reply(parts: Iterable[Part]) -> Reply:
+    parts = list(parts)
+    return Reply(
+        "".join(part.text for part in parts if isinstance(part, Said)),
+        [part for part in parts if isinstance(part, ToolCall)],
+        "".join(part.text for part in parts if isinstance(part, Thought)),
+    )

@@ -1,0 +1,144 @@
+"""From a file of texts to columns, a part at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.errors import InputError, RunError, TreegenError
+from treegen.params import MAX_COUNT, check_int
+from treegen.plan.plan import Request
+from treegen.plan.requests import score_requests
+from treegen.runs.files import Lock, read_json, reason, write_json
+from treegen.score_texts.columns import Reached, reached, write_part
+from treegen.score_texts.texts import GivenText, read_texts
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+
+_PAIRS: Final = 2**24  # most likeliest tokens of a part, which is in memory at once
+_TOKENS: Final = 2**20  # most tokens of a part
+_ENCODED: Final = 64  # texts that are encoded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is.
+
+    texts: in the files. tokens: of those, scored. computed: tokens that went through the model in
+    this call, prompts included, each shared one once.
+    """
+
+    texts: int
+    tokens: int
+    computed: int
+
+
+def score_texts(
+    llm: LLM, path: Path, folder: Path, *, top: int = 0, part: int = _PAIRS
+) -> Generator[Progress, None, None]:
+    """Score the texts of a file, into files of columns; yields after each that was written.
+
+    What is in the folder already is not computed again, so a call that was stopped goes on when it
+    is given again, with a file that may have more lines. Texts of a part are computed as one tree.
+
+    path: JSON lines; see `read_texts`. folder: where the columns go; see `columns`.
+    top: how many likeliest tokens to write in the place of each token.
+    part: most likeliest tokens of a part, which bounds the memory; a text has at least one part.
+
+    Raises:
+        InputError: an argument or a text cannot be used; the message has the number of its line.
+        CapacityError: a text is too long for the model or the cache.
+        RunError: the folder has columns of something else, or cannot be written.
+    """
+    check_int("top", top, least=0, most=MAX_COUNT)
+    check_int("part", part, least=1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder}: {reason(error)}; choose another") from error
+    with Lock(folder / "scores.lock"):
+        _check_settings(llm, folder, top)
+        at, computed = reached(folder), 0
+        texts = read_texts(path)
+        _pass(texts, at, path, folder)
+        for given, requests in _parts(llm, texts, top, part):
+            with llm.score_stream([_pair(each) for each in requests], top=top) as stream:
+                known = dict(stream)
+                stream.check_whole()
+            scores = [known[index] for index in range(len(known))]
+            at = write_part(folder, at, [each.id for each in given], scores, given[-1].seen)
+            computed += stream.usage.prompt_tokens_computed
+            yield Progress(at.rows, at.tokens, computed)
+        if not at.rows:
+            raise InputError(f"{path} has no texts; give it at least one line")
+        if not computed:
+            yield Progress(at.rows, at.tokens, 0)
+
+
+def _check_settings(llm: LLM, folder: Path, top: int) -> None:
+    """Note what the columns are made with, or compare it with what the folder has."""
+    path = folder / "settings.json"
+    settings: dict[str, Any] = {
+        "model": llm.fingerprint, "dtype": str(llm.model.dtype).removeprefix("torch."), "top": top,
+    }  # fmt: skip
+    if not path.exists():
+        write_json(path, settings)
+    stored = read_json(path)
+    if stored != settings:
+        names = [name for name in settings if stored.get(name) != settings[name]]
+        raise RunError(
+            f"{folder} has columns of another {' and '.join(names)}; choose another folder"
+        )
+
+
+def _pass(texts: Iterator[GivenText], at: Reached, path: Path, folder: Path) -> None:
+    """Pass the texts that are scored already."""
+    if not at.rows:
+        return
+    last = next(islice(texts, at.rows - 1, None), None)
+    if last is None or last.seen != at.seen:
+        raise RunError(
+            f"{folder} has columns of other texts than {path} begins with; choose another folder"
+        )
+
+
+def _parts(
+    llm: LLM, texts: Iterator[GivenText], top: int, most: int
+) -> Iterator[tuple[list[GivenText], list[Request]]]:
+    """Texts with their requests, as many at a time as may be in memory at once."""
+    given: list[GivenText] = []
+    requests: list[Request] = []
+    pairs = tokens = 0
+    while batch := list(islice(texts, _ENCODED)):
+        for text, request in zip(batch, _encoded(llm, batch), strict=True):
+            own = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
+            if given and (pairs + own > most or tokens + len(request.tokens) > _TOKENS):
+                yield given, requests
+                given, requests, pairs, tokens = [], [], 0, 0
+            given.append(text)
+            requests.append(request)
+            pairs, tokens = pairs + own, tokens + len(request.tokens)
+    if given:
+        yield given, requests
+
+
+def _encoded(llm: LLM, batch: list[GivenText]) -> list[Request]:
+    try:
+        return score_requests([(e.context, e.text) for e in batch], llm.tokenizer, llm.spec)
+    except TreegenError as error:
+        for each in batch:  # which of them it is
+            try:
+                score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
+            except TreegenError as own:
+                told = str(own).replace("pair 0", f"text {each.id!r}")
+                raise type(own)(told) from None
+        raise error
+
+
+def _pair(request: Request) -> tuple[Any, Any]:
+    assert request.score_from is not None
+    return request.tokens[: request.score_from], request.tokens[request.score_from :]

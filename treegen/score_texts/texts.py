@@ -1,0 +1,81 @@
+"""A file of texts to score, a line at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.plan.requests import ScoreInput
+from treegen.runs.files import parse_json, reason
+
+_KEYS: Final = {"id", "text", "prompt", "completion"}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenText:
+    """One line. id: its own, or the number of its line. context, text: what is scored after what.
+
+    seen: a hash of the file up to its end.
+    """
+
+    id: str
+    context: ScoreInput
+    text: ScoreInput
+    seen: str
+
+
+def read_texts(path: Path) -> Iterator[GivenText]:
+    """The texts of a file of JSON lines, each with `text`, or with `prompt` and `completion`.
+
+    They are text or token ids. A line may have an `id`.
+
+    Raises:
+        InputError: the file cannot be read.
+        DataError: a line is none of these; the message has its number.
+    """
+    seen = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                seen.update(line)
+                if line.strip():
+                    yield _text_of(line, f"{path}:{number}", number, seen.hexdigest())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason(error)}") from error
+
+
+def _text_of(line: bytes, where: str, number: int, seen: str) -> GivenText:
+    try:
+        row = parse_json(line.decode())
+    except ValueError as error:
+        raise DataError(f"{where} is no JSON ({error}); mend the line or take it out") from None
+    if not isinstance(row, dict) or not (
+        {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
+    ):
+        raise DataError(f"{where} has no text, and no prompt with a completion; give one of them")
+    if unknown := row.keys() - _KEYS:
+        raise DataError(
+            f"{where} has {', '.join(sorted(unknown))}, which is not known; a line has id, and "
+            "text or prompt and completion"
+        )
+    if "text" in row and len(row.keys() & _KEYS - {"id"}) > 1:
+        raise DataError(f"{where} has both text and prompt or completion; give one of them")
+    text = _given(where, "text" if "text" in row else "completion", row)
+    empty: ScoreInput = "" if isinstance(text, str) else []
+    context = empty if "text" in row else _given(where, "prompt", row)
+    if isinstance(context, str) != isinstance(text, str):
+        raise DataError(f"{where}: give prompt and completion both as text or both as token ids")
+    return GivenText(str(row.get("id", number)), context, text, seen)
+
+
+def _given(where: str, name: str, row: dict[str, Any]) -> ScoreInput:
+    value = row[name]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(each) is int for each in value):
+        return value
+    raise DataError(f"{where}: {name} must be text or a list of token ids, got {value!r:.60}")
