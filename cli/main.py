@@ -42,6 +42,8 @@ _GROUPS: Final = {
         "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
         "watch": ("treegen.cli.watch", "Show a run in the browser while it is under way."),
         "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
+        "export": ("treegen.cli.export", "Write a run in the format of another tool."),
+        "import": ("treegen.cli.import_log", "Make a run of a log that another tool wrote."),
     },
     "Score again": {
         "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),

@@ -44,7 +44,7 @@ def command(
     for line in view.notices if not quiet else ():
         notice(line)
     drawn = drawn_of(view, filter_of(view, filter_name))
-    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES)
+    found = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
     if not quiet:
         for each in found:
             echo(_table(each))

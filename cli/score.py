@@ -24,13 +24,15 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     from treegen.evals.identity import stored_job
     from treegen.evals.judged.results import results_of
     from treegen.evals.running.judging import check_of_use, complaint, rejudged
+    from treegen.report.view import beside
     from treegen.runs import RunDir
 
     execution = take_execution(params, anew=rejudge)
     with RunDir.open(run) as opened, ExitStack() as stack:
         for line in opened.notices:
             notice(line)
-        job = stored_job(asked_for(params), stored_choices(opened.info), opened)
+        stored = beside(run, stored_choices(opened.info))
+        job = stored_job(asked_for(params), stored, opened)
         check_of_use([job.task], execution)
         judging = rejudged(job, opened, execution, Terminal(quiet=quiet))
         if judging:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOADING: Final = (
     "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",
-    "tensor_parallel_size",
+    "tensor_parallel_size", "adapter",
 )  # fmt: skip
 """The options that matter to loading alone."""
 QUANTIZATIONS: Final = ("fp8", "none")
@@ -75,6 +75,7 @@ class EngineOptions:
     speculate: str | DraftFunction | None = None
     draft_model: str | None = None
     draft_tokens: int | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         check_sharing(self.sharing)
@@ -100,6 +101,11 @@ class EngineOptions:
                     "draft_tokens is of no use, because nothing guesses tokens; give speculate or "
                     "draft_model too"
                 )
+        if self.adapter is not None and self.tensor_parallel_size > 1:
+            raise InputError(
+                "adapter does not go with tensor_parallel_size yet; merge it into the model first, "
+                "with peft"
+            )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; speculate='ngram' does"

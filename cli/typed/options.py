@@ -63,6 +63,8 @@ _MODEL: Final = (
     click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
     click.option("--model-args", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(MODEL_ARGS)}."),
+    click.option("--adapter", metavar="DIR|NAME", help="A LoRA adapter saved by peft, merged into "
+                 "the model as it loads."),
     click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16. Default: "
                  "auto, the checkpoint's."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "

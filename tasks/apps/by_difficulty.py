@@ -1,5 +1,6 @@
 """Metrics over judged programs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -90,7 +91,8 @@ def report_programs(
             **mean_row(values),
         )
 
-    passed = [sum(v.credit or 0.0 for v in group) / len(group) for group in grouped.values()]
+    # fsum does not depend on the order of the samples.
+    passed = [math.fsum(v.credit or 0.0 for v in each) / len(each) for each in grouped.values()]
     rows[cut:cut] = [
         *([row("test_case_average", passed, higher_is_better=True)] if by_test else []),
         *(

@@ -40,8 +40,10 @@ def strict_match(text: str) -> str | None:
 
 def flexible_extract(text: str) -> str | None:
     """Return what lm-eval's filter `flexible-extract` finds last, unchanged."""
-    last = _last(_FLEXIBLE, text)
-    return last[0] if last else None
+    for word in reversed(text.split()):  # a match has no spaces
+        if last := _last(_FLEXIBLE, word):
+            return last[0]
+    return None
 
 
 def exact_match_form(answer: str) -> str:

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 # Numbers of more digits are no answer. So what is stored about a sample stays small, too.
@@ -97,11 +98,19 @@ def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator
     return _CALCULATION.finditer(text, start, len(text) if stop is None else stop)
 
 
+# Of many texts most calculations are a number that others have too; longer ones are each their own.
+_SHORT: Final = 64
+
+
 def result(calculation: str, *, last: bool) -> str | None:
     """Return the canonical form of what a calculation comes to: the value after its last "=".
 
     last: a range such as 5-10 counts as its last number, else as its first.
     """
+    return (_known_result if len(calculation) <= _SHORT else _result)(calculation, last)
+
+
+def _result(calculation: str, last: bool) -> str | None:
     value: Fraction | None = None
     if _JOINED.fullmatch(calculation):
         numbers = list(_NUMBER.finditer(calculation))
@@ -117,6 +126,9 @@ def result(calculation: str, *, last: bool) -> str | None:
         if value is None and (number := _NUMBER.search(side)):
             value = _value(number)
     return None if value is None else _form(value)
+
+
+_known_result = lru_cache(maxsize=1 << 14)(_result)
 
 
 def canonical_number(text: str) -> str | None:

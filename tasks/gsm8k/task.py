@@ -19,6 +19,7 @@ As a search, a step is a sentence or a line of the reasoning, up to a period or 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 from treegen.evals.arguments import check_arguments, one_of
@@ -124,7 +125,7 @@ class GSM8K:
         """Return a verdict per filter. The text ends where a stop string began."""
         number = numeric_answer(text)
         return {
-            "numeric": Verdict(number, number is not None and number == _gold(problem)),
+            "numeric": Verdict(number, number is not None and number == _gold(problem.answer)),
             "strict-match": _exact_match(problem, strict_match(text)),
             "flexible-extract": _exact_match(problem, flexible_extract(text)),
         }
@@ -172,8 +173,9 @@ def _own(text: str) -> str:
     return text[: min(ends, default=len(text))]
 
 
-def _gold(problem: Problem) -> str | None:
-    return canonical_number(problem.answer)
+# A problem has many samples.
+_gold: Final = lru_cache(maxsize=1024)(canonical_number)
+_exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 
 
 def _exact_match(problem: Problem, found: str | None) -> Verdict:
@@ -182,4 +184,4 @@ def _exact_match(problem: Problem, found: str | None) -> Verdict:
     # score is the same.
     if form is None or not any(c in "0123456789" for c in form):
         return Verdict(None, False)
-    return Verdict(form, form == exact_match_form(problem.answer))
+    return Verdict(form, form == _exact_gold(problem.answer))

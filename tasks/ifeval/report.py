@@ -1,15 +1,12 @@
 """IFEval's four accuracies, and a table by kind of instruction."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
 from treegen.evals.statistics.tables import table_by
 from treegen.evals.verdict import SampleScore, Verdict
-
-_Z95: Final = 1.959963984540054
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +26,14 @@ def by_instruction(
 ) -> Report:
     """Return the report with the accuracy over instructions, and a table by their kind."""
     rows: list[MetricRow] = []
+    ids = list(options.problem_ids)
+    clusters = dict(zip(ids, clusters_of(options.problems, ids) or (), strict=False))
     for row in overall.metrics:
         if row.metric != "exact_match":
             rows.append(row)
             continue
         rows.append(replace(row, metric="prompt_level_acc"))
-        fields = _over_instructions(_shares(scores, row.filter))
+        fields = _over_instructions(_shares(scores, row.filter), clusters)
         rows.append(replace(row, metric="inst_level_acc", **fields))
     kinds: dict[str, list[str]] = {}
     for problem in options.problems:
@@ -66,19 +65,14 @@ def _shares(scores: Sequence[SampleScore], filter: str) -> dict[str, list[float]
     }
 
 
-def _over_instructions(shares: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Return the mean over instructions. Its error is that of a ratio over problems.
+def _over_instructions(
+    shares: Mapping[str, Sequence[float]], clusters: Mapping[str, Hashable]
+) -> dict[str, Any]:
+    """Return the mean over instructions.
 
-    A problem has several instructions, whose outcomes go together. So problems are what varies.
+    A prompt has several, whose outcomes go together. So prompts are what varies, or the groups that
+    prompts are in.
     """
-    counts = [len(each) for each in shares.values()]
-    if not counts:
-        return {"value": None, "stderr": None, "low": None, "high": None, "reason": "no samples"}
-    sums = [math.fsum(each) for each in shares.values()]
-    num, value = len(counts), math.fsum(sums) / sum(counts)
-    if num < 2:
-        return {"value": value, "stderr": None, "low": None, "high": None}
-    squares = math.fsum((s - value * n) ** 2 for s, n in zip(sums, counts, strict=True))
-    stderr = math.sqrt(squares * num / (num - 1)) / sum(counts)
-    low, high = max(0.0, value - _Z95 * stderr), min(1.0, value + _Z95 * stderr)
-    return {"value": value, "stderr": stderr, "low": low, "high": high}
+    values = [value for each in shares.values() for value in each]
+    names = [clusters.get(id, ("", id)) for id, each in shares.items() for _ in each]
+    return {"stderr": None, "low": None, "high": None, **mean_row(values, clusters=names)}

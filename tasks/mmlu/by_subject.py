@@ -1,17 +1,13 @@
 """MMLU's averages: over questions, over subjects, by category and by subject."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
-from treegen.evals.statistics.estimators import estimate
+from treegen.evals.statistics.estimators import mean_of_means
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.tasks.mmlu.subjects import CATEGORY_OF
-
-_Z95: Final = 1.959963984540054
 
 
 def subject_of(problem_id: str) -> str:
@@ -49,21 +45,14 @@ def _groups(problem_ids: Iterable[str], group_of: Callable[[str], str]) -> dict[
 
 
 def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
-    """Return the unweighted mean of subjects.
-
-    Its standard error is for other questions on the same subjects. So the subjects' own errors add
-    up.
-    """
-    means = [
-        estimate([values[problem_id] for problem_id in ids])
-        for ids in _groups(values, subject_of).values()
-    ]
-    value = math.fsum(mean.value for mean in means) / len(means)
-    macro = replace(row, metric=f"{row.metric}_macro", value=value)
-    errors = [mean.stderr for mean in means if mean.stderr is not None]
-    if len(errors) < len(means):
-        # A subject with one question has no spread.
-        return replace(macro, stderr=None, low=None, high=None)
-    stderr = math.sqrt(math.fsum(error**2 for error in errors)) / len(means)
-    low, high = max(0.0, value - _Z95 * stderr), min(1.0, value + _Z95 * stderr)
-    return replace(macro, stderr=stderr, low=low, high=high)
+    """Return the mean of subjects; its error bars are for other questions on the same subjects."""
+    groups = _groups(values, subject_of).values()
+    mean = mean_of_means([[values[problem_id] for problem_id in ids] for ids in groups])
+    return replace(
+        row,
+        metric=f"{row.metric}_macro",
+        value=mean.value,
+        stderr=mean.stderr,
+        low=mean.low,
+        high=mean.high,
+    )

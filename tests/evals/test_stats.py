@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,12 +14,12 @@ from hypothesis import strategies as st
 
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import (
+    difference_interval,
     estimate,
-    maj_at_k,
     mean_interval,
     pass_at_k,
-    tie_at_k,
 )
+from treegen.evals.statistics.majority import _estimated, _win, _without, maj_at_k, tie_at_k
 
 _COUNTS = st.lists(st.integers(0, 4), max_size=4)
 
@@ -109,6 +110,55 @@ def test_every_vote_is_won_by_someone(num: int, k: int, num_answers: int) -> Non
     none_valid = math.comb(invalid, k) / math.comb(num, k)
     assert math.fsum(shares) == pytest.approx(1 - none_valid, abs=1e-10)
     assert maj_at_k(sizes, [], invalid, k) == pytest.approx(1 - none_valid, abs=1e-10)
+
+
+def count_wins(size: int, others: Sequence[int], invalid: int, k: int, share: bool) -> Fraction:
+    """The chance that an answer wins, by adding up all numbers of votes that answers can have."""
+    ways: Counter[tuple[int, int, int]] = Counter()  # by samples drawn, most votes, and ties for it
+    ways[0, 0, 0] = 1
+    for other in others:
+        more: Counter[tuple[int, int, int]] = Counter()
+        for (drawn, top, tied), count in ways.items():
+            for votes in range(min(other, k - drawn) + 1):
+                ties = tied + 1 if votes == top else 1 if votes > top else tied
+                key = (drawn + votes, max(top, votes), ties)
+                more[key] += count * math.comb(other, votes)
+        ways = more
+    found = Fraction(0)
+    for (drawn, top, tied), count in ways.items():
+        for votes in range(max(1, top), min(size, k - drawn) + 1):
+            weight = count * math.comb(size, votes) * math.comb(invalid, k - drawn - votes)
+            if votes > top or share:
+                found += Fraction(weight, 1 + tied * (votes == top))
+    return found / math.comb(size + sum(others) + invalid, k)
+
+
+def test_chances_of_votes_are_right_to_the_last_digits() -> None:
+    rng = random.Random(4)
+    for _ in range(120):
+        num = rng.choice([rng.randint(1, 20), 40, 64])
+        sizes: list[int] = []
+        while sum(sizes) < num and rng.random() < 0.9:
+            most = num - sum(sizes)
+            sizes.append(min(most, rng.choice([1, 1, 2, 3, rng.randint(1, most)])))
+        if not sizes:
+            continue
+        size, invalid = rng.choice(sizes), num - sum(sizes)
+        others = list(sizes)
+        others.remove(size)
+        for k in {1, rng.randint(1, num), num}:
+            counts = (size, _without(sizes, size), invalid, k)
+            won = float(count_wins(size, others, invalid, k, True))
+            assert _win(*counts) == pytest.approx(won, rel=1e-15, abs=0)
+            single = float(count_wins(size, others, invalid, k, False))
+            # What takes over where there are more samples.
+            assert _estimated(*counts, True) == pytest.approx(won, abs=1e-12)
+            assert _estimated(*counts, False) == pytest.approx(single, abs=1e-12)
+        k = rng.randint(1, num)
+        ties = 1 - Fraction(math.comb(invalid, k), math.comb(num, k))
+        for place, each in enumerate(sizes):
+            ties -= count_wins(each, sizes[:place] + sizes[place + 1 :], invalid, k, False)
+        assert tie_at_k(sizes, invalid, k) == float(ties)
 
 
 def test_vote_of_many_agrees_with_simulation() -> None:
@@ -223,7 +273,7 @@ def test_interval_of_a_paired_difference_holds_the_truth(num: int) -> None:
         second = first + better * (1 - first)
         runs = [rng.binomial(num_samples, rates) / num_samples for rates in (first, second)]
         truth = better * b / (a + b)
-        intervals = [mean_interval(row, -1, 1) for row in (runs[1] - runs[0]).tolist()]
+        intervals = [difference_interval(row) for row in (runs[1] - runs[0]).tolist()]
         held = sum(low <= truth <= high for low, high in intervals) / 600
         assert held >= 0.93, (a, b, better, num_samples, held)
 

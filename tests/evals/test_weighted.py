@@ -10,7 +10,7 @@ import pytest
 
 from treegen.errors import InputError
 from treegen.evals.judged.vote_tables import Votes, vote_table
-from treegen.evals.statistics.estimators import maj_at_k
+from treegen.evals.statistics.majority import maj_at_k
 from treegen.evals.statistics.weighted import NUMBERS, Vote, weighted_at_k
 from treegen.evals.verdict import SampleScore, Verdict
 

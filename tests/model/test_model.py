@@ -79,7 +79,7 @@ def test_a_hub_name_that_cannot_be_had_is_one_line(
 def test_a_directory_without_config_is_named(tmp_path: Path) -> None:
     assert "no config.json" in refusal(lambda: load_spec(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "merge it" in refusal(lambda: load_spec(tmp_path))
+    assert "(--adapter)" in refusal(lambda: load_spec(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "\x00", "[" * 100_000])

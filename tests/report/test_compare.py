@@ -13,28 +13,29 @@ from cli_cases import Command
 from hypothesis import given
 from hypothesis import strategies as st
 from report_cases import answer_with, make_run
+from scipy import stats
 
-from treegen.report.compare import MCNEMAR, SIGN_FLIP, Difference, _difference, compare_runs
+from treegen.report.compare import METHOD, Difference, _difference, compare_runs
 from treegen.report.load import load_run
 
 
-def differ(a: list[float], b: list[float], seed: int = 0) -> Difference:
-    return _difference("accuracy", "numeric", a, b, np.random.default_rng(seed))
+def differ(a: list[float], b: list[float], clusters: list[int] | None = None) -> Difference:
+    return _difference("accuracy", "numeric", a, b, clusters)
 
 
 # The numbers
 
 
-def test_mcnemar_counts_only_problems_on_which_the_runs_disagree() -> None:
-    # 12 problems better and 3 worse: twice the chance of at most 3 heads in 15 throws.
+def test_right_and_wrong_are_compared_as_bonett_and_price_do() -> None:
     a = [0.0] * 12 + [1.0] * 3 + [1.0] * 40 + [0.0] * 45
     b = [1.0] * 12 + [0.0] * 3 + [1.0] * 40 + [0.0] * 45
     found = differ(a, b)
-    assert found.method == MCNEMAR and (found.better, found.worse) == (12, 3)
-    assert found.p_value == pytest.approx(2 * sum(math.comb(15, i) for i in range(4)) / 2**15)
+    assert found.method == METHOD and (found.better, found.worse) == (12, 3)
     assert found.value == pytest.approx(0.09)
     # Bonett and Price's center and spread, 13/102 - 4/102 and 17/102 - (9/102)**2, with t(101).
-    half = 1.983731003 * math.sqrt((17 / 102 - (9 / 102) ** 2) / 101)
+    error = math.sqrt((17 / 102 - (9 / 102) ** 2) / 101)
+    half = 1.983731003 * error
+    assert found.p_value == pytest.approx(2 * stats.t.sf(9 / 102 / error, 101))
     assert found.low == pytest.approx(9 / 102 - half, abs=1e-6)
     assert found.high == pytest.approx(9 / 102 + half, abs=1e-6)
 
@@ -44,12 +45,12 @@ def test_shares_are_compared_by_problem() -> None:
     a = [rng.randrange(21) / 20 for _ in range(300)]
     b = [min(1.0, x + rng.choice([0.0, 0.1, 0.2, -0.1])) for x in a]
     found = differ(a, b)
-    assert found.method == SIGN_FLIP
+    assert found.method == METHOD
     array = np.array(b) - np.array(a)
     # Two imaginary problems among so many make the normal interval a little wider.
     half = 1.96 * array.std(ddof=1) / math.sqrt(300)
     assert found.low is not None and found.high is not None
-    assert 2 * half < found.high - found.low < 2.6 * half
+    assert 2 * half < found.high - found.low < 2.1 * half
     assert (found.low + found.high) / 2 == pytest.approx(array.mean(), abs=0.1 * half)
     assert found.p_value is not None and found.p_value < 0.001
 
@@ -102,7 +103,6 @@ def test_a_run_does_not_differ_from_itself() -> None:
 def test_interval_moves_little_when_one_problem_has_a_share() -> None:
     same = [0.0, 1.0] * 5
     whole, share = differ(same, same), differ(same, [1 / 40, *same[1:]])
-    assert (whole.method, share.method) == (MCNEMAR, SIGN_FLIP)
     assert whole.low == pytest.approx(share.low, abs=0.01)
     assert whole.high == pytest.approx(share.high, abs=0.01)
 
@@ -114,6 +114,41 @@ def test_swapping_the_runs_turns_the_sign() -> None:
     assert there.value == pytest.approx(-back.value)
     assert (there.better, there.worse) == (back.worse, back.better)
     assert there.low == pytest.approx(-(back.high or 0), abs=0.01)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 64])
+def test_a_p_value_is_below_one_twentieth_where_the_interval_leaves_zero_out(
+    num_samples: int,
+) -> None:
+    rng = np.random.default_rng(num_samples)
+    seen = {False: 0, True: 0}
+    for number in range(600):
+        num = int(rng.integers(2, 100))
+        rates = rng.beta(1, 1, num)
+        second = np.clip(rates + rng.normal(rng.choice([0, 0.05, 0.2]), 0.1, num), 0, 1)
+        a, b = (rng.binomial(num_samples, each) / num_samples for each in (rates, second))
+        clusters = rng.integers(0, 1 + num // 3, num).tolist() if number % 3 == 0 else None
+        found = differ(a.tolist(), b.tolist(), clusters)
+        assert found.low is not None and found.high is not None and found.p_value is not None
+        left_out = found.low > 0 or found.high < 0
+        assert (found.p_value < 0.05) == left_out, (a, b, clusters)
+        seen[left_out] += 1
+    assert min(seen.values()) > 50
+
+
+def test_sharp_differences_of_some_dozens_of_problems_are_found() -> None:
+    """Of 40 problems with 64 samples each, as a paired t-test finds them, or nearly."""
+    rng = np.random.default_rng(3)
+    found = plain = 0
+    for _ in range(200):
+        rates = rng.beta(2, 2, 40)
+        second = np.clip(rates + rng.normal(0.05, 0.1, 40), 0, 1)
+        a, b = (rng.binomial(64, each) / 64 for each in (rates, second))
+        p_value = differ(a.tolist(), b.tolist()).p_value
+        assert p_value is not None
+        found += p_value < 0.05
+        plain += stats.ttest_rel(a, b).pvalue < 0.05
+    assert 0.75 * plain < found < plain
 
 
 # Runs
@@ -137,11 +172,11 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert votes["a"] == pytest.approx(
         next(r.value for r in reports[0].majority if (r.filter, r.k) == ("numeric", 8))
     )
-    assert passed["method"] == MCNEMAR and first["method"] == SIGN_FLIP
+    assert passed["method"] == first["method"] == METHOD
     assert len(first["by_problem"]) == 30
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
-    assert "McNemar" in done.out and "sign-flip" in done.out
+    assert METHOD in done.out
     assert "leave it or --no-plots out" in treegen("compare", a, b, "-o", "x", "--no-plots").error
     again = treegen("compare", a, b, "-q").document
     assert again["differences"] == found["differences"]
@@ -154,7 +189,7 @@ def test_runs_of_other_sizes_are_compared_by_what_both_have(tmp_path: Path) -> N
     assert metrics == ["accuracy", "maj@3", "pass@3"]
     one = load_run(make_run(tmp_path / "c", num_samples=1))
     (first, *_) = compare_runs(one, one).differences
-    assert (first.metric, first.method) == ("accuracy", MCNEMAR)
+    assert (first.metric, first.p_value) == ("accuracy", 1.0)
 
 
 def other_task(a: Path, b: Path) -> None:
@@ -178,7 +213,7 @@ def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) ->
     a = make_run(tmp_path / "a", num_problems=6, num_samples=2)
     fewer = make_run(tmp_path / "fewer", num_problems=5, num_samples=2)
     error = treegen("compare", a, fewer).error
-    assert "different problems: 5 in common, 1 only in" in error and "--limit" in error
+    assert "different problems: 5 in common, 1 only in" in error and "limit=" in error
     content = make_run(tmp_path / "content", num_problems=6, num_samples=2, questions=["1 - 1?"])
     assert "not the same content" in treegen("compare", a, content).error
     version = make_run(tmp_path / "version", num_problems=6, num_samples=2)

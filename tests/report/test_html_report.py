@@ -289,7 +289,7 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
     (counts,) = finish_counts(view).values()
     assert counts["invalid"] == counts["wrong"] == 0 and counts["solved"] == sum(solved)
     found = treegen("compare", run, other).document["differences"]
-    assert [row["filter"] for row in found] == ["solved"] and "McNemar" in found[0]["method"]
+    assert [row["filter"] for row in found] == ["solved"] and "p-value" in found[0]["method"]
     both = report(treegen, tmp_path, "-o", tmp_path / "both.html")
     assert both.counts["article"] == 2
 

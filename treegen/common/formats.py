@@ -57,3 +57,8 @@ def safe_text(text: str) -> str:
     not doubled, so it is for reading and cannot be turned back.
     """
     return _UNSAFE.sub(_escape, text)
+
+
+def utf8(text: str) -> str:
+    """Return a text that UTF-8 can hold: halves of surrogate pairs become question marks."""
+    return text.encode("utf-8", "replace").decode()

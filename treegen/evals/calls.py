@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,7 +23,6 @@ def asked(method: Callable[P, T], task: str, problem: str | None = None) -> Call
     `problem` is given it becomes a TaskError too, because the method did not know the problem's id.
     """
 
-    @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(*args, **kwargs)
@@ -80,13 +78,16 @@ def verdicts_of(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
 def verdicts_on(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
     """Return the verdicts on a stored sample. One that ended for a lack of confidence has no vote.
 
-    Its text is cut, so whatever stands there is no answer.
+    Its text is cut, so whatever stands there is no answer. A sample of an imported log has the
+    verdicts that stand in its record.
 
     Raises:
         TaskError: as for `verdicts_of`.
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
+    if (stored := record.get("verdicts")) is not None:
+        return {name: Verdict(**row) for name, row in stored.items()}
     return verdicts_of(task, problem, answer_of(record))
 
 

@@ -20,7 +20,7 @@ _ARGUMENTS: Final = {
     "task.version": "",
     "data.problems": "data=, split=, limit= or ids=",
     "data.fewshot": "num_fewshot=, fewshot_file=, fewshot_data= or seed=",
-    "model.fingerprint": "model=",
+    "model.fingerprint": "model= or adapter=",
     **{f"draw.{name}": f"{name}=" for name in PENALTIES},
     "sampling.min_tokens": "set by the task",
     "sampling.logit_bias": "set by the task",
@@ -48,13 +48,11 @@ def run_settings(
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     quantization: of `ModelFacts`.
     """
-    problems = [problem.content for problem in job.data.problems]
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
     return RunSettings(
         identity={
-            "task": {"name": job.task.name, "version": job.task.version},
-            "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
+            **content_of(job),
             "model": model_identity(fingerprint, dtype, quantization, keys),
             "treegen": VERSION,
             **job.settings.identity(),
@@ -65,6 +63,15 @@ def run_settings(
         arguments=_ARGUMENTS,
         computing=_computing(job.settings.engine, device_type),
     )
+
+
+def content_of(job: AnyJob) -> dict[str, Any]:
+    """Return what a run stores of its task and of its problems, by which runs are compared."""
+    problems = [problem.content for problem in job.data.problems]
+    return {
+        "task": {"name": job.task.name, "version": job.task.version},
+        "data": {"problems": _hash(problems), "fewshot": _hash(job.data.examples)},
+    }
 
 
 def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]:

@@ -29,6 +29,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     from treegen.engine.guessing.draft_model import look_at_draft
     from treegen.engine.guessing.speculation import check_speculation
     from treegen.model import memory
+    from treegen.model.checkpoint.adapter import find_adapter
     from treegen.model.checkpoint.quantized import quantisation_of
     from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
     from treegen.model.facts import ModelFacts
@@ -44,7 +45,10 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     config = read_config(engine.model, directory, **source)
     dtype = resolve_dtype(engine.dtype, config, device)
     asked = engine.loading()["quantization"]
-    in_fp8 = asked == "fp8" or stays_fp8(quantisation_of(config), asked, device)
+    if engine.adapter is not None:
+        find_adapter(engine.adapter, weights=False)  # one that cannot be used is told at once
+    stays = engine.adapter is None and stays_fp8(quantisation_of(config), asked, device)
+    in_fp8 = asked == "fp8" or stays
     ranks = engine.tensor_parallel_size
     spec = load_spec(
         engine.model, dtype, device="cpu",  # dtype is settled
@@ -97,7 +101,11 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
     check_weights(directory)
-    return fingerprint(directory)
+    if engine.adapter is None:
+        return fingerprint(directory)
+    from treegen.model.checkpoint.adapter import find_adapter
+
+    return fingerprint(directory, find_adapter(engine.adapter).directory)
 
 
 def load_llm(

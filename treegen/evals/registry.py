@@ -33,6 +33,7 @@ _BUILTIN: Final = {
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
     "ifeval": "treegen.tasks.ifeval.task:IFEval",
+    "imported": "treegen.tasks.imported.task:Imported",
     "jsonl": "treegen.tasks.jsonl.task:QuestionAnswer",
     "livecodebench": "treegen.tasks.code.livecodebench:LiveCodeBench",
     "math": "treegen.tasks.math.task:Math",

@@ -78,13 +78,14 @@ class LLM(Calls):
         speculate: str | DraftFunction | None = None,
         draft_model: str | None = None,
         draft_tokens: int | None = None,
+        adapter: str | None = None,
         **others: Never,
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
         model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
         that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
-        revision, trust_remote_code and tensor_parallel_size must be left out.
+        revision, trust_remote_code, tensor_parallel_size and adapter must be left out.
         tokenizer: that of a loaded `Model`; None for a name.
         dtype: the type to compute in, such as "bfloat16".
         quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
@@ -127,6 +128,8 @@ class LLM(Calls):
         tokens instead. It is kept on the same device, and its keys take a part of `memory`.
         draft_tokens: tokens that are guessed of a sample in a pass at most; by default 12. It goes
         with speculate or draft_model.
+        adapter: a directory or hub name of a LoRA adapter that peft has saved (rsLoRA and DoRA
+        too). It is merged into the weights in float32 as they load.
 
         Raises InputError for an option that cannot be used, ModelError for a model that cannot be
         loaded, CapacityError if no page fits or memory is more than the machine has.
@@ -155,6 +158,7 @@ class LLM(Calls):
             speculate=speculate,
             draft_model=draft_model,
             draft_tokens=draft_tokens,
+            adapter=adapter,
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")

@@ -20,6 +20,7 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 from treegen.attention.implementations import choose
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
+from treegen.model.checkpoint.adapter import Adapter, find_adapter, merge
 from treegen.model.checkpoint.families import refuse_family
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
@@ -66,6 +67,7 @@ def load_model(
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
+    adapter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
 
@@ -81,6 +83,8 @@ def load_model(
     stored so, where the device multiplies them; "none" expands all.
     kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
     ranks: the processes that compute the model together, of which this one loads its part.
+    adapter: a directory or hub name of an adapter that is merged into the weights; see
+    `treegen.model.checkpoint.adapter`. What is stored in FP8 is expanded then.
 
     Raises:
         InputError: the dtype, the device or `impl` cannot be used.
@@ -92,20 +96,23 @@ def load_model(
     kind = resolve_dtype(dtype, config, target)
     choose(impl, target)
     check_weights(directory)
+    added = None if adapter is None else find_adapter(adapter)
     spec = spec_of(
         os.fspath(path), directory, config, kind,
         kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
         ranks=ranks.size if ranks else 1,
     )  # fmt: skip
     stored = quantisation_of(config)
-    stays = stays_fp8(stored, quantization, target) and ranks is None
+    stays = stays_fp8(stored, quantization, target) and ranks is None and added is None
     if stored is None and not is_gguf(directory):
         _refuse_bare_fp8(directory)
     module = _load_weights(
-        directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays, quantization
-    )
+        directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays,
+        quantization, added,
+    )  # fmt: skip
     model = Model(
-        module, spec, kind, fingerprint=fingerprint(directory), impl=impl, ranks=ranks,
+        module, spec, kind, impl=impl, ranks=ranks,
+        fingerprint=fingerprint(directory, added.directory if added else None),
         quantization="fp8" if stays or quantization == "fp8" else None,
     )  # fmt: skip
     if check:
@@ -171,10 +178,12 @@ def _load_weights(
     stored: Quantisation | None,
     stays: bool,
     quantization: str | None,
+    adapter: Adapter | None,
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up.
 
     stored: how the weights are quantised. stays: whether what is in FP8 stays so.
+    adapter: what is merged into them.
     """
     config = copy.deepcopy(config)  # loading writes into it
     in_one = gguf_arguments(directory)
@@ -207,6 +216,8 @@ def _load_weights(
     prepare(module)
     if dtype == torch.float32 or stored is not None or in_one:
         _cast(module, dtype)
+    if adapter is not None:
+        merge(module, adapter)
     if ranks is not None:
         shard(module, ranks.rank, ranks.size)
     if device.type == "cuda":

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from treegen.evals.statistics.estimators import Estimate, estimate
+from treegen.evals.statistics.metrics import clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.report.view import RunView, Sample
 
@@ -84,10 +85,13 @@ def judged(view: RunView, filter: str) -> Iterator[tuple[Sample, bool]]:
 
 def by_probability(view: RunView, filter: str) -> list[Bin]:
     """Return how often samples are right by the mean probability of their tokens."""
-    known = [(token_probability(s), right, s.problem_id) for s, right in judged(view, filter)]
-    found = [(value, right, name) for value, right, name in known if value is not None]
-    values, rights, names = ([each[i] for each in found] for i in range(3))
-    return binned(values, [float(right) for right in rights], names)  # type: ignore[arg-type]
+    known = ((token_probability(s), right, s) for s, right in judged(view, filter))
+    found = [(value, right, sample) for value, right, sample in known if value is not None]
+    return binned(
+        [value for value, _, _ in found],
+        [float(right) for _, right, _ in found],
+        _clusters(view, [sample for _, _, sample in found]),
+    )
 
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
@@ -96,8 +100,14 @@ def by_tokens(view: RunView, filter: str) -> list[Bin]:
     return binned(
         [float(sample.num_tokens) for sample, _ in found],
         [float(right) for _, right in found],
-        [sample.problem_id for sample, _ in found],
+        _clusters(view, [sample for sample, _ in found]),
     )
+
+
+def _clusters(view: RunView, samples: Sequence[Sample]) -> Sequence[Hashable]:
+    """Return what each sample is no independent draw from: its problem, or the group of that."""
+    problem_ids = [sample.problem_id for sample in samples]
+    return clusters_of(view.problems, problem_ids) or problem_ids
 
 
 def likelier_is_right(view: RunView, filter: str) -> Estimate | None:
@@ -110,12 +120,13 @@ def likelier_is_right(view: RunView, filter: str) -> Estimate | None:
     for sample, right in judged(view, filter):
         if (value := token_probability(sample)) is not None:
             groups.setdefault(sample.problem_id, ([], []))[right].append(value)
-    shares = []
-    for wrong, rights in groups.values():
+    shares, ids = [], []
+    for problem_id, (wrong, rights) in groups.items():
         if wrong and rights:
             difference = np.subtract.outer(np.array(rights), np.array(wrong))
             shares.append(float(((difference > 0) + 0.5 * (difference == 0)).mean()))
-    return estimate(shares) if shares else None
+            ids.append(problem_id)
+    return estimate(shares, clusters_of(view.problems, ids)) if shares else None
 
 
 @dataclass(frozen=True, slots=True)

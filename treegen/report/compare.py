@@ -3,60 +3,33 @@
 Problems are the independent draws. So the differences on each problem are tested, never the two
 sets of samples as if they had nothing in common. Pairing takes out how hard the problems are.
 
-The interval is the adjusted t interval of `evals.stats`. It adds one imaginary problem on which the
-second run is right and the first wrong, and one the other way round, as Bonett and Price (2012) do
-for right and wrong. So it has a width even where no problem differs.
-
-The test depends on the metric:
-
-- Where every problem is right or wrong (one sample, pass@n, a vote without ties), only the problems
-  on which the runs disagree tell anything. That is McNemar's exact test.
-- Where a problem has a share between 0 and 1, McNemar's test does not apply. A sign-flip
-  permutation test is used, which assumes no distribution. Where both tests apply they agree.
-
-Student's paired t-test stands beside both. Where problems are clustered, the interval is that of
-the clusters, and the signs of whole clusters are flipped.
+The interval and the p-value are of one method, the adjusted t of `evals.stats`, so the p-value is
+below 0.05 where the interval leaves 0 out, and nowhere else. It adds two imaginary problems, one on
+which the second run is better and one on which the first is, as Bonett and Price (2012) do for
+right and wrong. So it has a width even where no problem differs. McNemar's exact test and sign
+flips of shares would be other methods, which disagree with any interval near its ends. Where
+problems are clustered, the unit is the cluster.
 
 A run that stops problems whose vote is decided is compared by the samples that were drawn whatever
 came, and by the votes that its problems stopped with.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from treegen.errors import InputError, install
-from treegen.evals.statistics.estimators import mean_interval, pass_at_k
-from treegen.evals.statistics.metrics import Clusters
+from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, standard_error
+from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
 from treegen.report.tables import Listing, interval
 from treegen.report.view import ProblemView, RunView
 
-_RESAMPLES: Final = 9999
-_HEAD: Final = [
-    "Filter",
-    "Metric",
-    "A",
-    "B",
-    "B - A",
-    "95% interval",
-    "p",
-    "t-test",
-    "Better",
-    "Worse",
-]
-INTERVAL: Final = "adjusted t interval over problems"
-MCNEMAR: Final = f"{INTERVAL} and McNemar's exact test, since each problem is right or wrong"
-SIGN_FLIP: Final = (
-    f"{INTERVAL} and sign-flip permutation test, since problems have shares between 0 and 1"
-)
-CLUSTERED: Final = (
-    "adjusted t interval over clusters and sign-flip permutation test of whole clusters"
-)
+_HEAD: Final = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "Better", "Worse"]
+METHOD: Final = "adjusted t interval over problems, and its p-value"
+CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +41,10 @@ class Difference:
     a, b: the means over problems of the first and the second run.
     value: b minus a.
     low, high: the 95% interval of value; None for a single problem.
-    p_value: two-sided; None for a single problem.
+    p_value: two-sided, that of the interval; None for a single problem.
     better, worse: on how many problems b is above or below a.
     method: how the interval and the p-value were computed.
     by_problem: the differences, in the order of the problems.
-    t_test: the p-value of Student's paired t-test; None if it has none, as with clusters.
     """
 
     metric: str
@@ -87,7 +59,6 @@ class Difference:
     worse: int
     method: str
     by_problem: tuple[float, ...]
-    t_test: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +66,7 @@ class Tokens:
     """How many tokens two runs have generated for the problems that are compared.
 
     a, b: in all. value: b minus a, for a problem in the mean; low, high: its 95% t interval over
-    problems, None for a single one. p_value: of Student's paired t-test.
+    problems or clusters of them, None for a single one. p_value: of Student's paired t-test.
     """
 
     a: int
@@ -150,11 +121,10 @@ class Comparison:
         return self.listing()._repr_html_()
 
 
-def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0) -> Comparison:
+def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
     """Return how two runs differ on the problems that both have finished.
 
     partial: leave out problems that either run has not finished, instead of refusing.
-    seed: the seed of resampling, so that the same runs give the same numbers.
 
     Raises:
         InputError: the runs cannot be compared: they have other problems, another task or version
@@ -172,17 +142,16 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
             f"such as {unfinished[0]!r}; finish them with resume=, or compare the others with "
             "partial=True"
         )
-    ids = [p.id for p in a.problems if p.id not in set(unfinished)]
+    left_out = set(unfinished)
+    ids = [p.id for p in a.problems if p.id not in left_out]
     if not ids:
         raise InputError("there is no problem that both runs have finished")
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
         raise InputError(f"the runs have no verdicts by a common filter: {_lacks(a)}; {_lacks(b)}")
-    generator = np.random.default_rng(seed)
     most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
     stops = a.voters is not None or b.voters is not None
-    group_of = {p.id: p.group for p in a.problems if p.group}
-    clusters = [(group_of[i],) if i in group_of else ("", i) for i in ids] if group_of else None
+    clusters = clusters_of(a.problems, ids)
     votes = all(view.report is not None and view.report.majority for view in (a, b))
     found = []
     for filter in shared:
@@ -194,13 +163,14 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False, seed: int = 0
             )
         for metric in _metrics(most, votes=votes):
             values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], generator, clusters))
+            found.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
             place = sum(row.filter != filter for row in found) + 1
-            row = _difference("vote", filter, values[0], values[1], generator, clusters)
+            row = _difference("vote", filter, values[0], values[1], clusters)
             found.insert(place, row)
-    tokens = _tokens(*([_num_tokens(view)[i] for i in ids] for view in (a, b)))
+    spent = [[count[i] for i in ids] for count in map(_num_tokens, (a, b))]
+    tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
     return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found), tokens, places)
@@ -229,15 +199,17 @@ def _num_tokens(view: RunView) -> dict[str, int]:
     return {p.id: sum(sample.num_tokens for sample in p.samples) for p in view.problems}
 
 
-def _tokens(a: Sequence[int], b: Sequence[int]) -> Tokens:
+def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> Tokens:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     value = math.fsum(differences) / len(differences)
-    if len(set(differences)) < 2:  # there is no spread to test by
+    error = standard_error(differences, clusters)
+    if not error:  # there is no spread to test by
         return Tokens(sum(a), sum(b), value, None, None, None)
-    test = _scipy().ttest_rel(b, a)
-    interval = test.confidence_interval()
-    low, high = float(interval.low), float(interval.high)
-    return Tokens(sum(a), sum(b), value, low, high, float(test.pvalue))
+    freedom = (len(differences) if clusters is None else len(set(clusters))) - 1
+    student = _student()
+    half = float(student.ppf(0.975, freedom)) * error
+    p_value = 2 * float(student.sf(abs(value) / error, freedom))
+    return Tokens(sum(a), sum(b), value, value - half, value + half, p_value)
 
 
 def _task(task: Any) -> str:
@@ -289,28 +261,18 @@ def _difference(
     filter: str,
     a: Sequence[float],
     b: Sequence[float],
-    generator: np.random.Generator,
     clusters: Clusters = None,
 ) -> Difference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     num = len(differences)
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    binary = all(value in (0.0, 1.0) for value in (*a, *b))
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
-    t_test: float | None = None
     if num > 1:
-        low, high = mean_interval(differences, -1.0, 1.0, clusters)
-        if clusters is not None:
-            sums: dict[Hashable, list[float]] = {}
-            for cluster, each in zip(clusters, differences, strict=True):
-                sums.setdefault(cluster, []).append(each)
-            if len(sums) > 1:
-                p_value = _sign_flip([math.fsum(mine) for mine in sums.values()], generator)
-        else:
-            p_value = _mcnemar(better, worse) if binary else _sign_flip(differences, generator)
-            t_test = _t_test(differences)
+        adjusted = adjusted_difference(differences, clusters)
+        low, high = adjusted.interval(-1.0, 1.0)
+        p_value = 2 * float(_student().sf(abs(adjusted.statistic), adjusted.freedom))
     return Difference(
         metric=metric,
         filter=filter,
@@ -322,48 +284,19 @@ def _difference(
         p_value=p_value,
         better=better,
         worse=worse,
-        method=CLUSTERED if clusters is not None else MCNEMAR if binary else SIGN_FLIP,
+        method=METHOD if clusters is None else CLUSTERED,
         by_problem=tuple(differences),
-        t_test=t_test,
     )
 
 
-def _t_test(differences: Sequence[float]) -> float | None:
-    """Return the p-value of Student's paired t-test; None where all differences are equal."""
-    if len(set(differences)) < 2:
-        return None
-    return float(_scipy().ttest_1samp(differences, 0.0).pvalue)
-
-
-def _mcnemar(better: int, worse: int) -> float:
-    """Return McNemar's p-value of a difference between paired right and wrong answers."""
-    stats = _scipy()
-    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
-
-
-def _sign_flip(differences: Sequence[float], generator: np.random.Generator) -> float:
-    """Return the p-value of a mean of paired differences, by random sign flips."""
-    stats = _scipy()
-    array = np.asarray(differences)
-    if not array.any():
-        return 1.0
-    # A batch of flips holds about this many numbers.
-    batch = max(1, 2**22 // len(array))
-    flipped = stats.permutation_test(
-        (array,), np.mean, permutation_type="samples", n_resamples=_RESAMPLES, rng=generator,
-        vectorized=True, batch=batch,
-    )  # fmt: skip
-    return float(flipped.pvalue)
-
-
-def _scipy() -> Any:
+def _student() -> Any:
     try:
-        from scipy import stats
+        from scipy.stats import t
     except ImportError:
         raise InputError(
             f"comparing runs needs scipy; install it with: {install('report')}"
         ) from None
-    return stats
+    return t
 
 
 def _listing(found: Comparison) -> Listing:
@@ -376,7 +309,6 @@ def _listing(found: Comparison) -> Listing:
             f"{row.value:+.3f}",
             interval(row.low, row.high, signed=True),
             _p_value(row.p_value),
-            _p_value(row.t_test),
             f"{row.better:,}",
             f"{row.worse:,}",
         ]
@@ -401,7 +333,7 @@ def _tokens_told(found: Tokens) -> str:
         return told
     bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
     p_value = _p_value(found.p_value)
-    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), t-test p {p_value}"
+    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

@@ -1,11 +1,12 @@
 """Numbers behind the plots: metrics over k, what became of each problem's votes, lengths."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.metrics import Grouped, clusters_of
 from treegen.evals.statistics.votes import majority_vote, tally
 from treegen.evals.verdict import Verdict
 from treegen.report.view import RunView, Sample
@@ -59,10 +60,16 @@ def some_ks(num_samples: int) -> tuple[int, ...]:
     return tuple(sorted({round(ratio**i) for i in range(_MAX_KS)} | {1, num_samples}))
 
 
-def k_curves(verdicts: Mapping[str, Sequence[Verdict]], *, votes: bool = True) -> list[Curve]:
+def k_curves(
+    verdicts: Mapping[str, Sequence[Verdict]],
+    *,
+    votes: bool = True,
+    problems: Iterable[Grouped] = (),
+) -> list[Curve]:
     """Return pass@k and maj@k up to the fewest samples that any problem has.
 
     votes: whether there is a maj@k. Programs have none, because no two of them agree.
+    problems: of which the verdicts are, for error bars that are clustered by their groups.
     """
     groups = list(verdicts.values())
     most = min(map(len, groups), default=0)
@@ -70,13 +77,15 @@ def k_curves(verdicts: Mapping[str, Sequence[Verdict]], *, votes: bool = True) -
         return []
     ks = some_ks(most)
     rights = [sum(verdict.correct for verdict in group) for group in groups]
+    clusters = clusters_of(problems, list(verdicts))
     passed = tuple(
-        estimate([pass_at_k(len(g), r, k) for g, r in zip(groups, rights, strict=True)]) for k in ks
+        estimate([pass_at_k(len(g), r, k) for g, r in zip(groups, rights, strict=True)], clusters)
+        for k in ks
     )
     curves = [Curve("pass@k", ks, passed)]
     if votes:
         tallies = [tally(group) for group in groups]
-        won = tuple(estimate([t.maj_at_k(k) for t in tallies]) for k in ks)
+        won = tuple(estimate([t.maj_at_k(k) for t in tallies], clusters) for k in ks)
         curves.append(Curve("maj@k", ks, won))
     return curves
 

@@ -1,6 +1,7 @@
 """Reading a run back: its settings, its samples, and how they were judged."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from treegen.evals.course.timeline import read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
@@ -21,6 +22,7 @@ from treegen.report.view import ProblemView, RunView, Sample, beside, task_name
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.asked.stopping import Rounds
     from treegen.evals.job import Job
 
 
@@ -54,17 +56,13 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: what is named are not the problems or the task of the run.
     """
-    from treegen.evals.judged.scoring import look_back
-
     if (path / TREES).exists() and not (path / "samples.jsonl").exists():
         return load_search_run(path, **asked)
     with RunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, asked, notices)
-        rounds = look_back(job, run) if job is not None else None
+        problems, report, rounds = _judge(run, job, notices)
         decides = rounds is not None and rounds.reads_answers
-        judged, report = _judge(run, job, notices)
-        problems = _problems(run, job, judged)
         if run.missing > 0:
             missing = f"{run.missing:,} of {run.info.planned:,} samples are not drawn yet"
             rest = "; what follows is of the others" if run.missing < run.info.planned else ""
@@ -103,31 +101,45 @@ def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
     return job
 
 
-_Judged = list[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
-
-
-def _judge(run: RunDir, job: "Job | None", notices: list[str]) -> tuple[_Judged, Report | None]:
+def _judge(
+    run: RunDir, job: "Job | None", notices: list[str]
+) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
+    """Read the samples of a run once; return its problems, its report and its rounds."""
     from treegen.evals.judged.execution import executing
-    from treegen.evals.judged.scoring import aggregate, judged, look_back, sample_scores
+    from treegen.evals.judged.scoring import aggregate, judged, rounds_of, score_of
     from treegen.evals.judged.vote_tables import Votes
 
+    found = _Problems(run, job)
     if job is None:
-        return [(record, None) for record in run.records()], _stored_report(run)
+        for record in run.records():
+            found.add(record, None)
+        return found.views(), _stored_report(run), None
+    scores: list[SampleScore] = []
+    unjudged = 0
+    known = {problem.id: problem for problem in job.data.problems}
+
+    def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        nonlocal unjudged
+        found.add(record, verdicts)
+        if verdicts is None:
+            unjudged += 1
+        else:
+            scores.append(score_of(job, known[record["problem_id"]], record, verdicts))
+
+    rounds = rounds_of(job)
     task = executing(job.task)
     if task is None:
-        found = list(judged(job, run))
+        judged(job, run, look, rounds=rounds)
     else:
         with closing(task.judging(run, None)) as judging:
-            found = list(judged(job, run, judging))
-    scores = sample_scores(job, found)
-    if unjudged := len(found) - len(scores):
+            judged(job, run, look, judging=judging, rounds=rounds)
+    if unjudged:
         notices.append(
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
-    if not scores:
-        return found, None
-    return found, aggregate(job, scores, look_back(job, run), Votes.of(run.path))
+    report = aggregate(job, scores, rounds, Votes.of(run.path)) if scores else None
+    return found.views(), report, rounds
 
 
 def _stored_report(run: RunDir) -> Report | None:
@@ -154,39 +166,48 @@ def _tupled(kind: Any, row: Mapping[str, Any]) -> Any:
     return kind(**{name: tuples(value) for name, value in row.items()})
 
 
-def _problems(run: RunDir, job: "Job | None", judged: _Judged) -> tuple[ProblemView, ...]:
-    samples: dict[str, list[Sample]] = {problem_id: [] for problem_id in run.info.problem_ids}
-    prompt_tokens: dict[str, int] = {}
-    choice_tokens: dict[str, int] = {}
-    for record, verdicts in judged:
-        problem_id = record["problem_id"]
-        prompt_tokens[problem_id] = int(record.get("prompt_tokens", 0))
-        choice_tokens[problem_id] = int(record.get("choice_tokens", 0))
-        samples[problem_id].append(
-            Sample(
-                problem_id=problem_id,
-                index=record["sample_index"],
-                text=str(record.get("text", "")),
-                num_tokens=int(record.get("num_tokens", 0)),
-                logprob=record.get("logprob"),
-                finish_reason=str(record.get("finish_reason")),
-                verdicts=verdicts,
-                thinking=thinking_of(record),
-            )
+class _Problems:
+    """The problems of a run, while its samples are read."""
+
+    def __init__(self, run: RunDir, job: "Job | None") -> None:
+        self._samples: dict[str, list[Sample]] = {i: [] for i in run.info.problem_ids}
+        self._ids = {problem_id: problem_id for problem_id in self._samples}
+        self._tokens: dict[str, tuple[int, int]] = {}
+        self._known = {problem.id: problem for problem in job.data.problems} if job else {}
+
+    def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+        """Take a stored sample."""
+        problem_id = self._ids[record["problem_id"]]  # one string for all samples of a problem
+        tokens = int(record.get("prompt_tokens", 0)), int(record.get("choice_tokens", 0))
+        self._tokens[problem_id] = tokens
+        sample = Sample(
+            problem_id=problem_id,
+            index=record["sample_index"],
+            text=str(record.get("text", "")),
+            num_tokens=int(record.get("num_tokens", 0)),
+            logprob=record.get("logprob"),
+            finish_reason=sys.intern(str(record.get("finish_reason"))),
+            verdicts=verdicts,
+            thinking=thinking_of(record),
         )
-    known = {problem.id: problem for problem in job.data.problems} if job else {}
-    return tuple(
-        ProblemView(
+        self._samples[problem_id].append(sample)
+
+    def views(self) -> tuple[ProblemView, ...]:
+        """Return the problems with their samples."""
+        return tuple(self._view(problem_id) for problem_id in self._samples)
+
+    def _view(self, problem_id: str) -> ProblemView:
+        known = self._known.get(problem_id)
+        prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
+        return ProblemView(
             id=problem_id,
-            question=known[problem_id].question if problem_id in known else "",
-            answer=known[problem_id].answer if problem_id in known else "",
-            prompt_tokens=prompt_tokens.get(problem_id, 0),
-            choice_tokens=choice_tokens.get(problem_id, 0),
-            samples=tuple(sorted(drawn, key=lambda sample: sample.index)),
-            group=known[problem_id].group if problem_id in known else "",
+            question=known.question if known else "",
+            answer=known.answer if known else "",
+            prompt_tokens=prompt_tokens,
+            choice_tokens=choice_tokens,
+            samples=tuple(sorted(self._samples[problem_id], key=lambda sample: sample.index)),
+            group=known.group if known else "",
         )
-        for problem_id, drawn in samples.items()
-    )
 
 
 def _filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[str, ...]:

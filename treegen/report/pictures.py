@@ -85,7 +85,11 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
         names = {row.metric for _, row in rows}
         plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
     curves = {
-        view.name: k_curves(view.verdicts(view.filters[0]), votes=bool(view.report.majority))
+        view.name: k_curves(
+            view.verdicts(view.filters[0], fixed=True),
+            votes=bool(view.report.majority),
+            problems=view.problems,
+        )
         for view in views
         if view.filters and view.report is not None
     }

@@ -1,13 +1,14 @@
 """Tokens against accuracy: what a majority of k samples costs, and what stopping early would."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from treegen.errors import InputError
 from treegen.evals.statistics.confidence import STOPPED
-from treegen.evals.statistics.estimators import Estimate, estimate, mean_interval
+from treegen.evals.statistics.estimators import Estimate, difference_interval, estimate
+from treegen.evals.statistics.metrics import Clusters, Grouped, clusters_of
 from treegen.evals.statistics.replay import Drawn, Outcome, plain, until_decided
 from treegen.evals.statistics.votes import tally
 from treegen.report.curves import some_ks
@@ -83,14 +84,19 @@ def drawn_of(view: RunView, filter: str) -> dict[str, Drawn]:
 
 
 def savings(
-    drawn: Mapping[str, Drawn], *, batch: int = 8, chances: Sequence[float] = CHANCES
+    drawn: Mapping[str, Drawn],
+    *,
+    batch: int = 8,
+    chances: Sequence[float] = CHANCES,
+    problems: Iterable[Grouped] = (),
 ) -> list[Savings]:
     """Return what stopping when decided saves: of all problems, and by how hard they are.
 
+    problems: of which the samples are, for error bars that are clustered by their groups.
     How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
-    known = _Replayed(drawn, batch, chances)
+    known = _Replayed(drawn, batch, chances, problems)
     groups = [("all", list(drawn))]
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
@@ -101,14 +107,28 @@ def savings(
 class _Replayed:
     """What rules come to for each problem, computed once however many groups it is in."""
 
-    def __init__(self, drawn: Mapping[str, Drawn], batch: int, chances: Sequence[float]) -> None:
+    def __init__(
+        self,
+        drawn: Mapping[str, Drawn],
+        batch: int,
+        chances: Sequence[float],
+        problems: Iterable[Grouped],
+    ) -> None:
         self.drawn = drawn
+        self._clusters = clusters_of(problems, list(drawn))
         self._votes = {i: tally(each.verdicts) for i, each in drawn.items()}
         self._plain: dict[tuple[str, int], Outcome] = {}
         self._decided: dict[tuple[str, float], Outcome] = {}
         for i, each in drawn.items():
             found = until_decided(each, chances, batch)
             self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
+
+    def clusters(self, ids: Sequence[str]) -> Clusters:
+        """Return the clusters of some problems; None if no problem has a group."""
+        if self._clusters is None:
+            return None
+        cluster_of = dict(zip(self.drawn, self._clusters, strict=True))
+        return [cluster_of[i] for i in ids]
 
     def plain(self, ids: Sequence[str], k: int) -> list[Outcome]:
         for i in ids:
@@ -141,9 +161,10 @@ def _point(
     known: _Replayed,
 ) -> Point:
     tokens = _mean(found, lambda each: each.tokens)
-    vote = estimate([each.vote for each in found])
+    clusters = known.clusters(ids)
+    vote = estimate([each.vote for each in found], clusters)
     differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
-    low, high = mean_interval(differences, -1.0, 1.0)
+    low, high = difference_interval(differences, clusters)
     per_sample = math.fsum(known.drawn[i].mean_tokens for i in ids) / len(ids)
     k = max(1, min(max(curve), round(tokens / per_sample)))
     # A majority is as good if it misses the vote by no more than rounding.

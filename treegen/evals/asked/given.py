@@ -25,7 +25,7 @@ _GUESSING: Final = ("speculate", "draft_model")
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
 # Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
 # the second group a bare word may be a name that the task knows, such as train.
-_PATHS: Final = ("model", "draft_model", "fewshot_file")
+_PATHS: Final = ("model", "adapter", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 ALLOW_TASK_CODE: Final = "allow_task_code"
 """The choice that lets a command run the code that a stored run names; it is never stored."""

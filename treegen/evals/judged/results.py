@@ -7,10 +7,11 @@ from treegen.evals.asked.settings import stored_choices
 from treegen.evals.course.account import add_up, stored_parts
 from treegen.evals.job import AnyJob, Job
 from treegen.evals.judged.execution import Judging, executing
-from treegen.evals.judged.scoring import aggregate, judged, look_back, sample_scores
+from treegen.evals.judged.scoring import aggregate, judged, look_back, rounds_of, score_of
 from treegen.evals.judged.vote_tables import Votes
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.thinking import Tokens
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.runs import RunDir
 
 
@@ -31,34 +32,57 @@ def results_of(
     The report is None if samples are not scored, or are programs that are not judged.
     """
     unjudged = executing(job.task) is not None and judging is None
-    rounds = look_back(job, run)
     report = None
+    totals = _Totals()
     if job.settings.score and not unjudged:
-        scores = sample_scores(job, judged(job, run, judging))
+        problems = {problem.id: problem for problem in job.data.problems}
+
+        scores: list[SampleScore] = []
+
+        def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+            totals.add(record)
+            if verdicts is not None:
+                scores.append(score_of(job, problems[record["problem_id"]], record, verdicts))
+
+        rounds = rounds_of(job)
+        judged(job, run, look, judging=judging, rounds=rounds)
         report = aggregate(job, scores, rounds, Votes.of(run.path))
-    unshared = kept = shortened = 0
-    tokens = Tokens()
-    for record in run.records():
-        tokens.add(record)
-        shortened += "dropped" in record
-        unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
-        kept += record["num_tokens"]
+    else:
+        rounds = look_back(job, run)
+        for record in run.records():
+            totals.add(record)
     parts = stored_parts(run)
     told = {"label": job.data.label, "notes": list(job.data.notes)}
     results = {
         **results_head(job, run, stored_choices(run.info), **told),
-        "shortened": shortened,
-        "usage": add_up(parts, num_samples=len(run.done), unshared=unshared, kept=kept),
+        "shortened": totals.shortened,
+        "usage": add_up(
+            parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept
+        ),
         "report": report.to_json() if report else None,
         "parts": parts,
     }
     if rounds:
         results["stopping"] = rounds.told()
-    if thinking := tokens.summary():
+    if thinking := totals.tokens.summary():
         results["thinking"] = thinking
     if judging:
         results["judging"] = judging.summary()
     return results, report
+
+
+class _Totals:
+    """Sums over stored samples."""
+
+    def __init__(self) -> None:
+        self.tokens = Tokens()
+        self.shortened = self.unshared = self.kept = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.tokens.add(record)
+        self.shortened += "dropped" in record
+        self.unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
+        self.kept += record["num_tokens"]
 
 
 def results_head(

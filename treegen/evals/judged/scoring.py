@@ -3,7 +3,8 @@
 Nothing here imports torch, for scoring a stored run needs no model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from treegen.evals.choices import likeliest_by_length
 from treegen.evals.job import Job
 from treegen.evals.judged.execution import Judging
 from treegen.evals.judged.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
+from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.thinking import thinking_of
 from treegen.evals.verdict import SampleScore, Verdict
@@ -22,57 +24,83 @@ from treegen.runs import RunDir
 
 
 def judged(
-    job: Job, run: RunDir, judging: Judging | None = None
-) -> Iterator[tuple[dict[str, Any], Mapping[str, Verdict] | None]]:
-    """Yield every stored sample with its verdicts by filter; None for a program without any.
+    job: Job,
+    run: RunDir,
+    look: Callable[[dict[str, Any], Mapping[str, Verdict] | None], None],
+    *,
+    judging: Judging | None = None,
+    rounds: Rounds | None = None,
+) -> None:
+    """Read every stored sample once; `look` gets each, and its verdicts by filter.
 
-    If the task declares answer types, equal answers of a problem are equal strings here.
+    The verdicts are None for a program without any. If the task declares answer types, equal
+    answers of a problem are equal strings in them once this returns, and not before. Equal verdicts
+    are one object, which saves memory.
+
+    rounds: is told of each sample, too.
     """
     problems = {problem.id: problem for problem in job.data.problems}
-    if not judging and (types := answer_types(job.task)):
-        found = [
-            (key, verdicts_on(job.task, problems[key], record))
-            for record in run.records()
-            for key in (record["problem_id"],)
-        ]
-        # Another process may have appended records in between.
-        yield from zip(run.records(), asked(unified, job.task.name)(found, types), strict=False)
-        return
+    headline = job.task.filters[0]
+    types = {} if judging else answer_types(job.task)
+    once = _Once()
     for record in run.records():
+        problem = problems[record["problem_id"]]
+        verdicts: Mapping[str, Verdict] | None
         if judging:
-            yield record, judging.verdicts(record)
+            verdicts = judging.verdicts(record)
         else:
-            yield record, verdicts_on(job.task, problems[record["problem_id"]], record)
+            # What equals an answer depends on the other answers of its problem.
+            verdicts = once(problem.id if types else "", verdicts_on(job.task, problem, record))
+        if rounds is not None:
+            _tell(rounds, record, verdicts.get(headline) if verdicts else None)
+        look(record, verdicts)
+    if rounds is not None:
+        rounds.due()
+        run.spared = rounds.spared
+    if types:
+        settled = asked(unified, job.task.name)(once.found, types)
+        for (_, mine), verdicts in zip(once.found, settled, strict=True):
+            mine.update(verdicts)
 
 
-def sample_scores(
-    job: Job, found: Iterable[tuple[dict[str, Any], Mapping[str, Verdict] | None]]
-) -> list[SampleScore]:
-    """Return the scores of stored samples, leaving out those that have no verdicts."""
-    problems = {problem.id: problem for problem in job.data.problems}
-    scores = []
-    for record, verdicts in found:
-        if verdicts is None:
-            continue
-        thinking = thinking_of(record)
-        by_length: Mapping[str, Verdict] = {}
-        if "choice_logprobs" in record:
-            problem = problems[record["problem_id"]]
-            choice = likeliest_by_length(problem, record["choice_logprobs"])
-            by_length = job.task.score(problem, choice)
-        scores.append(
-            SampleScore(
-                problem_id=record["problem_id"],
-                sample_index=record["sample_index"],
-                finish_reason=record["finish_reason"],
-                verdicts=verdicts,
-                by_length=by_length,
-                numbers=_numbers(record),
-                num_tokens=record["num_tokens"],
-                closed=None if thinking is None else thinking.is_closed,
-            )
-        )
-    return scores
+class _Once:
+    """Gives equal verdicts on samples of a group as one object. found: each, with its group."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, dict[str, Verdict]]] = []
+        self._known: dict[tuple[object, ...], dict[str, Verdict]] = {}
+
+    def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        key: tuple[object, ...] = (group, *verdicts.items())
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a task's own class may have no hash
+            key, known = (len(self.found),), None
+        if known is None:
+            known = self._known[key] = dict(verdicts)
+            self.found.append((group, known))
+        return known
+
+
+def score_of(
+    job: Job, problem: Problem, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+) -> SampleScore:
+    """Return the score of a stored sample with its verdicts."""
+    thinking = thinking_of(record)
+    by_length: Mapping[str, Verdict] = {}
+    if "choice_logprobs" in record:
+        choice = likeliest_by_length(problem, record["choice_logprobs"])
+        by_length = job.task.score(problem, choice)
+    return SampleScore(
+        problem_id=problem.id,
+        sample_index=record["sample_index"],
+        finish_reason=sys.intern(record["finish_reason"]),
+        verdicts=verdicts,
+        by_length=by_length,
+        numbers=_numbers(record),
+        num_tokens=record["num_tokens"],
+        closed=None if thinking is None else thinking.is_closed,
+    )
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
@@ -96,7 +124,10 @@ def aggregate(
     votes: what samples vote by that their records do not have.
     """
     settings = job.settings
-    fixed, num = list(scores), settings.num_samples
+    # In the order of the problems, so that nothing depends on the order in which samples ended.
+    place = {problem.id: number for number, problem in enumerate(job.data.problems)}
+    scores = sorted(scores, key=lambda each: (place[each.problem_id], each.sample_index))
+    fixed, num = scores, settings.num_samples
     if settings.stop_when != NEVER:
         # Those that were drawn whatever came; see `treegen.evals.asked.stopping`.
         num = settings.first_round
@@ -128,23 +159,35 @@ def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
     return None if ks is None else [k for k in ks if k <= num]
 
 
+def rounds_of(job: Job) -> Rounds | None:
+    """Return the rounds of a job, none of whose samples is drawn; None if it has no rounds."""
+    if not job.settings.in_rounds:
+        return None
+    kind = answer_types(job.task).get(job.task.filters[0])
+    ids = [problem.id for problem in job.data.problems]
+    return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
+
+
 def look_back(job: Job, run: RunDir) -> Rounds | None:
     """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
 
     It also tells the run which samples need not be drawn.
     """
-    settings = job.settings
-    if not settings.in_rounds:
+    rounds = rounds_of(job)
+    if rounds is None:
         return None
     problems = {problem.id: problem for problem in job.data.problems}
-    kind = answer_types(job.task).get(job.task.filters[0])
-    rounds = Rounds(settings.stop_rule, list(problems), kind.representatives if kind else None)
     for record in run.records():
         verdicts: Mapping[str, Verdict] = {}
         if rounds.reads_answers:
             verdicts = verdicts_on(job.task, problems[record["problem_id"]], record)
-        first = verdicts.get(job.task.filters[0])
-        rounds.add(record, first.answer if first else None)
+        _tell(rounds, record, verdicts.get(job.task.filters[0]))
     rounds.due()
     run.spared = rounds.spared
     return rounds
+
+
+def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
+    """Tell rounds of a stored sample. first: its verdict by the first filter."""
+    reads = rounds.reads_answers and first is not None
+    rounds.add(record, first.answer if reads and first is not None else None)

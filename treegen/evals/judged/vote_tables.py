@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from treegen.errors import InputError, RunError
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED
-from treegen.evals.statistics.estimators import estimate, mean_interval
+from treegen.evals.statistics.estimators import difference_interval, estimate
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.statistics.votes import tally
@@ -194,7 +194,7 @@ def _values(
     if not values:
         return None
     mean = estimate(values, clusters)
-    low, high = mean_interval(differences, -1.0, 1.0, clusters)
+    low, high = difference_interval(differences, clusters)
     difference = math.fsum(differences) / len(differences)
     return mean.value, mean.low, mean.high, difference, low, high
 

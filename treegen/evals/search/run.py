@@ -21,7 +21,7 @@ from treegen.evals.judged.results import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
-from treegen.runs import SearchRunDir
+from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
@@ -142,17 +142,20 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run; returns its content."""
     tally = RightSoFar()
     solved_of: dict[str, list[bool]] = {}
-    errors: dict[str, str] = {}
+    failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
     costs: dict[str, list[float]] = {name: [] for name in COSTS}
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
         solved_of.setdefault(record["problem_id"], []).append(bool(record["solved"]))
         if record["error"]:
-            errors[record["problem_id"]] = record["error"]
+            failed[record["problem_id"], record["sample_index"]] = record["error"]
         stopped[record["stopped"]] += 1
         for name in COSTS:
             costs[name].append(record["usage"][name])
+    errors: dict[str, str] = {}  # of each problem, that of its first search that failed
+    for (problem_id, _), error in sorted(failed.items()):
+        errors.setdefault(problem_id, error)
     parts = stored_parts(run)
     # A search that is solved ends early. So those that were under way when a run was stopped are
     # more often hard ones than those that have ended.
@@ -165,7 +168,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         "num_solved": tally.num_right,
         **_pass_at(list(solved_of.values()), job.settings.repeats),
         "errors": errors,
-        "stopped": dict(stopped.most_common()),
+        "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
         "cost": {name: _sums(values) for name, values in costs.items()},
         "seconds": math.fsum(part["seconds"] for part in parts),
         "parts": parts,

@@ -1,31 +1,32 @@
-"""Estimators over samples: pass@k, maj@k, and error bars whose unit is the problem."""
+"""Estimators over samples: pass@k, and error bars whose unit is the problem."""
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.errors import InputError
 
-# Student's t at 97.5%, in powers of 1 / degrees of freedom (Cornish and Fisher). The first is the
-# normal distribution's. Right to 0.8% at 2 degrees, 0.1% at 3 and 0.01% from 5 on.
+# Student's t at 97.5%, in powers of 2 / degrees of freedom: a Chebyshev fit that is right to 1e-10
+# from 2 degrees on. The first is the normal distribution's.
 _T95: Final = (
-    1.959963984540054,
-    2.372271230298562,
-    2.822498615739641,
-    2.555849679507722,
-    1.589534053393823,
+    1.9599639845809451,
+    1.1861356024412588,
+    0.7056253108111072,
+    0.31946782884836494,
+    0.09948762612679242,
+    0.022013452832788542,
+    0.013325522462219996,
+    -0.007859257444667912,
+    0.00633490934577669,
+    -0.002192819008489764,
+    0.0003505687786717305,
 )
-
-_FloatArray = npt.NDArray[np.float64]
-
-# Elements of an array of complex numbers that is made at a time.
-_BLOCK: Final = 1 << 18
+# An imaginary difference is as large as the largest one seen, and as this over how many differences
+# make up the spread; see `adjusted_difference`.
+_UNSEEN: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,39 @@ def standard_error(
     """
     num = len(values)
     mean = math.fsum(values) / num
-    if clusters is None:
-        squares = math.fsum((value - mean) ** 2 for value in values)
-        return math.sqrt(squares / (num - 1) / num) if num > 1 else None
-    sums: dict[Hashable, list[float]] = {}
-    for value, cluster in zip(values, clusters, strict=True):
-        sums.setdefault(cluster, []).append(value - mean)
+    sums, sizes = _by_cluster(values, clusters)
     if len(sums) < 2:
         return None
-    squares = math.fsum(math.fsum(each) ** 2 for each in sums.values())
+    squares = math.fsum((each - mean * n) ** 2 for each, n in zip(sums, sizes, strict=True))
     return math.sqrt(squares * len(sums) / (len(sums) - 1)) / num
+
+
+@dataclass(frozen=True, slots=True)
+class Adjusted:
+    """A mean over observations and two imaginary ones, as Student's t takes it.
+
+    center: the mean, the imaginary ones included.
+    error: its standard error, never 0.
+    freedom: degrees of freedom, at least 2.
+    """
+
+    center: float
+    error: float
+    freedom: float
+
+    @property
+    def statistic(self) -> float:
+        """Student's t of the hypothesis that the mean is 0.
+
+        Its two-sided p-value is below 0.05 where `interval` leaves 0 out, and nowhere else.
+        """
+        return self.center / self.error
+
+    def interval(self, least: float, most: float) -> tuple[float, float]:
+        """Return the 95% interval, cut to [least, most]."""
+        base = 2 / self.freedom
+        half = self.error * math.fsum(term * base**power for power, term in enumerate(_T95))
+        return max(least, self.center - half), min(most, self.center + half)
 
 
 def mean_interval(
@@ -105,25 +129,123 @@ def mean_interval(
 
     The adjusted t interval: Student's t interval over the problems and two imaginary ones, one
     with the least value and one with the most, cut to [least, most]. Adding one success and one
-    failure is what Agresti and Caffo (2000) do for a difference of proportions and Bonett and Price
-    (2012) for one of paired proportions; here values may be shares too. The two keep a width where
-    all problems agree, and the interval moves little when the values do. A mean of right and wrong
-    problems is covered at least 93.2% of the time, whatever their number and the mean (computed up
-    to 1,000 problems). Clustered shares are simulated in tests/evals/test_stats.py.
+    failure is what Agresti and Caffo (2000) do for a difference of proportions; here values may be
+    shares too. The two keep a width where all problems agree, and the interval moves little when
+    the values do. A mean of right and wrong problems is covered at least 93.2% of the time,
+    whatever their number and the mean (computed up to 1,000 problems).
 
-    clusters: of each problem, where problems of one cluster are not independent. Then each of the
-    two imaginary ones is a cluster, and the degrees of freedom are those of the clusters.
+    clusters: of each problem, where problems of one cluster are not independent. Then the two
+    imaginary ones are clusters too. Each is as large as the cluster that a problem is in, in the
+    mean over problems: the sum of squared sizes over the sum of sizes. The degrees of freedom are
+    1 + the effective number of clusters, (sum of sizes)^2 / sum of squared sizes, as few large
+    clusters make a standard error as uncertain as few clusters do (Carter, Schnepel and
+    Steigerwald 2017, without their term for correlation). Equal clusters have their number, and
+    clusters of one problem are no clusters. tests/evals/test_coverage.py simulates 2 to 30 clusters
+    of equal and of ragged sizes, and holds the coverage above 93%.
     """
-    whole = (*values, least, most)
-    # Names of the imaginary clusters that no other has.
-    names = None if clusters is None else [*((name,) for name in clusters), least, most]
-    num = len(whole) if names is None else len(set(names))
-    center = math.fsum(whole) / len(whole)
-    error = standard_error(whole, names)
-    assert error is not None
-    t95 = math.fsum(term / (num - 1) ** power for power, term in enumerate(_T95))
-    half = t95 * error
-    return max(least, center - half), min(most, center + half)
+    sums, sizes = _by_cluster(values, clusters)
+    return _adjusted(sums, sizes, least, most).interval(least, most)
+
+
+def adjusted_difference(
+    differences: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> Adjusted:
+    """Return the adjusted mean of paired differences that lie in [-1, 1].
+
+    It is as in `mean_interval`, with imaginary differences of -d and d. For right and wrong answers
+    d is 1, which is what Bonett and Price (2012) add to paired proportions. Shares differ by less,
+    and with a d of 1 some dozens of problems would be covered in 99 of 100 cases. So d is the
+    largest difference that was seen, but not below 3 / m (and not above 1), where m is the number
+    of differences that make up the spread: (sum of d^2)^2 / sum of d^4. If few problems differ, one
+    that differs more may just not be among them. See tests/evals/test_coverage.py for the coverage,
+    and for where it is less.
+    """
+    sums, sizes = _by_cluster(differences, clusters)
+    squares = math.fsum(each**2 for each in sums)
+    fourths = math.fsum(each**4 for each in sums)
+    most = 1.0
+    if fourths > 0:  # squares of the least numbers vanish
+        largest = max(map(abs, sums)) / _usual_size(sizes)
+        most = min(1.0, max(largest, _UNSEEN * fourths / squares**2))
+    return _adjusted(sums, sizes, -most, most)
+
+
+def difference_interval(
+    differences: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> tuple[float, float]:
+    """Return a 95% interval for the mean of paired differences that lie in [-1, 1].
+
+    See `adjusted_difference`.
+    """
+    return adjusted_difference(differences, clusters).interval(-1.0, 1.0)
+
+
+def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
+    """Return the unweighted mean of the means of groups, whose values are in [0, 1].
+
+    Its error bars are for other problems of the same groups. So the groups' own errors add up. The
+    standard error is None if a group has a single value, which has no spread.
+
+    The interval is as in `mean_interval`. An imaginary value has the weight that a real one has, in
+    the mean over those that make up the variance. The degrees of freedom are Satterthwaite's (1946)
+    for groups of equal spread, and 1 more. A single value of a group counts with its distance from
+    the mean of all.
+
+    Raises:
+        InputError: there is no group, or an empty one.
+    """
+    if not groups or not all(groups):
+        raise InputError("a mean of means needs groups, each with a value")
+    num = len(groups)
+    sizes = [len(group) for group in groups]
+    means = [math.fsum(group) / len(group) for group in groups]
+    value = min(1.0, math.fsum(means) / num)
+    pull = math.fsum(n**-2 for n in sizes) / math.fsum(1 / n for n in sizes) / num
+    center = (value + pull) / (1 + 2 * pull)
+    spread = [
+        math.fsum((x - mean) ** 2 for x in group) * n / (n - 1) if n > 1 else (mean - center) ** 2
+        for group, mean, n in zip(groups, means, sizes, strict=True)
+    ]
+    variances = [each / (num * n) ** 2 for each, n in zip(spread, sizes, strict=True)]
+    imaginary = pull**2 * (center**2 + (1 - center) ** 2)
+    single = sizes.count(1)
+    uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n > 1]
+    if single:  # they are one group whose values lie about the mean
+        uncertainty.append(single**2 / max(1, single - 1))
+    freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1
+    error = math.sqrt(math.fsum([*variances, imaginary])) / (1 + 2 * pull)
+    low, high = Adjusted(center, error, max(2.0, freedom)).interval(0.0, 1.0)
+    stderr = None if single else math.sqrt(math.fsum(variances))
+    return Estimate(value, stderr, low, high, sum(sizes))
+
+
+def _by_cluster(
+    values: Sequence[float], clusters: Sequence[Hashable] | None
+) -> tuple[Sequence[float], Sequence[int]]:
+    """Return the sum of the values of each cluster, and their number."""
+    if clusters is None:
+        return values, [1] * len(values)
+    found: dict[Hashable, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        found.setdefault(cluster, []).append(value)
+    return [math.fsum(mine) for mine in found.values()], [len(mine) for mine in found.values()]
+
+
+def _usual_size(sizes: Sequence[int]) -> float:
+    """Return the size of the cluster that a problem is in, in the mean over problems."""
+    return sum(size**2 for size in sizes) / sum(sizes)
+
+
+def _adjusted(sums: Sequence[float], sizes: Sequence[int], least: float, most: float) -> Adjusted:
+    """Return the mean over clusters and two imaginary ones with the least and the most value."""
+    size, num = _usual_size(sizes), len(sums) + 2
+    total = sum(sizes) + 2 * size
+    center = math.fsum([*sums, size * (least + most)]) / total
+    residuals = [each - center * n for each, n in zip(sums, sizes, strict=True)]
+    residuals += [size * (least - center), size * (most - center)]
+    squares = math.fsum(each**2 for each in residuals)
+    error = math.sqrt(squares * num / (num - 1)) / total
+    return Adjusted(center, error, sum(sizes) / size + 1)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -134,7 +256,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     """
     if not 0 <= num_correct <= num_samples:
         raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")
-    _check_k(k)
+    check_k(k)
     if num_samples < k:
         return math.nan
     if num_samples - num_correct < k:
@@ -143,139 +265,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / upper))
 
 
-def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int) -> float:
-    """Return the chance that a vote among k of the samples is won by a correct answer.
-
-    `correct` and `wrong` hold, for each distinct answer, how many samples gave it; `invalid`
-    samples gave none. The k voters are a random subset without replacement, and the value is the
-    exact expectation over all subsets. The answer with most votes wins. If several tie, each counts
-    for its share, which is the mean of breaking the tie at random. An invalid sample has no vote
-    but stays one of the k, and a subset without a valid answer is wrong. NaN if there are fewer
-    than k samples.
-    """
-    sizes = _check_tally((*correct, *wrong), invalid, k)
-    if sum(sizes) + invalid < k:
-        return math.nan
-    shares = []
-    for size, repeats in Counter(size for size in correct if size).items():
-        shares.append(repeats * _win(size, _without(sizes, size), invalid, k, True))
-    return min(1.0, math.fsum(shares))
-
-
-def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
-    """Return the chance that a vote among k of the samples has no single winner.
-
-    `counts` holds how many samples gave each distinct answer. A subset without any valid answer
-    is no tie. NaN if there are fewer than k samples.
-    """
-    sizes = _check_tally(counts, invalid, k)
-    num = sum(sizes) + invalid
-    if num < k:
-        return math.nan
-    won = [math.comb(invalid, k) / math.comb(num, k)]
-    for size, repeats in Counter(sizes).items():
-        won.append(repeats * _win(size, _without(sizes, size), invalid, k, False))
-    tie = 1.0 - math.fsum(won)
-    # Rounding may leave a tiny chance of an impossible tie.
-    return tie if tie > 1e-11 else 0.0
-
-
-def _check_k(k: int) -> None:
+def check_k(k: int) -> None:
+    """Raise InputError for a k that is not positive."""
     if k < 1:
         raise InputError(f"k must be at least 1, got {k}")
-
-
-def _check_tally(counts: Sequence[int], invalid: int, k: int) -> tuple[int, ...]:
-    _check_k(k)
-    if invalid < 0 or any(count < 0 for count in counts):
-        raise InputError("vote counts must not be negative")
-    return tuple(count for count in counts if count)
-
-
-def _without(sizes: Sequence[int], size: int) -> tuple[tuple[int, int], ...]:
-    """Return (size, how many) for all answers but one of the given size."""
-    others = Counter(sizes)
-    others[size] -= 1
-    return tuple(sorted((other, repeats) for other, repeats in others.items() if repeats))
-
-
-@lru_cache(maxsize=1 << 16)
-def _win(
-    size: int, others: tuple[tuple[int, int], ...], invalid: int, k: int, share_ties: bool
-) -> float:
-    """Return the chance that an answer with `size` samples wins a vote of k.
-
-    Drawing k of n samples without replacement is drawing Binomial(n_i, k/n) from each answer's
-    n_i samples, given that the draws add up to k. So with j votes for our answer, the chance that
-    no other answer has more is a coefficient of a product of small polynomials, one per answer:
-
-        [x^(k-j)]  prod_i (sum_{a<j} b_i(a) x^a  +  y b_i(j) x^j)  *  (invalid: any number)
-
-    where y counts the answers that tie. With t ties our share is 1/(1+t), the integral of y^t
-    from 0 to 1, which Gauss-Legendre nodes give exactly; without shares, y = 0. The coefficient
-    is read off from the values at roots of unity. The parameter k/n puts the mass at the
-    coefficient wanted, so doubles are enough at any n.
-    """
-    num = size + invalid + sum(other * repeats for other, repeats in others)
-    if k == num:
-        top = max((other for other, _ in others), default=0)
-        tied = sum(repeats for other, repeats in others if other == size)
-        return 0.0 if size < top or (tied and not share_ties) else 1.0 / (1 + tied)
-    if k == 1:
-        return size / num
-    rate = k / num
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
-    # A number of roots under which only coefficients beyond k + slack alias with the one wanted;
-    # by a Chernoff bound those hold less than 1e-19.
-    slack = 15 + math.ceil(math.sqrt(225 + 90 * k))
-    num_roots = min(num, k + slack) + 1
-    root = np.exp(2j * np.pi * np.arange(num_roots) / num_roots)
-    most = min(size, k)
-    weight = np.zeros((len(others), most + 1))
-    for row, (other, _) in enumerate(others):
-        weight[row, : min(other, most) + 1] = _binomial(log_factorial, other, rate)[: most + 1]
-    repeats_D = np.array([repeats for _, repeats in others])
-    own = _binomial(log_factorial, size, rate)
-    free = (1 - rate + rate * root) ** invalid
-    total = 0.0
-    below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
-    # Votes of ours, j, in blocks: J of them at a time, so that arrays [J, A, R] stay small.
-    block = max(1, _BLOCK // max(1, below.size))
-    for start in range(0, most + 1, block):
-        votes_J = np.arange(start, min(most + 1, start + block))
-        turns_JR = root[np.outer(votes_J, np.arange(num_roots)) % num_roots]
-        at_JAR = weight.T[votes_J][:, :, None] * turns_JR[:, None, :]
-        upto = np.concatenate([below, at_JAR]).cumsum(axis=0)
-        below_JAR, below = upto[:-1], upto[-1:]
-        # At most one rival that ties needs one node, in the middle; without shares it is 0.
-        middle = 0.5 if share_ties else 0.0
-        product_JR = np.prod((below_JAR + middle * at_JAR) ** repeats_D[:, None], axis=1)
-        for at, j in enumerate(votes_J.tolist()) if share_ties else ():
-            rivals = int(sum(repeats for other, repeats in others if other >= j))
-            if j and (degree := min(rivals, k // j - 1)) > 1:
-                nodes, mass = _nodes(degree)
-                factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]
-                product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
-        shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
-        coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
-        for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
-            if j:  # without a vote nobody wins
-                total += float(own[j]) * coefficient
-    return min(1.0, max(0.0, total / float(_binomial(log_factorial, num, rate)[k])))
-
-
-def _binomial(log_factorial: _FloatArray, num: int, rate: float) -> _FloatArray:
-    """Return the chances of 0 to num successes in num trials, [num + 1]."""
-    hits = np.arange(num + 1)
-    log_ways = log_factorial[num] - log_factorial[hits] - log_factorial[num - hits]
-    chance: _FloatArray = np.exp(
-        log_ways + hits * math.log(rate) + (num - hits) * math.log1p(-rate)
-    )
-    return chance
-
-
-@lru_cache(maxsize=1024)
-def _nodes(degree: int) -> tuple[_FloatArray, _FloatArray]:
-    """Return nodes and weights that integrate polynomials of a degree over [0, 1] exactly."""
-    nodes, mass = np.polynomial.legendre.leggauss(degree // 2 + 1)
-    return (nodes + 1) / 2, mass / 2

@@ -1,9 +1,9 @@
 """From scored samples to metrics, as a pure function. Nothing here prints."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import estimate, pass_at_k
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 
 Clusters = Sequence[Hashable] | None
+
+
+class Grouped(Protocol):
+    """A problem, or a view of one, by its id and the group that it is in."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def group(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +256,7 @@ def _group(
 
 
 def clusters_of(
-    problems: Sequence["Problem"], problem_ids: Sequence[str]
+    problems: Iterable[Grouped], problem_ids: Sequence[str]
 ) -> list[tuple[str, ...]] | None:
     """Return the cluster of each problem id for error bars; None if no problem has a group."""
     group_of = {problem.id: problem.group for problem in problems if problem.group}
@@ -289,10 +299,14 @@ def _majority(
 ) -> list[dict[str, Any]]:
     tallies = [tally(group) for group in verdicts]
     rows = []
-    for k in default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks:
-        row = {"k": k, **mean_row([t.maj_at_k(k) for t in tallies], k, clusters), "tie_rate": None}
+    ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
+    # One tally after the other, as all k of a tally are of the same counts.
+    votes = [[(each.maj_at_k(k), each.tie_at_k(k)) for k in ks] for each in tallies]
+    for place, k in enumerate(ks):
+        shares = [mine[place][0] for mine in votes]
+        row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}
         if row["value"] is not None:
-            row["tie_rate"] = estimate([t.tie_at_k(k) for t in tallies]).value
+            row["tie_rate"] = estimate([mine[place][1] for mine in votes]).value
         rows.append(row)
     return rows
 

@@ -2,8 +2,8 @@
 
 An answer that could not be read has no vote. A vote in which no answer could be read is wrong.
 
-In a metric each tied answer counts for its share (see `stats.maj_at_k`). A rule that looks at the
-order of the samples would make the score depend on that order, and breaking ties at random only
+In a metric each tied answer counts for its share: see `majority.maj_at_k`. A rule that looks at
+the order of the samples would make the score depend on that order, and breaking ties at random only
 adds noise around the same mean. If one answer must be shown, it is the tied answer that was given
 first.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from treegen.evals.statistics.estimators import maj_at_k, tie_at_k
+from treegen.evals.statistics.majority import maj_at_k, tie_at_k
 from treegen.evals.verdict import Verdict
 
 
@@ -67,7 +67,8 @@ class Tally:
 
     def tie_at_k(self, k: int) -> float:
         """Return the chance that a vote of k has no single winner; NaN if k is too many."""
-        return _tie_at_k((*self.correct, *self.wrong), self.invalid, k)
+        # Which answers are right does not matter here.
+        return _tie_at_k(tuple(sorted((*self.correct, *self.wrong))), self.invalid, k)
 
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:

@@ -18,7 +18,7 @@ The rules:
 - top=SHARE: as weighted, among the best voters: this share of them, rounded up.
 - best: the answer of the best sample (best-of-n).
 
-Tied answers count for their shares, as in `stats.maj_at_k`.
+Tied answers count for their shares, as in `majority.maj_at_k`.
 
 The value at k is the mean over subsets of k samples. For `best`, and where there are few subsets,
 it is exact. Otherwise no closed form is known, and it is the mean over random subsets, which is

@@ -39,6 +39,7 @@ TOKENIZER_SETTINGS: Final = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.json")
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _SAMPLES: Final = 64
@@ -145,7 +146,8 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
         return read_object(file)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            f"{directory} holds an adapter, not a model; merge it into its base model first"
+            f"{directory} holds an adapter, not a model; give its base model as the model and this "
+            "directory as adapter (--adapter)"
         )
     raise ModelError(
         f"{directory} has no config.json; give a directory made by save_pretrained, or a hub name"
@@ -246,7 +248,7 @@ def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]
         yield key, value
 
 
-def fingerprint(directory: Path) -> str:
+def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     """Return 32 hex digits that change when the weights, the config or the tokenizer change.
 
     Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
@@ -254,9 +256,11 @@ def fingerprint(directory: Path) -> str:
     and 64 blocks of 4 KiB, spread evenly over it. Of a GGUF file likewise. So a checkpoint of any
     size takes milliseconds. Two checkpoints that differ only between those blocks look the same,
     but training changes weights everywhere. The directory's own name does not count.
+
+    adapter: the directory of an adapter that is merged; its settings and weights count too.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name in ("config.json", "generation_config.json", *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
+    for name in (*_SETTINGS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
         file = directory / name
         if file.is_file():
             data = file.read_bytes()
@@ -269,6 +273,8 @@ def fingerprint(directory: Path) -> str:
         with file.open("rb") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
         _add_weights(digest, file, header, file.name.encode())
+    if adapter is not None:
+        _add(digest, b"adapter", fingerprint(adapter).encode())
     return digest.hexdigest()
 
 

@@ -46,12 +46,13 @@ def run_plots(view: RunView) -> list[Plot]:
         headline = view.filters[0]
         verdicts = view.verdicts(headline)
         votes = bool(view.report.majority)
-        if curves := k_curves(view.verdicts(headline, fixed=True), votes=votes):
+        fixed = view.verdicts(headline, fixed=True)
+        if curves := k_curves(fixed, votes=votes, problems=view.problems):
             plots.append(curves_plot({plain_label(headline): curves}))
         most = max(map(len, verdicts.values()), default=0)
         whole = most == view.num_samples >= _LEAST_VOTERS
         if votes and whole and not has_stopped(view):
-            plots.append(_savings_plot(savings(drawn_of(view, headline))))
+            plots.append(_savings_plot(savings(drawn_of(view, headline), problems=view.problems)))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]

@@ -1,0 +1,35 @@
+"""`treegen export`: a run in the format of another tool."""
+
+from pathlib import Path
+
+import click
+
+from treegen.cli.typed.options import CONTEXT, QUIET
+
+# As in `treegen.formats`, whose import is slow.
+_FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
+
+
+@click.command("export", context_settings=CONTEXT)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--to", required=True, type=click.Choice(_FORMATS), metavar="FORMAT",
+              help="inspect, every-eval-ever, lm-eval or parquet.")  # fmt: skip
+@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="PATH",
+              help="For inspect a file (.eval), else a folder. Default: in the run.")  # fmt: skip
+@click.option("--data", metavar="PATH", help="Where the problems are now, if not where they were.")
+@QUIET
+def command(run: Path, to: str, output_path: Path | None, data: str | None, quiet: bool) -> None:
+    """Write the samples and scores of the directory RUN as another tool would have.
+
+    inspect is a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval results
+    and samples of lm-evaluation-harness, and parquet tables.
+    """
+    from treegen.cli.terminal.render import echo, json_line
+    from treegen.common.formats import safe_text
+    from treegen.formats import export_run
+
+    files = export_run(run, to, output_path, data=data)
+    if not quiet:
+        for file in files:
+            echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
+    json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})

@@ -1,0 +1,40 @@
+"""`treegen import`: a log of another tool as run directories."""
+
+from pathlib import Path
+
+import click
+
+from treegen.cli.typed.options import CONTEXT, QUIET
+
+
+@click.command("import", context_settings=CONTEXT)
+@click.argument("log", type=click.Path(path_type=Path))
+@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="DIR",
+              help="The run; of several tasks, the folder above. Default: in runs/.")  # fmt: skip
+@click.option("--task", "tasks", multiple=True, metavar="NAME",
+              help="Only this task of the log; may be repeated.")  # fmt: skip
+@QUIET
+def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: bool) -> None:
+    """Make run directories of LOG, which report, compare, score and show read like others.
+
+    LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
+    or its results_TIME.json. The verdicts are those of the log.
+    """
+    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.common.formats import safe_text
+    from treegen.evals.running.destinations import new_path
+    from treegen.formats.bring import read_log
+    from treegen.formats.foreign import make_runs
+
+    found = read_log(log, tasks or None)
+    for each in found:
+        for line in each.notices if not quiet else ():
+            notice(f"{each.task}: {line}")
+    if output_path is None:
+        name = found[0].task if len(found) == 1 else log.stem
+        output_path = new_path(name, "imported")
+    runs = make_runs(found, output_path)
+    if not quiet:
+        for each, run in zip(found, runs, strict=True):
+            echo(safe_text(f"{run}: {each.task}, {len(each.samples):,} samples of {each.model}"))
+    json_line({"log": str(log), "runs": [str(run) for run in runs]})

@@ -1,0 +1,1 @@
+"""Problems of a log that another tool wrote."""

@@ -1,0 +1,104 @@
+"""The problems of an imported log. Its samples have the verdicts that the log has."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import DataError, InputError
+from treegen.evals.arguments import check_arguments
+from treegen.evals.problem import Problem
+from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.params import SamplingParams
+from treegen.prompts.tree import Node
+from treegen.tasks.common.jsonl import read_rows
+from treegen.tasks.common.problems import problems_of
+
+
+class Imported:
+    """What `treegen import` makes a run of; its name, version and filters are those of the log."""
+
+    arguments: Final = {
+        "name": "the task's name in the log; default: imported",
+        "version": "its version in the log; default: 0",
+        "filters": "the names of the log's scores, as a JSON list; default: one, score",
+        "fewshot": "solved examples before each problem, as the log says; default: 0",
+    }
+    defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)
+
+    def __init__(self) -> None:
+        """Nothing is known of the log until `configure` is called."""
+        self.name, self.version = "imported", "0"
+        self.filters: tuple[str, ...] = ("score",)
+        self._num_fewshot = 0
+
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Take over what the log says of its task.
+
+        Raises:
+            InputError: an argument is not known, or `filters` is no list of names.
+        """
+        check_arguments("imported", arguments, self.arguments)
+        self.name = arguments.get("name") or self.name
+        self.version = arguments.get("version") or self.version
+        try:
+            filters = json.loads(arguments.get("filters", '["score"]'))
+            self._num_fewshot = int(arguments.get("fewshot", "0"))
+        except ValueError as error:
+            raise InputError(f"the arguments of an imported task cannot be read: {error}") from None
+        if (
+            not isinstance(filters, list)
+            or not filters
+            or not all(isinstance(name, str) and name for name in filters)
+        ):
+            raise InputError(f"filters must be a JSON list of names, got {filters!r:.60}")
+        self.filters = tuple(dict.fromkeys(filters))
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read the problems that `treegen import` wrote.
+
+        Raises:
+            InputError: no file is given.
+            DataError: the file cannot be read.
+        """
+        if options.data is None:
+            raise InputError("imported has no problems; `treegen import LOG` makes runs of it")
+        path = Path(options.data)
+        problems, skipped = problems_of(read_rows(path), str(path), _problem)
+        if skipped:
+            raise DataError(str(skipped[0]))
+        return TaskData(
+            problems=select(problems, options), source=str(path), num_fewshot=self._num_fewshot
+        )
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return the questions, which is all that is known of the prompts."""
+        return Node("", children=[
+            Node(problem.question, id=problem.id, samples=num_samples) for problem in data.problems
+        ])  # fmt: skip
+
+    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
+        """Refuse: only the tool that wrote the log can judge a new text.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            "samples of an imported run have the verdicts of their log; others cannot be judged"
+        )
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k and maj@k by the scores of the log."""
+        return summarise(
+            scores, options, task=self.name, version=self.version, filters=self.filters
+        )
+
+
+def _problem(row: dict[str, Any], line: int) -> Problem:
+    fields = {name: row.get(name, "") for name in ("id", "question", "answer", "group")}
+    if not all(isinstance(value, str) for value in fields.values()):
+        raise ValueError("id, question, answer and group must be texts")
+    return Problem(**fields)

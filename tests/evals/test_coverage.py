@@ -1,0 +1,241 @@
+"""How often 95% intervals hold the truth: simulated over grids of sizes, correlations and means."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from treegen.evals.statistics.estimators import (
+    adjusted_difference,
+    difference_interval,
+    mean_interval,
+    mean_of_means,
+)
+
+_Floats = npt.NDArray[np.float64]
+_LEAST = 0.93
+
+
+def share_held(intervals: list[tuple[float, float]], truth: float | _Floats) -> float:
+    low, high = np.array(intervals).T
+    return float(((low <= truth + 1e-9) & (truth - 1e-9 <= high)).mean())
+
+
+def least_allowed(rounds: int) -> float:
+    """What a method that covers 0.93 is simulated above, but for one grid cell in a thousand."""
+    return _LEAST - 3.1 * float(np.sqrt(_LEAST * (1 - _LEAST) / rounds))
+
+
+def test_t_is_students() -> None:
+    from treegen.evals.statistics.estimators import Adjusted
+
+    for freedom in (2, 2.5, 3, 4.7, 10, 33, 1000, 1e6):
+        low, high = Adjusted(0.0, 1.0, freedom).interval(-100, 100)
+        assert high == -low == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+
+
+# Clusters
+
+
+def sizes_of(kind: str, num: int, mean: int) -> list[int]:
+    """Sizes of clusters: equal, from 1 to twice the mean, or each half of the one before."""
+    if kind == "equal":
+        return [mean] * num
+    if kind == "ragged":
+        return [max(1, round(each)) for each in np.linspace(1, 2 * mean - 1, num).tolist()]
+    if kind == "halves":
+        return [max(1, round(mean * num / 2**i)) for i in range(1, num + 1)]
+    return [max(1, mean * num // 2), *[1] * (num - 1)]
+
+
+def chances(
+    rng: np.random.Generator, mean: float, correlation: float, shape: int | tuple[int, int]
+) -> _Floats:
+    """Chances of a right answer in clusters: of a mean, and of a correlation within."""
+    if correlation == 0:
+        return np.full(shape, mean)
+    if correlation == 1:
+        return np.asarray(rng.random(shape) < mean, dtype=np.float64)
+    strength = 1 / correlation - 1
+    return np.asarray(rng.beta(mean * strength, (1 - mean) * strength, shape), dtype=np.float64)
+
+
+def clustered(
+    rng: np.random.Generator, sizes: list[int], mean: float, correlation: float, rounds: int
+) -> Iterator[list[float]]:
+    """Yield right and wrong problems, cluster after cluster."""
+    rates = chances(rng, mean, correlation, (rounds, len(sizes)))
+    for row in np.repeat(rates, sizes, axis=1):
+        yield (rng.random(len(row)) < row).astype(np.float64).tolist()
+
+
+def check_clusters(
+    kind: str, nums: list[int], means: list[int], rates: list[float], rounds: int
+) -> None:
+    rng = np.random.default_rng(len(kind))
+    correlations = (0.0, 0.2, 0.9, 1.0)
+    for num, size, rate, correlation in itertools.product(nums, means, rates, correlations):
+        sizes = sizes_of(kind, num, size)
+        names = np.repeat(np.arange(num), sizes).tolist()
+        found = [
+            mean_interval(values, 0, 1, names)
+            for values in clustered(rng, sizes, rate, correlation, rounds)
+        ]
+        held = share_held(found, rate)
+        assert held >= least_allowed(rounds), (num, size, rate, correlation, held)
+
+
+@pytest.mark.parametrize("kind", ["equal", "ragged"])
+def test_few_strongly_correlated_clusters_are_covered(kind: str) -> None:
+    """Two clusters of ten, and five at a mean of 0.09, where a plain count of problems misses."""
+    check_clusters(kind, [2, 5], [10], [0.09, 0.5], 500)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["equal", "ragged", "halves", "giant"])
+def test_any_clusters_are_covered(kind: str) -> None:
+    check_clusters(kind, [2, 3, 5, 10, 30], [2, 10], [0.02, 0.09, 0.2, 0.5, 0.95], 400)
+
+
+def test_equal_clusters_of_one_and_none_are_the_same() -> None:
+    values = [0.0, 1.0, 1.0, 0.25, 0.5]
+    assert mean_interval(values, 0, 1, "abcde") == pytest.approx(mean_interval(values, 0, 1))
+    pairs = [value - 0.5 for value in values]
+    assert difference_interval(pairs, "abcde") == pytest.approx(difference_interval(pairs))
+    assert mean_interval(values, 0, 1, "aaaaa")[0] < 0.05
+
+
+# Paired differences
+
+
+def runs_of(
+    rng: np.random.Generator,
+    a: float,
+    b: float,
+    change: str,
+    num_samples: int,
+    shape: int | tuple[int, int],
+) -> tuple[_Floats, _Floats]:
+    """The differences of two runs of problems as hard as a Beta distribution says, and the means.
+
+    Means are of the problems' chances, of which the mean over problems is the truth.
+    """
+    first = rng.beta(a, b, shape)
+    inner = np.clip(first, 1e-6, 1 - 1e-6)
+    odds = np.log(inner / (1 - inner))
+    noise = rng.standard_normal(shape)
+    second = {
+        "same": first,
+        "noise": 1 / (1 + np.exp(-odds - 0.5 * noise)),
+        "shift": 1 / (1 + np.exp(-odds - 0.5 - 0.3 * noise)),
+        "leap": 1 / (1 + np.exp(-odds - 2 - 0.5 * noise)),
+        "half": first + 0.5 * (1 - first),
+    }[change]
+    drawn = [
+        rng.binomial(num_samples, np.clip(each, 0, 1)) / num_samples for each in (first, second)
+    ]
+    return drawn[1] - drawn[0], second - first
+
+
+_CHANGES = ("same", "noise", "shift", "leap", "half")
+_HARD = (
+    (0.02, 0.98), (0.98, 0.02), (0.05, 0.05), (0.3, 0.7), (0.4, 8.0), (8.0, 0.4), (1.0, 1.0),
+    (20.0, 20.0),
+)  # fmt: skip
+
+
+def check_pairs(num: int, rounds: int, samples: tuple[int, ...]) -> list[float]:
+    """Check each cell; return how often intervals of equal runs leave 0 out, by cell."""
+    rng = np.random.default_rng(num)
+    wrong = []
+    for (a, b), change, num_samples in itertools.product(_HARD, _CHANGES, samples):
+        _, means = runs_of(rng, a, b, change, 1, 400_000)
+        truth = float(means.mean())
+        differences, _ = runs_of(rng, a, b, change, num_samples, (rounds, num))
+        found = [difference_interval(row) for row in differences.tolist()]
+        held = share_held(found, truth)
+        assert held >= least_allowed(rounds), (a, b, change, num_samples, held)
+        if change == "same":
+            wrong.append(1 - held)
+    return wrong
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("num", [2, 3, 5, 10, 20, 50, 100, 300])
+def test_paired_differences_are_covered(num: int) -> None:
+    wrong = check_pairs(num, 400, (1, 2, 8, 64))
+    assert max(wrong) < 0.09
+
+
+def test_shares_of_some_dozens_of_problems_have_no_needlessly_wide_interval() -> None:
+    """Of 50 problems with 64 samples; with imaginary differences of 1 all intervals hold."""
+    rng = np.random.default_rng(7)
+    differences, means = runs_of(rng, 2, 2, "shift", 64, (2000, 50))
+    found = [difference_interval(row) for row in differences.tolist()]
+    _, many = runs_of(rng, 2, 2, "shift", 1, 1_000_000)
+    assert 0.94 <= share_held(found, float(many.mean())) <= 0.985
+    assert means.shape == differences.shape
+
+
+@pytest.mark.parametrize("num", [5, 6, 10, 30, 100])
+def test_right_and_wrong_pairs_are_told_apart_by_chance_in_one_of_twenty(num: int) -> None:
+    """Computed: of runs that are equally good, all numbers of problems that differ, all rates."""
+    outs = np.zeros((num + 1, num + 1))  # [better, worse]
+    for better, worse in itertools.product(range(num + 1), repeat=2):
+        if better + worse <= num:
+            row = [1.0] * better + [-1.0] * worse + [0.0] * (num - better - worse)
+            low, high = adjusted_difference(row).interval(-1, 1)
+            outs[better, worse] = low > 0 or high < 0
+    ups, downs = np.nonzero(outs)
+    for rate in np.linspace(0.005, 1, 200):
+        chance = stats.multinomial.pmf(
+            np.stack([ups, downs, num - ups - downs], axis=1),
+            num,
+            [rate / 2, rate / 2, 1 - rate],
+        )
+        assert chance.sum() < 0.065, rate
+
+
+def test_differences_move_the_interval_little() -> None:
+    """A problem that begins to differ, and one that differs ever more."""
+    for before, after in (
+        ([0.0] * 20, [0.0] * 19 + [1 / 64]),
+        ([0.1] * 20, [0.1] * 19 + [0.1 + 1 / 64]),
+        ([0.5] + [0.0] * 19, [0.5, 1 / 64] + [0.0] * 18),
+    ):
+        first, second = difference_interval(before), difference_interval(after)
+        assert first == pytest.approx(second, abs=0.004)
+
+
+# Means of means
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["1", "2", "5", "40", "ragged", "a single one"])
+def test_means_of_subjects_are_covered(kind: str) -> None:
+    rng = np.random.default_rng(len(kind))
+    rounds = 400
+    betas = ((1, 1), (20, 1), (60, 1), (4, 4), (1, 9))
+    for num, (a, b) in itertools.product((3, 5, 14, 57), betas):
+        sizes = {"ragged": [1 + 7 * i % 13 for i in range(num)], "a single one": [1, *[40] * num]}
+        mine = sizes.get(kind) or [int(kind)] * num
+        held = 0
+        for _ in range(rounds):
+            rates = rng.beta(a, b, len(mine))
+            pairs = zip(mine, rates, strict=True)
+            found = mean_of_means([list(map(float, rng.random(n) < rate)) for n, rate in pairs])
+            held += found.low <= rates.mean() <= found.high
+        assert held / rounds >= least_allowed(rounds), (num, a, b, held / rounds)
+
+
+def test_one_subject_is_a_mean_over_its_questions() -> None:
+    values = [0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0] * 5
+    found = mean_of_means([values])
+    assert found.value == pytest.approx(0.625)
+    assert (found.low, found.high) == pytest.approx(mean_interval(values, 0, 1), abs=0.005)
+    perfect = mean_of_means([[1.0] * 5, [1.0] * 7])
+    assert perfect.low < 0.85 and (perfect.value, perfect.high, perfect.stderr) == (1.0, 1.0, 0.0)
+    assert mean_of_means([[1.0], [0.0, 1.0]]).stderr is None

@@ -1,0 +1,188 @@
+"""Adapters merged as a model loads, against peft's own model of the same base and adapter."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli_cases import Command, build_checkpoint
+from tiny_models import save_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from treegen import LLM, SamplingParams
+from treegen.errors import InputError, ModelError
+from treegen.model.checkpoint.files import fingerprint
+from treegen.model.load import load_model
+
+peft = pytest.importorskip("peft")
+
+PROMPT = "the river of numbers"
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {"target_modules": ["q_proj", "v_proj"]},
+    "all-linear": {"target_modules": "all-linear", "r": 3, "lora_alpha": 7},
+    "rslora": {"target_modules": ["q_proj", "down_proj"], "use_rslora": True, "r": 5},
+    "dora": {"target_modules": ["k_proj", "o_proj", "up_proj"], "use_dora": True},
+    "patterns": {
+        "target_modules": ["q_proj", "k_proj", "gate_proj"],
+        "rank_pattern": {"k_proj": 2, r"layers.0.mlp.gate_proj": 6},
+        "alpha_pattern": {"k_proj": 64, r"layers\.1\.self_attn\.q_proj": 3},
+    },
+    "embedding-and-head": {"target_modules": ["embed_tokens", "lm_head", "v_proj"]},
+    "head-saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "one-layer": {"target_modules": ["v_proj"], "layers_to_transform": [1], "use_dora": True},
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("base"), seed=5)
+
+
+def save_adapter(base: Path, path: Path, *, seed: int = 0, scale: float = 0.3, **asked: Any) -> Any:
+    """Write an adapter whose matrices are all random; returns peft's model with it."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **{"r": 4, "lora_alpha": 16, **asked})
+    adapted = peft.get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                noise = torch.randn(weight.shape, generator=generator)
+                # Lengths of rows stay above zero.
+                weight.copy_(
+                    weight * (1 + 0.2 * noise.abs()) if "magnitude" in name else scale * noise
+                )
+    adapted.save_pretrained(path)
+    return adapted.eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None:
+    adapted = save_adapter(base, tmp_path / "adapter", **KINDS[kind])
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = load_model(base, dtype="float32", device="cpu", adapter=tmp_path / "adapter").module
+    tokens = torch.randint(3, plain.config.vocab_size, (2, 17),
+                           generator=torch.Generator().manual_seed(1))  # fmt: skip
+    state = dict(merged.named_parameters())
+    reference = adapted.merge_and_unload()
+    with torch.no_grad():
+        wanted = reference(tokens).logits
+        assert (plain(tokens).logits - wanted).abs().max() > 1e-2  # the adapter says something
+    for name, weight in reference.named_parameters():
+        torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None:
+    adapted = save_adapter(base, tmp_path / "adapter", seed=2, **KINDS[kind])
+    llm = LLM(str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32",
+              memory="16MiB")  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for prompt in (PROMPT, "numbers"):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        with torch.no_grad():
+            wanted = adapted.generate(input_ids=ids, max_new_tokens=12, do_sample=False,
+                                      eos_token_id=None, pad_token_id=0)  # fmt: skip
+        ((found,),) = llm.generate([prompt], params)
+        assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "asked"),
+    [
+        ("llama", {"tie_word_embeddings": True}, {"target_modules": ["lm_head", "q_proj"]}),
+        ("llama", {"tie_word_embeddings": True}, {"target_modules": ["embed_tokens", "up_proj"]}),
+        ("gpt2", {}, {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True}),
+        ("gpt2", {}, {"target_modules": ["c_proj"], "fan_in_fan_out": True, "use_dora": True}),
+    ],
+    ids=["tied-head", "tied-embedding", "conv1d", "conv1d-dora"],
+)
+def test_logits_of_tied_and_turned_weights(
+    tmp_path: Path, family: str, settings: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    base = save_tiny_model(tmp_path / "base", family, seed=7, **settings)
+    adapted = save_adapter(base, tmp_path / "adapter", seed=3, **asked)
+    llm = LLM(str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32",
+              memory="16MiB")  # fmt: skip
+    ids = AutoTokenizer.from_pretrained(base)(PROMPT, return_tensors="pt").input_ids
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    ((found,),) = llm.generate([PROMPT], params)
+    with torch.no_grad():
+        wanted = adapted.generate(input_ids=ids, max_new_tokens=12, do_sample=False,
+                                  eos_token_id=None, pad_token_id=0)  # fmt: skip
+        tokens = torch.tensor([[*ids[0].tolist(), *found.tokens]])
+        logprobs = adapted(tokens).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
+    assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
+    mine = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), mine, rtol=1e-4, atol=1e-4)
+
+
+def test_in_bfloat16_the_sum_is_rounded_once(base: Path, tmp_path: Path) -> None:
+    save_adapter(base, tmp_path / "adapter", **KINDS["dora"])
+    whole, half = (
+        dict(load_model(base, dtype=dtype, device="cpu", adapter=tmp_path / "adapter", check=False)
+             .module.named_parameters())
+        for dtype in ("float32", "bfloat16")
+    )  # fmt: skip
+    for name, weight in half.items():
+        assert weight.dtype == torch.bfloat16
+        # The base is rounded too, so twice the half of a last place.
+        torch.testing.assert_close(weight.float(), whole[name], rtol=2**-7, atol=2e-3, msg=name)
+
+
+def test_an_adapter_is_a_part_of_the_fingerprint(base: Path, tmp_path: Path) -> None:
+    save_adapter(base, tmp_path / "a", seed=1, **KINDS["lora"])
+    save_adapter(base, tmp_path / "b", seed=2, **KINDS["lora"])
+    prints = [fingerprint(base, each) for each in (None, tmp_path / "a", tmp_path / "b")]
+    assert len(set(prints)) == 3 and prints[0] == fingerprint(base)
+    loaded = load_model(base, device="cpu", adapter=tmp_path / "a", check=False)
+    assert loaded.fingerprint == prints[1]
+
+
+def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
+    def refused(match: str, adapter: Path, model: Path = base) -> None:
+        with pytest.raises(ModelError, match=match):
+            load_model(model, device="cpu", adapter=adapter, check=False)
+
+    def changed(name: str, **changes: Any) -> Path:
+        path = tmp_path / name
+        save_adapter(base, path, **KINDS["lora"])
+        config = json.loads((path / "adapter_config.json").read_text())
+        (path / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+        return path
+
+    refused("does not exist", tmp_path / "nothing")
+    refused("has no adapter_config.json", base)
+    refused("only LORA is merged", changed("ia3", peft_type="IA3"))
+    refused("uses alora_invocation_tokens, new_thing", changed(
+        "new", alora_invocation_tokens=[1, 2], new_thing={"a": 1}))  # fmt: skip
+    bare = changed("bare")
+    (bare / "adapter_model.safetensors").rename(bare / "adapter_model.bin")
+    refused("has no adapter_model.safetensors", bare)
+    torn = changed("torn")
+    (torn / "adapter_model.safetensors").write_bytes(b"torn")
+    refused("cannot be read", torn)
+    other = save_tiny_model(tmp_path / "other", hidden_size=64)
+    refused("is of another model", changed("wide"), other)
+    with pytest.raises(InputError, match="does not go with tensor_parallel_size"):
+        LLM(str(base), adapter=str(bare), tensor_parallel_size=2)
+
+
+def test_a_run_knows_its_adapter(tmp_path: Path, treegen: Command) -> None:
+    base = build_checkpoint(tmp_path / "base")
+    for seed in (1, 2):
+        save_adapter(base, tmp_path / f"adapter-{seed}", seed=seed, **KINDS["lora"])
+    asked = ("gsm8k", "--model", base, "--limit", 2, "-n", 2, "--max-tokens", 4, "-f", 0)
+    run = tmp_path / "run"
+    done = treegen("eval", *asked, "--adapter", tmp_path / "adapter-1", "-o", run)
+    assert done.code == 0, done.err
+    info = json.loads((run / "run.json").read_text())
+    assert info["settings"]["free"]["adapter"] == str(tmp_path / "adapter-1")
+    assert treegen("eval", "--resume", run).code == 0
+    done = treegen("eval", "--resume", run, "--adapter", tmp_path / "adapter-2")
+    assert done.code == 2 and "--model or --adapter" in done.err
+    done = treegen("eval", *asked, "--adapter", tmp_path / "none", "-o", tmp_path / "other")
+    assert done.code == 2 and done.err.count("\n") == 1

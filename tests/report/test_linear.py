@@ -1,0 +1,115 @@
+"""Commands that read runs: their work grows as the runs do, and each record is decoded once."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from report_cases import make_run
+
+from treegen.evals.statistics import votes
+from treegen.runs import records
+
+SMALL, LARGE = 30, 240
+SAMPLES = 5
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Path]]:
+    """Two runs of each size, of the same problems."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        size: [
+            make_run(folder / f"{name}{size}", num_problems=size, num_samples=SAMPLES, seed=seed)
+            for seed, name in enumerate("ab")
+        ]
+        for size in (SMALL, LARGE)
+    }
+
+
+def counted(work: Callable[[], object]) -> int:
+    """Return how many functions of Python are called: what grows where nothing else tells."""
+    calls = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("args", "decoded"),
+    [
+        (["show"], 1),
+        (["show", "--problem", "p3"], 1),
+        (["score"], 1),
+        (["report", "--no-plots"], 1),
+        (["compare", "--no-plots"], 2),
+        (["replay"], 1),
+        (["power", "--difference", "0.1", "--run"], 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_work_is_linear(
+    args: list[str],
+    decoded: int,
+    runs: dict[int, list[Path]],
+    treegen: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    lines: list[bytes] = []
+    decode = records.decode_record
+
+    def decoding(line: bytes) -> dict[str, Any]:
+        lines.append(line)
+        return decode(line)
+
+    monkeypatch.setattr(records, "decode_record", decoding)
+
+    def run(size: int) -> None:
+        paths = runs[size] if args[0] == "compare" else runs[size][:1]
+        more = ["-o", tmp_path / f"{size}.html"] if args[0] == "report" else []
+        done = treegen(*args, *paths, *more, "-q")
+        assert done.code == 0, done.err
+
+    run(SMALL)  # imports, and fills what is kept of votes
+    work = {}
+    for size in (SMALL, LARGE):
+        lines.clear()
+        work[size] = counted(lambda: run(size))  # noqa: B023
+        assert len(lines) == decoded * size * SAMPLES
+    # What does not grow is in both, so the ratio of linear work is below that of the sizes.
+    assert work[LARGE] < 1.25 * (LARGE / SMALL) * work[SMALL], work
+
+
+def test_a_run_is_opened_without_decoding(
+    runs: dict[int, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from treegen.runs import RunDir
+
+    with RunDir.open(runs[SMALL][0]) as run:
+        known = set(run.done)
+        assert known == {(r["problem_id"], r["sample_index"]) for r in run.records()}
+    monkeypatch.setattr(records, "decode_record", lambda line: pytest.fail("it was decoded"))
+    with RunDir.open(runs[SMALL][0]) as run:
+        assert set(run.done) == known
+
+
+def test_votes_of_equal_counts_are_computed_once() -> None:
+    votes._maj_at_k.cache_clear()
+    votes._tie_at_k.cache_clear()
+    counts = [((3, 1), (2,)), ((1, 3), (2,)), ((2,), (1, 3)), ((), (1, 2, 3))]
+    found = {
+        votes.Tally(tuple(sorted(right)), tuple(sorted(wrong)), 2).tie_at_k(4)
+        for right, wrong in counts
+    }
+    assert len(found) == 1 and votes._tie_at_k.cache_info().misses == 1

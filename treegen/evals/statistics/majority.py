@@ -1,0 +1,265 @@
+"""maj@k: the chances of majority votes among random samples, over all subsets of k of them."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.errors import InputError
+from treegen.evals.statistics.estimators import check_k
+
+_FloatArray = npt.NDArray[np.float64]
+
+# Up to so many samples, subsets are counted as integers, for all k at once.
+_COUNTED: Final = 96
+# Elements of an array of complex numbers that is made at a time.
+_BLOCK: Final = 1 << 18
+
+
+def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int) -> float:
+    """Return the chance that a vote among k of the samples is won by a correct answer.
+
+    `correct` and `wrong` hold, for each distinct answer, how many samples gave it; `invalid`
+    samples gave none. The k voters are a random subset without replacement, and the value is the
+    exact expectation over all subsets. The answer with most votes wins. If several tie, each counts
+    for its share, which is the mean of breaking the tie at random. An invalid sample has no vote
+    but stays one of the k, and a subset without a valid answer is wrong. NaN if there are fewer
+    than k samples.
+    """
+    sizes = _check_tally((*correct, *wrong), invalid, k)
+    if sum(sizes) + invalid < k:
+        return math.nan
+    shares = []
+    for size, repeats in Counter(size for size in correct if size).items():
+        shares.append(repeats * _win(size, _without(sizes, size), invalid, k))
+    return min(1.0, math.fsum(shares))
+
+
+def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
+    """Return the chance that a vote among k of the samples has no single winner.
+
+    `counts` holds how many samples gave each distinct answer. A subset without any valid answer
+    is no tie. NaN if there are fewer than k samples.
+    """
+    sizes = _check_tally(counts, invalid, k)
+    num = sum(sizes) + invalid
+    if num < k:
+        return math.nan
+    if num <= _COUNTED:
+        single = _coefficient(_single(tuple(sorted(Counter(sizes).items())), invalid), num, k)
+        every = math.comb(num, k)
+        return (every - math.comb(invalid, k) - single) / every
+    won = [math.comb(invalid, k) / math.comb(num, k)]
+    for size, repeats in Counter(sizes).items():
+        won.append(repeats * _estimated(size, _without(sizes, size), invalid, k, False))
+    tie = 1.0 - math.fsum(won)
+    # Rounding may leave a tiny chance of an impossible tie.
+    return tie if tie > 1e-11 else 0.0
+
+
+def _check_tally(counts: Sequence[int], invalid: int, k: int) -> tuple[int, ...]:
+    check_k(k)
+    if invalid < 0 or any(count < 0 for count in counts):
+        raise InputError("vote counts must not be negative")
+    return tuple(count for count in counts if count)
+
+
+def _without(sizes: Sequence[int], size: int) -> tuple[tuple[int, int], ...]:
+    """Return (size, how many) for all answers but one of the given size."""
+    others = Counter(sizes)
+    others[size] -= 1
+    return tuple(sorted((other, repeats) for other, repeats in others.items() if repeats))
+
+
+def _win(size: int, others: tuple[tuple[int, int], ...], invalid: int, k: int) -> float:
+    """Return the chance that an answer with `size` samples wins a vote of k, ties by their shares.
+
+    others: (size, how many) of the other answers.
+    """
+    num = size + invalid + sum(other * repeats for other, repeats in others)
+    if num > _COUNTED:
+        return _estimated(size, others, invalid, k, True)
+    if k == num:
+        tied = sum(repeats for other, repeats in others if other == size)
+        return 0.0 if any(other > size for other, _ in others) else 1.0 / (1 + tied)
+    wins = _ways(size, others, invalid)
+    shares = [_coefficient(way, num, k) / (1 + tied) for tied, way in enumerate(wins)]
+    return math.fsum(shares) / math.comb(num, k)
+
+
+def _coefficient(packed: int, num: int, k: int) -> int:
+    """Return the coefficient of x^k where x is 2^(num + 1)."""
+    return (packed >> k * (num + 1)) & ((1 << (num + 1)) - 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ways(size: int, others: tuple[tuple[int, int], ...], invalid: int) -> tuple[int, ...]:
+    """Return in how many subsets of k samples an answer is at the top with 0, 1, ... others.
+
+    Each number holds the counts of all k: those of k in num + 1 bits from bit k * (num + 1) on. A
+    subset with j votes for our answer is counted by a coefficient of a product of polynomials, one
+    for each other answer:
+
+        C(size, j) x^j  prod_i (sum_{a<j} C(n_i, a) x^a  +  y C(n_i, j) x^j)  (1 + x)^invalid
+
+    where y counts the answers that tie. With x = 2^(num + 1) a polynomial is an integer, none of
+    whose coefficients carries, as all samples have less than 2^(num + 1) subsets.
+    """
+    rest = sum(other * repeats for other, repeats in others)
+    width = size + rest + invalid + 1
+    top = max((other for other, _ in others), default=0)
+    # With more votes than any other answer has samples, ours is alone at the top.
+    above = _below(size, size + 1, width) - _below(size, min(top, size) + 1, width)
+    found = [above * _below(rest + invalid, rest + invalid + 1, width)]
+    free = _below(invalid, invalid + 1, width)
+    for votes in range(1, min(top, size) + 1):
+        terms = [math.comb(size, votes) * free << votes * width]
+        for other, repeats in others:
+            below = _below(other, votes, width)
+            if other < votes:
+                terms = [term * below**repeats for term in terms]
+                continue
+            at = math.comb(other, votes) << votes * width
+            mine = [
+                math.comb(repeats, tied) * below ** (repeats - tied) * at**tied
+                for tied in range(repeats + 1)
+            ]
+            product = [0] * (len(terms) + repeats)
+            for first, term in enumerate(terms):
+                for second, factor in enumerate(mine):
+                    product[first + second] += term * factor
+            terms = product
+        found += [0] * (len(terms) - len(found))
+        for tied, term in enumerate(terms):
+            found[tied] += term
+    return tuple(found)
+
+
+@lru_cache(maxsize=1 << 14)
+def _single(sizes: tuple[tuple[int, int], ...], invalid: int) -> int:
+    """Return how many subsets of k samples have a single winner, for all k as in `_ways`.
+
+    sizes: (size, how many) of all answers. Of the product over them all, this is what has y once.
+    """
+    width = sum(size * repeats for size, repeats in sizes) + invalid + 1
+    free = _below(invalid, invalid + 1, width)
+    found = 0
+    for votes in range(1, max((size for size, _ in sizes), default=0) + 1):
+        none, one = free, 0
+        for size, repeats in sizes:
+            below = _below(size, votes, width)
+            if size < votes:
+                none, one = none * below**repeats, one * below**repeats
+                continue
+            at = repeats * math.comb(size, votes) << votes * width
+            fewer = below ** (repeats - 1)
+            none, one = none * fewer * below, (one * below + none * at) * fewer
+        found += one
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _below(size: int, votes: int, width: int) -> int:
+    """Return the sum of C(size, a) x^a over a < votes, where x is 2^width."""
+    return sum(math.comb(size, a) << a * width for a in range(min(votes, size + 1)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _estimated(
+    size: int, others: tuple[tuple[int, int], ...], invalid: int, k: int, share_ties: bool
+) -> float:
+    """Return what `_win` does, in doubles: right to about 1e-12 at any number of samples.
+
+    Drawing k of n samples without replacement is drawing Binomial(n_i, k/n) from each answer's
+    n_i samples, given that the draws add up to k. So with j votes for our answer, the chance that
+    no other answer has more is a coefficient of a product of small polynomials, one per answer:
+
+        [x^(k-j)]  prod_i (sum_{a<j} b_i(a) x^a  +  y b_i(j) x^j)  *  (invalid: any number)
+
+    where y counts the answers that tie. With t ties our share is 1/(1+t), the integral of y^t
+    from 0 to 1, which Gauss-Legendre nodes give exactly; without shares, y = 0. The coefficient
+    is read off from the values at roots of unity. The parameter k/n puts the mass at the
+    coefficient wanted, so doubles are enough at any n.
+    """
+    num = size + invalid + sum(other * repeats for other, repeats in others)
+    if k == num:
+        top = max((other for other, _ in others), default=0)
+        tied = sum(repeats for other, repeats in others if other == size)
+        return 0.0 if size < top or (tied and not share_ties) else 1.0 / (1 + tied)
+    if k == 1:
+        return size / num
+    rate = k / num
+    # A number of roots under which only coefficients beyond k + slack alias with the one wanted;
+    # by a Chernoff bound those hold less than 1e-19.
+    slack = 15 + math.ceil(math.sqrt(225 + 90 * k))
+    num_roots = min(num, k + slack) + 1
+    root = _roots(num_roots)
+    most = min(size, k)
+    weight = np.zeros((len(others), most + 1))
+    for row, (other, _) in enumerate(others):
+        weight[row, : min(other, most) + 1] = _binomial(other, rate)[: most + 1]
+    repeats_D = np.array([repeats for _, repeats in others])
+    own = _binomial(size, rate)
+    free = (1 - rate + rate * root) ** invalid
+    total = 0.0
+    below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
+    # Votes of ours, j, in blocks: J of them at a time, so that arrays [J, A, R] stay small.
+    block = max(1, _BLOCK // max(1, below.size))
+    for start in range(0, most + 1, block):
+        votes_J = np.arange(start, min(most + 1, start + block))
+        turns_JR = root[np.outer(votes_J, np.arange(num_roots)) % num_roots]
+        at_JAR = weight.T[votes_J][:, :, None] * turns_JR[:, None, :]
+        upto = np.concatenate([below, at_JAR]).cumsum(axis=0)
+        below_JAR, below = upto[:-1], upto[-1:]
+        # At most one rival that ties needs one node, in the middle; without shares it is 0.
+        middle = 0.5 if share_ties else 0.0
+        product_JR = np.prod((below_JAR + middle * at_JAR) ** repeats_D[:, None], axis=1)
+        for at, j in enumerate(votes_J.tolist()) if share_ties else ():
+            rivals = int(sum(repeats for other, repeats in others if other >= j))
+            if j and (degree := min(rivals, k // j - 1)) > 1:
+                nodes, mass = _nodes(degree)
+                factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]
+                product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
+        shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
+        coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
+        for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
+            if j:  # without a vote nobody wins
+                total += float(own[j]) * coefficient
+    return min(1.0, max(0.0, total / float(_binomial(num, rate)[k])))
+
+
+@lru_cache(maxsize=1024)
+def _log_factorials(num: int) -> _FloatArray:
+    """Return the logarithms of 0! to num!, [num + 1]."""
+    found: _FloatArray = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _binomial(num: int, rate: float) -> _FloatArray:
+    """Return the chances of 0 to num successes in num trials, [num + 1]."""
+    log_factorial = _log_factorials(num)
+    hits = np.arange(num + 1)
+    log_ways = log_factorial[num] - log_factorial[hits] - log_factorial[num - hits]
+    chance: _FloatArray = np.exp(
+        log_ways + hits * math.log(rate) + (num - hits) * math.log1p(-rate)
+    )
+    return chance
+
+
+@lru_cache(maxsize=1024)
+def _roots(num: int) -> npt.NDArray[np.complex128]:
+    """Return the roots of unity, [num]."""
+    found: npt.NDArray[np.complex128] = np.exp(2j * np.pi * np.arange(num) / num)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _nodes(degree: int) -> tuple[_FloatArray, _FloatArray]:
+    """Return nodes and weights that integrate polynomials of a degree over [0, 1] exactly."""
+    nodes, mass = np.polynomial.legendre.leggauss(degree // 2 + 1)
+    return (nodes + 1) / 2, mass / 2

@@ -1,0 +1,55 @@
+"""`export_run`: a run in a format that other tools read."""
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError, RunError
+from treegen.formats.whole import WholeRun, read_whole
+from treegen.runs.files import reason
+
+# Name -> the module whose `write` makes it, and what its files go by below the run, for `path`.
+_WRITERS: Final = {
+    "inspect": ("treegen.formats.to_inspect", "{name}.eval"),
+    "every-eval-ever": ("treegen.formats.to_every_eval_ever", "every-eval-ever"),
+    "lm-eval": ("treegen.formats.to_lm_eval", "lm-eval"),
+    "parquet": ("treegen.formats.to_parquet", "parquet"),
+}
+FORMATS: Final = tuple(_WRITERS)
+
+
+def export_run(
+    run: str | os.PathLike[str],
+    to: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    data: str | None = None,
+) -> list[Path]:
+    """Write a run in another format; returns the files.
+
+    run: its directory. It may be under way; then its finished samples are written.
+    to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema of
+        that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
+        "parquet" (tables of samples, problems, metrics and search nodes).
+    path: the file of "inspect", for the others a folder; by default within the run.
+    data: where the problems are now, if neither where they were nor in the run's directory.
+
+    Raises:
+        RunError: there is no run, it is damaged or has no sample, or a file cannot be written.
+        InputError: the format is not known, the run has nothing that it holds, a package is not
+            installed, or `data` are not the problems of the run.
+    """
+    if to not in _WRITERS:
+        hint = did_you_mean(to, FORMATS) or f"; known: {', '.join(FORMATS)}"
+        raise InputError(f"there is no format {to!r}{hint}")
+    whole = read_whole(Path(run), data=data)
+    module, default = _WRITERS[to]
+    write: Callable[[WholeRun, Path], list[Path]] = import_module(module).write
+    target = Path(run) / default.format(name=whole.view.name) if path is None else Path(path)
+    try:
+        return write(whole, target)
+    except OSError as error:
+        raise RunError(f"cannot write {error.filename or target}: {reason(error)}") from error

@@ -1,0 +1,202 @@
+"""PEFT's adapters of low rank, merged into the weights of their base model as it loads.
+
+LoRA (https://arxiv.org/abs/2106.09685) adds s B A to a matrix W, with s = alpha / r, or alpha /
+sqrt(r) in rsLoRA (https://arxiv.org/abs/2312.03732). DoRA (https://arxiv.org/abs/2402.09353) then
+gives each row of the sum a length of its own. All of it is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from treegen.errors import ModelError
+from treegen.model.checkpoint.files import locate, one_line, read_object
+
+CONFIG: Final = "adapter_config.json"
+WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_PARTS: Final = re.compile(
+    r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
+)
+# What is computed below, what the names of the tensors tell as well, and what merging does not see.
+_KNOWN: Final = frozenset({
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
+    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha",
+    "lora_dropout", "modules_to_save", "peft_type", "peft_version", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora", "bias",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core",
+    "ensure_weight_tying", "qalora_group_size",
+})  # fmt: skip
+_INSTEAD: Final = "merge it with peft (merge_and_unload) and save_pretrained, and give that model"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that can be merged.
+
+    directory: where it is.
+    config: its adapter_config.json.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+
+    def scale(self, module: str, rank: int) -> float:
+        """Return what the product of a module's two matrices is multiplied by.
+
+        module: its name in the base model. rank: of the matrices.
+        """
+        alpha = float(self.config.get("lora_alpha") or 8)
+        for pattern, own in (self.config.get("alpha_pattern") or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                alpha = float(own)
+                break
+        return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
+
+
+def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapter:
+    """Return the adapter in a directory or of a hub name.
+
+    weights: whether they are fetched from the hub too.
+
+    Raises:
+        ModelError: there is none, or it cannot be merged.
+    """
+    return read_adapter(locate(path, None, weights=weights), weights=weights)
+
+
+def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
+    """Return the adapter in a directory that PEFT has written; no tensor is read.
+
+    weights: whether they must be there.
+
+    Raises:
+        ModelError: there is none, it is of another kind, or its weights are no safetensors.
+    """
+    if not (directory / CONFIG).is_file():
+        raise ModelError(f"{directory} has no {CONFIG}; give a directory that peft has saved")
+    config = read_object(directory / CONFIG)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{directory} is an adapter of the kind {kind}; only LORA is merged; or "
+                         f"{_INSTEAD}")  # fmt: skip
+    other = sorted(name for name, value in config.items() if value and name not in _KNOWN)
+    if other:
+        raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")
+    if weights and not (directory / WEIGHTS).is_file():
+        raise ModelError(
+            f"{directory} has no {WEIGHTS}; save the adapter again with peft, whose default is "
+            "safetensors"
+        )
+    return Adapter(directory, config)
+
+
+def merge(module: nn.Module, adapter: Adapter) -> int:
+    """Merge an adapter into a module's weights; returns how many tensors it changed.
+
+    A weight that other modules share, such as that of a tied head, is given to its module alone.
+
+    Raises:
+        ModelError: it is of another model, or it cannot be read.
+    """
+    given: dict[str, dict[str, Tensor]] = {}
+    whole: dict[str, Tensor] = {}
+    try:
+        with safe_open(adapter.directory / WEIGHTS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                place = name.removeprefix(_PREFIX)
+                if part := _PARTS.search(place):
+                    given.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
+                else:
+                    # Of an embedding that is adapted, the weight below may be saved too.
+                    whole[place.replace(".base_layer.", ".")] = file.get_tensor(name)
+    except Exception as error:
+        raise ModelError(
+            f"{adapter.directory / WEIGHTS} cannot be read: {one_line(error)}"
+        ) from None
+    if not given and not whole:
+        raise ModelError(f"{adapter.directory / WEIGHTS} has no tensors")
+    modules = dict(module.named_modules())
+    shared = _shared(module)
+    for place, tensor in whole.items():
+        name, _, kind = place.rpartition(".")
+        mine = getattr(modules.get(name), kind, None)
+        if not isinstance(mine, nn.Parameter):
+            raise _strange(adapter, place)
+        if mine.shape != tensor.shape:
+            raise ModelError(
+                f"{adapter.directory} has {place} of shape {list(tensor.shape)}, and the model "
+                f"{list(mine.shape)}; {_INSTEAD}"
+            )
+        _replace(modules[name], kind, tensor, shared)
+    for name, parts in given.items():
+        base = _weight_of(modules, name, adapter)
+        _replace(modules[name], "weight", _merged(base, parts, name, adapter), shared)
+    return len(given) + len(whole)
+
+
+def _merged(base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter) -> Tensor:
+    """Return a weight with its part of the adapter, in float32."""
+    embedded = "lora_embedding_A" in parts
+    first = parts.get("lora_embedding_A" if embedded else "lora_A")
+    second = parts.get("lora_embedding_B" if embedded else "lora_B")
+    if first is None or second is None or first.ndim != 2 or second.ndim != 2:
+        raise ModelError(f"{adapter.directory} has no two matrices for {name}; {_INSTEAD}")
+    # The matrices of an embedding are stored the other way round: its output is (B A) transposed.
+    # Those of GPT-2's Conv1D have their inputs first.
+    turned = embedded or bool(adapter.config.get("fan_in_fan_out"))
+    weight = (base.T if turned else base).to(torch.float32)
+    if (second.shape[0], first.shape[1]) != tuple(weight.shape) or second.shape[1] != len(first):
+        raise ModelError(
+            f"{adapter.directory} is of another model: its matrices for {name} give "
+            f"{second.shape[0]} x {first.shape[1]}, and the weight is "
+            f"{' x '.join(map(str, base.shape))}"
+        )
+    change = second.to(weight) @ first.to(weight)
+    weight = weight + adapter.scale(name, len(first)) * change
+    if (lengths := parts.get("lora_magnitude_vector")) is not None:
+        weight = weight * (lengths.to(weight).flatten() / weight.norm(dim=1))[:, None]
+    return weight.T if turned else weight
+
+
+def _weight_of(modules: Mapping[str, nn.Module], name: str, adapter: Adapter) -> Tensor:
+    weight = getattr(modules.get(name), "weight", None)
+    if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+        raise _strange(adapter, name)
+    return weight.data
+
+
+def _strange(adapter: Adapter, name: str) -> ModelError:
+    named = adapter.config.get("base_model_name_or_path")
+    return ModelError(
+        f"{adapter.directory} changes {name}, which the model does not have; the adapter is of "
+        f"{named or 'another model'}"
+    )
+
+
+def _shared(module: nn.Module) -> set[int]:
+    """Return the ids of the parameters that several modules have."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        (found if id(parameter) in seen else seen).add(id(parameter))
+    return found
+
+
+def _replace(module: nn.Module, kind: str, value: Tensor, shared: set[int]) -> None:
+    old: nn.Parameter = getattr(module, kind)
+    value = value.to(old.device, old.dtype).contiguous()
+    if id(old) in shared:
+        setattr(module, kind, nn.Parameter(value, requires_grad=False))
+    else:
+        old.data.copy_(value)
