@@ -58,7 +58,7 @@ demo: $(VENV)/.treegen-demo
 # take longest come first, as tests/conftest.py says.
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py tests/attention/test_latent_attention.py
 	$(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.treegen-dev

@@ -108,10 +108,17 @@ def _print(found: "About") -> None:
         attending += f"; {len(spec.states)} recurrent layers keep {format_bytes(spec.state_bytes)} "
         attending += "for each text"
     lines.append(attending)
-    lines.append(
-        f"keys and values: {format_bytes(spec.kv_bytes_per_token)} a token; context "
-        f"{spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}"
-    )
+    each, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+    kept = f"keys and values: {format_bytes(each)} a token"
+    if spec.latent is not None:
+        kept = (
+            f"latents: {format_bytes(each)} a token, of which keys and values of "
+            f"{format_bytes(expanded)} are made ({expanded / each:,.1f} times)"
+        )
+    if found.latent_bytes:
+        kept += f", {each / found.latent_bytes:,.1f} times its latents, which its layers do not "
+        kept += "hand on"
+    lines.append(f"{kept}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}")
     if spec.recommended:
         lines.append(f"recommended sampling: {recommendation(dict(spec.recommended))}")
     if spec.unreached:

@@ -7,6 +7,51 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Keys and values of which a token keeps a latent (multi-head latent attention, DeepSeek-V2).
+
+    Each head makes its key and its value of the latent by a product. The last numbers of a key are
+    rotated, and the same for all heads.
+
+    heads: query heads, and as many heads of keys and values.
+    rank: numbers of a latent.
+    rope: rotated numbers, which are kept behind it.
+    nope: numbers of a head's key that are made of the latent; v_dim: those of its value.
+    """
+
+    heads: int
+    rank: int
+    rope: int
+    nope: int
+    v_dim: int
+
+    @property
+    def kept(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.rank + self.rope
+
+    @property
+    def k_dim(self) -> int:
+        """Numbers in one head's key."""
+        return self.nope + self.rope
+
+    @property
+    def expanded(self) -> int:
+        """Numbers in the keys and values of all heads, which are made of one token's latent."""
+        return self.heads * (self.k_dim + self.v_dim)
+
+    def copy_pages(self, kept_size: int, size: int) -> int:
+        """Pages that the keys and values of all heads take, for each page of tokens.
+
+        kept_size: bytes of a number in a page. size: bytes of a number of these keys and values.
+        """
+        pages = -(-self.expanded * size // (self.kept * kept_size))
+        while pages * self.kept * kept_size % size:
+            pages += 1
+        return pages
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """The keys and values of one attention layer.
 
@@ -14,12 +59,25 @@ class LayerSpec:
     k_dim, v_dim: numbers in one head's key and value.
     shared_with: an earlier layer whose keys and values this one uses as they are. Such a layer
     needs no memory of its own.
+    latent: how they are made of latents. Then one head is kept, and its value is the first v_dim
+    numbers of its key: the latent. None if keys and values are kept as they are.
     """
 
     kv_heads: int
     k_dim: int
     v_dim: int
     shared_with: int | None = None
+    latent: LatentSpec | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that are kept of a token, if the layer needs memory of its own."""
+        return self.kv_heads * (self.k_dim + (0 if self.latent is not None else self.v_dim))
+
+    @property
+    def expanded(self) -> int:
+        """Numbers in the keys and values of all heads."""
+        return self.numbers if self.latent is None else self.latent.expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +221,8 @@ class ModelSpec:
     delta: how rows list updates of these states; None where all of them have their own states.
     recommended: how the checkpoint recommends to sample, as pairs of names and values of
     SamplingParams; empty if it does not.
+    copy_pages: of a model with latents, pages that the keys and values of all heads take for each
+    page of tokens, in the type that it computes in.
     """
 
     name: str
@@ -179,6 +239,7 @@ class ModelSpec:
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
     recommended: tuple[tuple[str, Any], ...] = ()
+    copy_pages: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -188,12 +249,20 @@ class ModelSpec:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes over all layers."""
-        numbers = sum(
-            layer.kv_heads * (layer.k_dim + layer.v_dim)
-            for layer in self.layers
-            if layer.shared_with is None
-        )
-        return numbers * self.itemsize
+        own = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.numbers for layer in own) * self.itemsize
+
+    @property
+    def expanded_bytes_per_token(self) -> int:
+        """The same if keys and values of all heads were kept, as most models keep theirs."""
+        own = (layer for layer in self.layers if layer.shared_with is None)
+        return sum(layer.expanded for layer in own) * self.itemsize
+
+    @property
+    def latent(self) -> LatentSpec | None:
+        """How keys and values are made of latents, if it is the same in all layers; else None."""
+        found = {layer.latent for layer in self.layers}
+        return found.pop() if len(found) == 1 else None
 
 
 def sum_bytes(states: Iterable[StateSpec]) -> int:

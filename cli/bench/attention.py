@@ -21,9 +21,10 @@ from treegen.errors import InputError
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
     from treegen.bench.cascade import CascadeResult
+    from treegen.bench.latent import LatentResult
     from treegen.report.tables import Listing
 
-_Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
+_Each = TypeVar("_Each", "AttentionResult", "CascadeResult", "LatentResult")
 
 
 @click.command(context_settings=CONTEXT)
@@ -36,16 +37,22 @@ _Each = TypeVar("_Each", "AttentionResult", "CascadeResult")
               "each of so many groups of rows, such as 2048x1,512x32,128x1024.")  # fmt: skip
 @click.option("--heads", default="8,1,128", show_default=True, metavar="Q,KV,DIM",
               help="Query heads, KV heads and their width.")  # fmt: skip
+@click.option("--shape", metavar="NAME", help="Time latent attention with the heads of this model "
+              "instead: glm-4.7-flash, deepseek-v2-lite, deepseek-v3 or tiny-mla. Default: prefix "
+              "2048, suffix 0,1000.")  # fmt: skip
 @click.option("--repeats", default=20, show_default=True, help="Calls that are timed.")
 @joined(*DEVICE)
 def attention(
     rows: str | None, prefix: str | None, suffix: str | None, levels: str | None, heads: str,
-    repeats: int, dtype: str, device: str, ceiling_seconds: float | None,
+    shape: str | None, repeats: int, dtype: str, device: str, ceiling_seconds: float | None,
 ) -> None:  # fmt: skip
     """The attention operator on the paper's grid, against attention without sharing.
 
     With --levels, on a cascade of any depth, against the sum of what its levels take at least.
+    With --shape, over latents, in each form beside its roofline.
     """
+    if shape is not None and levels is not None:
+        raise InputError("give --shape or --levels, not both")
     if levels is not None and not (prefix is suffix is None):
         raise InputError("give --levels or --prefix and --suffix, not both")
     pairs = [] if levels is None else _levels(levels)
@@ -56,8 +63,8 @@ def attention(
         raise InputError(f"--rows {min(counts)} cannot be divided among {most} groups of --levels")
     grid = [
         (r, p, s)
-        for s in numbers("0,128,1024" if suffix is None else suffix, "suffix", least=0)
-        for p in numbers("1024,4096,16384" if prefix is None else prefix, "prefix")
+        for s in numbers(suffix or ("0,1000" if shape else "0,128,1024"), "suffix", least=0)
+        for p in numbers(prefix or ("2048" if shape else "1024,4096,16384"), "prefix")
         for r in counts
     ]
     width = numbers(heads, "heads")
@@ -67,12 +74,14 @@ def attention(
     check_device(dtype, ceiling_seconds)
 
     from treegen.bench import attention as bench
-    from treegen.bench import cascade, table
+    from treegen.bench import cascade, latent, table
     from treegen.bench import ceilings as ceiling
     from treegen.bench.timing import machine
     from treegen.cli.terminal.render import echo, json_line
     from treegen.model.config import DTYPES, resolve_device
 
+    if shape is not None and shape not in latent.FORMS:
+        raise InputError(f"--shape must be one of {', '.join(latent.FORMS)}, got {shape!r}")
     target = resolve_device(device)
     kind = DTYPES[dtype if dtype != "auto" else ("float32" if target.type == "cpu" else "bfloat16")]
     found = ceiling.measure(target, kind, ceiling_seconds)
@@ -82,7 +91,13 @@ def attention(
     how: dict[str, Any] = {"device": target, "dtype": kind, "repeats": repeats}
     told = (f"{width[0]} query heads, {width[1]} KV heads, width {width[2]}; cold caches; medians "
             f"of {repeats}")  # fmt: skip
-    if pairs:
+    if shape is not None:
+        form = latent.FORMS[shape]
+        told = f"{shape}: {form.heads} heads; cold caches; medians of {repeats}"
+        results = _measured(
+            latent.measure(grid, form, found, **how), table.latent_line, table.latent_table, told
+        )
+    elif pairs:
         parts = [cascade.Part(*pair) for pair in pairs]
         cascades = cascade.measure(counts, parts, sizes, found, **how)
         results = _measured(cascades, table.cascade_line, table.cascade_table, told)
@@ -91,8 +106,9 @@ def attention(
         results = _measured(shared, table.attention_case_line, table.attention_table, told)
     json_line(
         {
-            "bench": "levels" if pairs else "attention", "machine": about,
-            "ceilings": asdict(found), "heads": asdict(sizes), "results": results,
+            "bench": "latent" if shape else "levels" if pairs else "attention", "machine": about,
+            "ceilings": asdict(found),
+            "heads": asdict(latent.FORMS[shape] if shape else sizes), "results": results,
         }
     )  # fmt: skip
 

@@ -57,8 +57,8 @@ _PARTS: Final = (
 @click.command(context_settings=CONTEXT)
 @click.option("--shape", metavar="NAME", help="Random weights of this shape: llama2-7b, llama3-8b, "
               "llama3-70b, llama3.2-1b, qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, "
-              "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, tiny, tiny-delta or "
-              "tiny-mamba2.")  # fmt: skip
+              "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, deepseek-v2-lite, "
+              "glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or tiny-mla.")  # fmt: skip
 @click.option("--rows", metavar="N,...", help="Samples decoded at once. Default: 1024.")
 @click.option("--prefix", metavar="N,...", help="Prompt tokens that all share. Default: 2048.")
 @click.option("--problems", default=1, show_default=True, help="Divide the rows among so many "

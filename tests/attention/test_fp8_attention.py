@@ -86,8 +86,8 @@ def test_the_kernel_writes_the_same() -> None:
     pools = [torch.zeros(4, 2, 8).to(FP8) for _ in range(2)]
     slots = torch.tensor([2, 0, 3])
     write_slots[(3,)](
-        k, v, *pools, slots, *k.stride()[:2], *v.stride()[:2],
-        G=2, K=8, V=8, ROOM_G=2, ROOM_K=8, ROOM_V=8, MOST=448.0,
+        k, v, *pools, slots, *k.stride()[:2], *v.stride()[:2], *pools[0].stride()[:2],
+        *pools[1].stride()[:2], G=2, K=8, V=8, ROOM_G=2, ROOM_K=8, ROOM_V=8, MOST=448.0,
     )  # fmt: skip
     for pool, new in zip(pools, (k, v), strict=True):
         assert torch.equal(pool[slots].float(), rounded(new).float())

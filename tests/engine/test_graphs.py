@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,6 +99,40 @@ def tokens_of(draws: Draws | Undrawn) -> list[int]:
 
 def sizes(found: graphs.DecodeGraphs) -> list[int]:
     return [entry.step.num_rows for entry in found._graphs]
+
+
+def with_copies(num_rows: int, first: int, stop: int) -> DecodeStep:
+    """The step of `step`, of which some rows also read a copy of 600 keys."""
+    a_step = step(num_rows)
+    one = np.ones(1, dtype=np.int64)
+    level = HostLevel(first * one, stop * one, np.arange(10)[None], 600 * one, 0 * one, False)
+    inputs = a_step.inputs_7T
+    levels = triton_levels([replace(level, copied=True), *a_step.levels.levels], inputs)
+    return replace(a_step, levels=levels)
+
+
+def test_a_graph_reads_copies_of_latents_too(patched: pytest.MonkeyPatch) -> None:
+    """Its lists are for all live rows, though copies may be of some of them."""
+
+    def on_latents(batch: Batch) -> Tensor:
+        copies = batch.levels.copies
+        if copies is not None:
+            assert copies.positions_T is batch.levels.positions_T
+            copies.state.work(WorkShape(len(batch.tokens_T), 128, 1, 64, True))
+        return forward(batch)
+
+    found = graphs.DecodeGraphs(on_latents, ROW)
+    for rows, first, stop in ((100, 0, 100), (98, 0, 98), (97, 0, 40), (99, 20, 99)):
+        a_step = with_copies(rows, first, stop)
+        assert tokens_of(found.run(a_step)) == after(torch.arange(1, rows + 1)).tolist()
+        entry = found._graphs[-1]
+        assert entry.copies is not None
+        (work,) = entry.copies._lists.values()
+        # The dense kernel takes what all live rows read, and nothing that some of them do.
+        assert (work.dense is not None) == (stop - first == rows)
+        assert len(a_step.levels.kernels) == 3
+    found.run(step(98))
+    assert [entry.copies is None for entry in found._graphs][-1]
 
 
 def test_padding_and_a_replay_leave_the_live_rows_alone(patched: pytest.MonkeyPatch) -> None:

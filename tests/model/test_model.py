@@ -256,10 +256,15 @@ def test_layers_that_share_keys_cost_no_memory(tmp_path: Path) -> None:
     assert spec.windows == (8, None, 8, None)
 
 
-def test_keys_and_values_may_differ_in_size(tmp_path: Path) -> None:
+def test_latents_are_kept_in_place_of_keys_and_values(tmp_path: Path) -> None:
     model_type, settings = EXACT["deepseek_v3"]
     config_of(model_type, **settings).save_pretrained(tmp_path)
-    assert {(x.kv_heads, x.k_dim, x.v_dim) for x in load_spec(tmp_path).layers} == {(4, 12, 6)}
+    spec = load_spec(tmp_path)
+    # Of 12 + 6 numbers for each of 4 heads, a latent of 12 and 4 rotated numbers are kept.
+    assert {(x.kv_heads, x.k_dim, x.v_dim) for x in spec.layers} == {(1, 16, 12)}
+    assert spec.kv_bytes_per_token == len(spec.layers) * 16 * 4
+    assert {x.latent.k_dim for x in spec.layers if x.latent} == {12}
+    assert {x.expanded for x in spec.layers} == {4 * (12 + 6)}
 
 
 _LONGROPE = {

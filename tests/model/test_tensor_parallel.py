@@ -14,11 +14,13 @@ from gathering_ranks import gather_one_column
 from guessing import Always, Knowing, guessed
 
 from treegen import LLM, Node, SamplingParams
+from treegen.engine.compute.execute import Executor
 from treegen.errors import InputError, ModelError
 from treegen.model.config import load_spec
 from treegen.model.leading import Group
 from treegen.model.load import load_model
 from treegen.outputs import Completion
+from treegen.plan.cost import CostModel
 from treegen.search import SearchNode
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
@@ -196,3 +198,31 @@ def test_columns_that_ranks_gather_are_dense(group: Group) -> None:
 def test_a_second_group_in_one_process_is_refused(group: Group) -> None:
     with pytest.raises(InputError, match="this process has a tensor-parallel model already"):
         Group(2, "cpu")
+
+
+def test_ranks_read_copies_of_latents(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads are divided, latents are not; each rank makes the copies of its own heads."""
+    monkeypatch.setattr(CostModel, "expands", lambda *_: True)
+    tiny_models.save_tiny_model(tmp_path, "minicpm3")
+    one = alone(tmp_path)
+    model = group.load(partial(load_model, str(tmp_path)))
+    two = LLM(
+        model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16, sharing="all"
+    )
+    assert two.spec.kv_bytes_per_token == one.spec.kv_bytes_per_token
+    assert two.spec.latent is not None and two.spec.latent.heads == 2
+    copied: list[int] = []
+    write = Executor.write_copies
+
+    def noted(self: Executor, slots: Any, targets: Any) -> None:
+        copied.append(len(slots))
+        write(self, slots, targets)
+
+    monkeypatch.setattr(Executor, "write_copies", noted)
+    params = SamplingParams(max_tokens=12, seed=3)
+    want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
+    assert tokens_of(got.completions) == tokens_of(want.completions) and copied
+    for mine, its in zip(got.completions, want.completions, strict=True):
+        assert mine.logprobs == pytest.approx(its.logprobs, abs=5e-5)

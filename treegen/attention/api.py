@@ -6,6 +6,7 @@ Legend: T query rows, H query heads, D key dimension, V value dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -67,12 +68,14 @@ def prepare_host(
     impl: str | Implementation = "auto",
     *,
     checked: bool = False,
+    expands: bool = False,
 ) -> Prepared:
     """Make levels on the host ready for `attend`; does not wait for the device.
 
     levels: known to be right; this does not check them.
     impl: an implementation, or the name of one.
     checked: whether `attend` checks each layer's tensors against the levels.
+    expands: as in `Prepared`.
 
     Raises:
         InputError: the implementation does not run on the device.
@@ -80,6 +83,12 @@ def prepare_host(
     if device.type == "cuda" and device.index is None:  # as the tensors on it name it
         device = torch.device("cuda", torch.cuda.current_device())
     implementation = choose(impl, device) if isinstance(impl, str) else impl
+    copied = [level for level in levels if level.copied]
+    if copied and len(copied) < len(levels):
+        stored = [level for level in levels if not level.copied]
+        copies = prepare_host(copied, positions_T, device, implementation)
+        prepared = prepare_host(stored, positions_T, device, implementation, expands=expands)
+        return replace(prepared, copies=copies)
     return Prepared(
         levels=tuple(levels),
         positions_T=positions_T,
@@ -88,6 +97,7 @@ def prepare_host(
         implementation=implementation,
         state=implementation.prepare(levels, positions_T, device),
         checked=checked,
+        expands=expands,
     )
 
 

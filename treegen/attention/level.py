@@ -106,6 +106,8 @@ class HostLevel:
 
     memo: what implementations remember about the level, which may serve many steps.
     items: whose rows the groups have; None if nobody has told.
+    copied: whether its pages are those of copies, which have the keys and values of all heads where
+    the pool has latents; see `treegen.attention.latent`.
     """
 
     start_G: IntArray
@@ -116,6 +118,7 @@ class HostLevel:
     causal: bool
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     items: Items | None = None
+    copied: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes remember for themselves."""

@@ -6,7 +6,7 @@ Legend: T query rows, H query heads, D key dimension, V value dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -84,6 +84,8 @@ class Prepared:
     implementation: what computes.
     state: what the implementation has prepared.
     checked: whether the tensors of each layer are checked against the levels.
+    copies: levels that are read from copies of keys and values, where the pool has latents.
+    expands: whether rows may attend to latents by keys and values that are made meanwhile.
     """
 
     levels: tuple[HostLevel, ...]
@@ -93,13 +95,22 @@ class Prepared:
     implementation: Implementation
     state: Any
     checked: bool
+    copies: Prepared | None = None
+    expands: bool = False
+    memo: dict[Any, Any] = field(default_factory=dict)  # of attention to latents
     # The shapes, types and devices of tensors that were checked already.
     seen: set[Any] = field(default_factory=set)
+
+    def at(self, positions_T: Tensor | None) -> Prepared:
+        """The same with other positions of the rows."""
+        copies = None if self.copies is None else self.copies.at(positions_T)
+        return replace(self, positions_T=positions_T, copies=copies)
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The kernel that computes each level, known once a layer has run."""
-        return getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+        mine = getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
+        return mine if self.copies is None else (*self.copies.kernels, *mine)
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class Shape:
     head_dim: int
     vocab_size: int
     tied: bool = False
-    settings: tuple[tuple[str, int | tuple[str, ...]], ...] = ()
+    settings: tuple[tuple[str, int | str | tuple[str, ...] | None], ...] = ()
 
     @property
     def num_weights(self) -> int:
@@ -58,6 +58,10 @@ class Shape:
 _DELTA: Final = (
     ("linear_num_key_heads", 16), ("linear_num_value_heads", 32),
     ("linear_key_head_dim", 128), ("linear_value_head_dim", 128),
+)  # fmt: skip
+_MLA: Final = (
+    ("kv_lora_rank", 512), ("qk_rope_head_dim", 64), ("n_routed_experts", 64),
+    ("first_k_dense_replace", 1), ("n_group", 1), ("topk_group", 1),
 )  # fmt: skip
 _MAMBA2: Final = (
     ("mamba_d_state", 128), ("mamba_d_head", 64), ("mamba_n_groups", 1), ("num_local_experts", 0),
@@ -88,6 +92,22 @@ SHAPES: Final = {
         Shape("qwen3.6-35b-a3b", "qwen3_5_moe_text", 2048, 6144, 40, 16, 2, 256, 248_320, settings=(
             *_DELTA, ("num_experts", 256), ("num_experts_per_tok", 8),
             ("moe_intermediate_size", 512), ("shared_expert_intermediate_size", 512),
+        )),
+        # Latent attention.
+        Shape("tiny-mla", "deepseek_v3", 64, 96, 2, 4, 4, 16, 512, settings=(
+            ("q_lora_rank", 32), ("kv_lora_rank", 32), ("qk_rope_head_dim", 16),
+            ("qk_nope_head_dim", 16), ("v_head_dim", 16), ("n_routed_experts", 4),
+            ("num_experts_per_tok", 2), ("n_shared_experts", 1), ("moe_intermediate_size", 32),
+            ("first_k_dense_replace", 1), ("n_group", 1), ("topk_group", 1),
+        )),
+        Shape("deepseek-v2-lite", "deepseek_v2", 2048, 10_944, 27, 16, 16, 64, 102_400, settings=(
+            *_MLA, ("q_lora_rank", None), ("qk_nope_head_dim", 128), ("v_head_dim", 128),
+            ("num_experts_per_tok", 6), ("n_shared_experts", 2), ("moe_intermediate_size", 1408),
+            ("topk_method", "greedy"),
+        )),
+        Shape("glm-4.7-flash", "glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, settings=(
+            *_MLA, ("q_lora_rank", 768), ("qk_nope_head_dim", 192), ("v_head_dim", 256),
+            ("num_experts_per_tok", 4), ("n_shared_experts", 1), ("moe_intermediate_size", 1536),
         )),
         # Nine of ten layers are of Mamba2.
         Shape("tiny-mamba2", "granitemoehybrid", 64, 64, 4, 4, 2, 16, 512, tied=True, settings=(

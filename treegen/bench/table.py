@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from treegen.bench.cascade import CascadeResult
     from treegen.bench.decoding.decode import Ratio
     from treegen.bench.decoding.result import Result
+    from treegen.bench.latent import LatentResult
     from treegen.bench.timing import Spread
 
 
@@ -186,6 +187,35 @@ def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
 
 def _us(spread: Spread | None) -> str:
     return f"{spread.median:,.1f}" if spread else ""
+
+
+def latent_line(result: LatentResult) -> str:
+    """One result as one line, to print when it comes."""
+    told = ", ".join(f"{name} {spread.median:,.1f} us" for name, spread in result.times.items())
+    return f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: {told}"
+
+
+def latent_table(results: Sequence[LatentResult]) -> Listing:
+    """Attention to latents in each form, each beside the least time that it takes."""
+    names = list(dict.fromkeys(name for r in results for name in r.times))
+    columns = [title for name in names for title in (f"{name} us", "its roofline")]
+    head = ("Rows", "Prefix", "Suffix", "cheapest forms us", *columns)
+    rows = [
+        (
+            f"{r.rows:,}",
+            f"{r.prefix:,}",
+            f"{r.suffix:,}",
+            f"{r.floor_us:,.1f}",
+            *(
+                cell
+                for name in names
+                for cell in (_us(r.times.get(name)), f"{r.floors_us.get(name, 0):,.1f}")
+            ),
+        )
+        for r in results
+    ]
+    reasons = _reasons((f"{r.rows:,} rows, suffix {r.suffix:,}", r.skipped) for r in results)
+    return Listing(head, tuple(rows), tuple(range(len(head))), lines=reasons)
 
 
 def cascade_line(result: CascadeResult) -> str:

@@ -28,7 +28,7 @@ class LayerKV:
     """Keys and values of one layer, for all pages.
 
     keys: [num_pages, page_size, kv_heads, k_dim].
-    values: [num_pages, page_size, kv_heads, v_dim].
+    values: [num_pages, page_size, kv_heads, v_dim]. Of latents they are the first numbers of keys.
     """
 
     keys: Tensor
@@ -44,6 +44,10 @@ class PagePool:
     num_free: pages without a reference.
     num_freed: how often a page has lost its last reference.
     peak_used: most pages that were in use at a time.
+    num_taken_back: how many loans were taken back.
+
+    Pages that are lent (`lend`) stay free: whoever has borrowed them loses them when they are
+    needed.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -54,6 +58,10 @@ class PagePool:
         self.num_free = num_pages
         self.num_freed = 0
         self.peak_used = 0
+        self.num_taken_back = 0
+        self._is_lent = np.zeros(num_pages + 1, dtype=np.bool_)
+        self._num_lent = 0
+        self._loans: dict[int, Pages] = {}  # oldest first
 
     @property
     def num_used(self) -> int:
@@ -68,6 +76,8 @@ class PagePool:
         assert count <= self.num_free, f"{count} pages wanted, {self.num_free} free"
         if count == 0:
             return np.empty(0, dtype=np.int32)
+        while count > self.num_unlent:
+            self.take_back(next(reversed(self._loans)))
         # Segments need runs of pages, which are taken from the low end. Rows grow by single pages,
         # which are taken from the high end, so that they do not break up runs.
         pages = self._first_run(count) if contiguous else self._last_free(count)
@@ -81,7 +91,7 @@ class PagePool:
         width = 4 * count + 1024
         while True:
             start = max(size - width, 0)
-            free = np.flatnonzero(self._refs[start:] == 0)
+            free = np.flatnonzero((self._refs[start:] == 0) & ~self._is_lent[start:])
             if len(free) >= count or start == 0:
                 return free[-count:] + start
             width *= 4
@@ -90,12 +100,52 @@ class PagePool:
         """The first run of `count` free pages; where there is none, the first free pages."""
         width = 4 * count + 1024
         while True:
-            free = np.flatnonzero(self._refs[:width] == 0)
+            free = np.flatnonzero((self._refs[:width] == 0) & ~self._is_lent[:width])
             runs = np.flatnonzero(free[count - 1 :] - free[: max(len(free) - count + 1, 0)] < count)
             if len(runs) or width >= len(self._refs):
                 at = runs[0] if len(runs) else 0
                 return free[at : at + count]
             width *= 4
+
+    @property
+    def num_unlent(self) -> int:
+        """Free pages that are not lent."""
+        return self.num_free - self._num_lent
+
+    def lend(self, name: int, count: int, size: int) -> Pages | None:
+        """Lend blocks of `size` consecutive free pages, which begin at multiples of `size`.
+
+        name: to take the loan back by.
+
+        Returns the numbers of `count` blocks, of which block b has the pages b * size and those
+        that follow; None if there are not so many.
+        """
+        whole = len(self._refs) // size
+        free = (self._refs == 0) & ~self._is_lent
+        blocks = np.flatnonzero(free[: whole * size].reshape(whole, size).all(axis=1))[:count]
+        if len(blocks) < count:
+            return None
+        self._is_lent[: whole * size].reshape(whole, size)[blocks] = True
+        self._loans[name] = (blocks[:, None] * size + np.arange(size)).ravel().astype(np.int32)
+        self._num_lent += count * size
+        return blocks.astype(np.int32)
+
+    def take_back(self, name: int) -> None:
+        """End a loan, if there is one of the name."""
+        pages = self._loans.pop(name, None)
+        if pages is not None:
+            self._is_lent[pages] = False
+            self._num_lent -= len(pages)
+            self.num_taken_back += 1
+
+    def is_lent(self, name: int) -> bool:
+        """Whether there is a loan of a name."""
+        return name in self._loans
+
+    def take_all_back(self) -> None:
+        """End all loans."""
+        for name in list(self._loans):
+            self.take_back(name)
 
     def share(self, pages: Pages) -> Pages:
         """Take one more reference on each of some different pages; returns the pages."""
@@ -117,7 +167,8 @@ class PagePool:
         return self._refs[pages]
 
     def reset(self, tables: Iterable[Pages]) -> None:
-        """Forget all references but those of some page tables."""
+        """Forget all references but those of some page tables, and all loans."""
+        self.take_all_back()
         self._refs[:] = 0
         self._refs[0] = 1
         for table in tables:
@@ -131,6 +182,10 @@ class PagePool:
         wrong = np.flatnonzero(counts != self._refs)
         assert not len(wrong), f"pages {wrong[:8].tolist()} have wrong reference counts"
         assert self.num_free == int((self._refs == 0).sum()), "free pages are miscounted"
+        lent = np.concatenate([np.zeros(0, dtype=np.int32), *self._loans.values()])
+        assert np.array_equal(np.sort(lent), np.flatnonzero(self._is_lent)), "loans are lost"
+        assert len(lent) == self._num_lent, "pages that are lent are miscounted"
+        assert not self._refs[lent].any(), "a page that is lent is in use"
 
 
 class PagedCache:
@@ -155,9 +210,9 @@ class PagedCache:
         """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
         self.layers = layers
         self.states = states
-        # Layers may share tensors, and what they share is copied once.
-        pools = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-        self._pools = list({id(tensor): tensor for tensor in pools}.values())
+        # Layers may share tensors, and values may be a part of keys: what is shared is copied once.
+        pools = [tensor for layer in layers for tensor in (layer.values, layer.keys)]
+        self._pools = list({tensor.data_ptr(): tensor for tensor in pools}.values())
         self.page_size = page_size
         owned = [*self._pools, *(t for layer in states.layers for t in layer)] if states else pools
         device = owned[0].device if owned else torch.device("cpu")

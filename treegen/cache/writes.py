@@ -21,14 +21,15 @@ def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: T
 
     In a pool in FP8 they are rounded, and numbers beyond its range become the largest in it.
 
-    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
+    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
+    parts of one tensor.
     slots_T: where each token goes, page * page_size + offset.
     """
     # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
     slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
     kernel = _kernel() if k_TGK.device.type == "cuda" else None
-    dense = slots_k.is_contiguous() and slots_v.is_contiguous()
-    if kernel is None or not dense or k_TGK.stride(2) != 1 or v_TGV.stride(2) != 1:
+    dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
+    if kernel is None or not dense:
         for slots, new in ((slots_k, k_TGK), (slots_v, v_TGV)):
             if slots.dtype == FP8:
                 new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
@@ -40,6 +41,7 @@ def write(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: T
     kernel[(num_tokens,)](
         k_TGK, v_TGV, slots_k, slots_v, slots_T,
         k_TGK.stride(0), k_TGK.stride(1), v_TGV.stride(0), v_TGV.stride(1),
+        slots_k.stride(0), slots_k.stride(1), slots_v.stride(0), slots_v.stride(1),
         G=num_heads, K=k_dim, V=v_dim, ROOM_G=_room(num_heads),
         ROOM_K=_room(k_dim), ROOM_V=_room(v_dim), MOST=_MOST if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,

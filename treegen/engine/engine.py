@@ -17,13 +17,14 @@ from treegen.engine.compute.patience import row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.guessing.guesser import Guesser
 from treegen.engine.scheduler import Scheduler
+from treegen.engine.segments.copies import CopyOptions
 from treegen.errors import InputError
 from treegen.model.facts import ModelFacts
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
 from treegen.options import EngineOptions
-from treegen.plan.cost import Sharing
+from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import plan_requests
 
@@ -55,6 +56,9 @@ class Engine:
             self._ranks.lead.tell("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
+        self._copied: CopyOptions | None = None
+        if model.can_copy and not options.reproducible:
+            self._copied = CopyOptions(model.spec, DEVICE_COSTS[model.device.type])
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
@@ -149,6 +153,7 @@ class Engine:
                 impl=self.impl,
                 executor=self.executor(),
                 speculation=self.guesser.speculation(),
+                copied=self._copied,
                 **{"run_ahead": self.run_ahead, **options},
             )
             # The reference is weak, so that a run ends when nothing refers to it any more.

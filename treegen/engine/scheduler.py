@@ -40,6 +40,7 @@ from treegen.engine.requests.finish import Endings, Grown
 from treegen.engine.requests.results import Results
 from treegen.engine.rows.queue import LiveRows
 from treegen.engine.rows.run_state import new_run
+from treegen.engine.segments.copies import CopyOptions
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError
 from treegen.model.batch import Forward
@@ -83,6 +84,7 @@ class Scheduler:
         params_of: Sequence[int] | None = None,
         executor: Executor | None = None,
         speculation: SpeculationOptions | None = None,
+        copied: CopyOptions | None = None,
     ) -> None:
         """A scheduler for one run.
 
@@ -102,6 +104,7 @@ class Scheduler:
         on_grown: called with each sample of a search; says what its segment holds.
         executor: computes the passes, if other ranks do so too.
         speculation: how tokens are guessed, so that one pass draws several of a row; None for not.
+        copied: which segments have copies beside their latents; None for none.
         """
         self.run = run = new_run(
             plan,
@@ -115,6 +118,7 @@ class Scheduler:
             max_rows=max_rows,
             # Whatever is kept may be drawn from again.
             rewinds=on_grown is not None or on_prefilled is not None,
+            copied=copied,
         )
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
         self._run_ahead = run_ahead

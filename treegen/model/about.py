@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PretrainedConfig
+
 from treegen.errors import ModelError
 from treegen.model.checkpoint.families import way_of
 from treegen.model.checkpoint.files import locate, read_raw_config
@@ -29,6 +31,7 @@ class About:
     stored: how its weights are quantised; empty if they are not.
     quantization: "fp8" if its matrices run in FP8.
     weight_bytes: of the weights once they are loaded.
+    latent_bytes: of a token's latents, if the model has such and they cannot be kept; else 0.
     """
 
     name: str
@@ -40,6 +43,7 @@ class About:
     stored: str = ""
     quantization: str = ""
     weight_bytes: int = 0
+    latent_bytes: int = 0
 
     @property
     def document(self) -> dict[str, Any]:
@@ -62,6 +66,9 @@ class About:
             "windows": sorted({window for window in spec.windows if window is not None}),
             "recurrent_layers": len(spec.states),
             "kv_bytes_per_token": spec.kv_bytes_per_token,
+            "latents": spec.latent is not None,
+            "expanded_bytes_per_token": spec.expanded_bytes_per_token,
+            "latent_bytes_not_kept": self.latent_bytes or None,
             "state_bytes": spec.state_bytes,
             "context_length": spec.context_length,
             "vocab_size": spec.vocab_size,
@@ -112,4 +119,14 @@ def about(options: EngineOptions) -> About:
         stored=found.stores if found is not None else stored,
         quantization="fp8" if in_fp8 else "",
         weight_bytes=small + (spec.num_weights - small) * dtype.itemsize,
+        latent_bytes=_latent_bytes(config, spec),
     )
+
+
+def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
+    """Bytes of a token's latents, of a model whose layers do not hand them on."""
+    text = config.get_text_config(decoder=True)
+    rank, rope = (getattr(text, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    if not rank or rope is None or any(layer.latent is not None for layer in spec.layers):
+        return 0
+    return int(rank + rope) * len(spec.layers) * spec.itemsize

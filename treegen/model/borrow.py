@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import ATTENTION
+from treegen.model.latent import undo_latents
 from treegen.model.load import prepare
 
 _PADDING: Final = "warn_if_padding_and_no_attention_mask"
@@ -22,7 +23,7 @@ def borrowed(module: PreTrainedModel) -> Iterator[None]:
     """Make a module ready for treegen meanwhile: no gradients, no dropout, treegen's attention.
 
     After that it is as it was: what needs gradients, train and eval mode of each part, how each
-    part attends, and what was set on it. What wraps the module's own forward, such as
+    part attends, its class, and what was set on it. What wraps the module's own forward, such as
     accelerate's autocast, is set aside meanwhile.
     """
     training = [(part, part.training) for part in module.modules()]
@@ -35,6 +36,7 @@ def borrowed(module: PreTrainedModel) -> Iterator[None]:
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
         yield
     finally:
+        undo_latents(module)
         for config, name in attends:
             config._attn_implementation_internal = name
         for part, name, value in own:

@@ -25,7 +25,16 @@ from treegen.cache.pool import LayerKV
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.text_part import attention_of_text
-from treegen.model.hook import ATTENTION, KEYS, PROBE, VALUES, Probe, write_and_attend
+from treegen.model.hook import (
+    ATTENTION,
+    KEYS,
+    PROBE,
+    VALUES,
+    Probe,
+    write_and_attend,
+    write_and_attend_latents,
+)
+from treegen.model.latent import keeps_latents
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.joined import JoinedLinears
 from treegen.model.recurrent.layers import wrap_recurrent
@@ -82,6 +91,39 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
 
+@torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=("keys",))
+def _write_and_attend_latents(
+    q_THK: Tensor,
+    latent_TGR: Tensor,
+    rotated_TGP: Tensor,
+    keys: Tensor,
+    up_HXR: Tensor,
+    sinks_H: Tensor | None,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
+    batch = _current.get()
+    return write_and_attend_latents(
+        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, batch.slots_T, batch.levels,
+        scale=scale, window=window, softcap=softcap, sinks=sinks_H,
+    ).contiguous()  # fmt: skip
+
+
+@_write_and_attend_latents.register_fake
+def _(
+    q_THK: Tensor,
+    latent_TGR: Tensor,
+    rotated_TGP: Tensor,
+    keys: Tensor,
+    up_HXR: Tensor,
+    *options: Any,
+) -> Tensor:
+    width = up_HXR.shape[1] - (q_THK.shape[2] - rotated_TGP.shape[2])
+    return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
+
+
 class _OnSlots(nn.Module):
     """A recurrent layer whose states are its buffers. All layers of a class share this method."""
 
@@ -134,7 +176,8 @@ class CompiledLayers:
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, pool.keys, persistent=False)
-            attention.register_buffer(VALUES, pool.values, persistent=False)
+            if not keeps_latents(attention):
+                attention.register_buffer(VALUES, pool.values, persistent=False)
         self._wrapped = [(each, type(each.module)) for each in recurrent]
         for (each, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,8 +207,11 @@ def spec_of(
     layers: list[LayerSpec] = []
     for at, (call, source) in enumerate(zip(probe.calls, probe.sources, strict=True)):
         _, kv_heads, k_dim = call.k_TGK.shape
+        v_dim, latent = call.v_TGV.shape[-1], call.latent
+        if latent is not None:
+            k_dim, v_dim = latent.kept, latent.rank
         shared_with = None if source == at else source
-        layers.append(LayerSpec(kv_heads, k_dim, call.v_TGV.shape[-1], shared_with))
+        layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent))
     text = config.get_text_config(decoder=True)
     declared, length = _declared_length(text), _context_length(text)
     if length < declared:
@@ -218,14 +222,15 @@ def spec_of(
             ModelWarning,
             stacklevel=1,  # this line for a plan and for a load, so that users are told once
         )
-    return ModelSpec(
+    itemsize = 1 if kv_cache_dtype == "fp8" else dtype.itemsize
+    spec = ModelSpec(
         name=name,
         model_type=config.model_type,
         layers=tuple(layers),
         vocab_size=probed.vocab_size,
         context_length=length,
         eos_token_ids=_eos_token_ids(directory, config),
-        itemsize=1 if kv_cache_dtype == "fp8" else dtype.itemsize,
+        itemsize=itemsize,
         windows=tuple(call.window for call in probe.calls),
         unreached=probed.unreached,
         states=probed.states,
@@ -234,6 +239,9 @@ def spec_of(
         delta=probed.delta,
         recommended=recommended_sampling(directory),
     )
+    if spec.latent is None:
+        return spec
+    return replace(spec, copy_pages=spec.latent.copy_pages(itemsize, dtype.itemsize))
 
 
 def _declared_length(text: PretrainedConfig) -> int:

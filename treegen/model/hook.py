@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from treegen.attention import Prepared, attend
+from treegen.attention.latent import attend_latents
 from treegen.cache.writes import write
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
+from treegen.model.latent import OURS, keeps_latents, latent_of, up_of
+from treegen.spec import LatentSpec
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension
 
-ATTENTION: Final = "treegen"
-PROBE: Final = "treegen_probe"
+ATTENTION, PROBE = OURS
 NO_NUMBER: Final = -1
 """For the number of a layer whose module has none, as one that several layers share."""
 KEYS: Final = "treegen_keys"
@@ -38,11 +40,13 @@ class AttentionCall:
     """What a layer asks of the attention function.
 
     layer: the number of the layer.
-    q_THK, k_TGK, v_TGV: its queries, keys and values.
+    q_THK, k_TGK, v_TGV: its queries, keys and values; of a layer that keeps latents, these and
+    what is rotated.
     scale: what logits are multiplied by; None for K ** -0.5.
     window: keys that a row sees at most, its own included; None for all.
     softcap: the bound of logits; None for none.
     sinks_H: one more logit in the denominator of each head; None for none.
+    latent: how keys and values are made of latents; None if they are kept as they are.
     """
 
     layer: int
@@ -53,6 +57,7 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks_H: Tensor | None
+    latent: LatentSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ def read_call(
         window=sliding_window or None,
         softcap=softcap or None,
         sinks_H=s_aux,
+        latent=latent_of(module) if keeps_latents(module) else None,
     )
 
 
@@ -163,6 +169,37 @@ def write_and_attend(
     )
 
 
+def write_and_attend_latents(
+    q_THK: Tensor,
+    latent_TGR: Tensor,
+    rotated_TGP: Tensor,
+    keys: Tensor,
+    up_HXR: Tensor,
+    slots_T: Tensor,
+    levels: Prepared,
+    *,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """`write_and_attend` for a layer that keeps latents.
+
+    latent_TGR, rotated_TGP: of each token; G is 1.
+    keys: the pool, [pages, page_size, 1, R + P].
+    up_HXR: what makes keys and values of latents.
+    """
+    rank, rope = latent_TGR.shape[-1], rotated_TGP.shape[-1]
+    write(keys[..., :rank], keys[..., rank:], slots_T, latent_TGR, rotated_TGP)
+    heads, nope = q_THK.shape[1], q_THK.shape[2] - rope
+    form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
+    return attend_latents(
+        q_THK, keys, up_HXR, form, levels,
+        scale=form.k_dim**-0.5 if scale is None else scale,
+        window=window, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -178,19 +215,15 @@ def _attention(
         return _compiled_attention(module, query, key, value, **options), None
     call = read_call(module, query, key, value, attention_mask, **options)
     pool = treegen.layers[call.layer]
-    out_THV = write_and_attend(
-        call.q_THK,
-        call.k_TGK,
-        call.v_TGV,
-        pool.keys,
-        pool.values,
-        treegen.slots_T,
-        treegen.levels,
-        scale=call.scale,
-        window=call.window,
-        softcap=call.softcap,
-        sinks=call.sinks_H,
-    )
+    new = call.q_THK, call.k_TGK, call.v_TGV
+    at = treegen.slots_T, treegen.levels
+    kind: Any = {
+        "scale": call.scale, "window": call.window, "softcap": call.softcap, "sinks": call.sinks_H
+    }  # fmt: skip
+    if call.latent is not None:
+        out_THV = write_and_attend_latents(*new, pool.keys, up_of(module), *at, **kind)
+    else:
+        out_THV = write_and_attend(*new, pool.keys, pool.values, *at, **kind)
     return out_THV[None], None
 
 
@@ -201,12 +234,16 @@ def _compiled_attention(
     keys = getattr(module, KEYS, None)
     if keys is None:
         raise _drops_keywords(module)
-    out_THV: Tensor = torch.ops.treegen.write_and_attend(
+    is_latent = keeps_latents(module)
+    operators = torch.ops.treegen
+    out_THV: Tensor = (
+        operators.write_and_attend_latents if is_latent else operators.write_and_attend
+    )(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         keys,
-        getattr(module, VALUES),
+        up_of(module) if is_latent else getattr(module, VALUES),
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,
@@ -228,9 +265,11 @@ def _probe(
     """Record the call in the probe that travels as `treegen`. Returns an out without values."""
     if treegen is None:
         raise _drops_keywords(module)
-    treegen.add(module, read_call(module, query, key, value, attention_mask, **options), key, value)
+    call = read_call(module, query, key, value, attention_mask, **options)
+    treegen.add(module, call, key, value)
     _, num_heads, num_tokens, _ = query.shape
-    return query.new_empty(1, num_tokens, num_heads, value.shape[-1]), None
+    width = value.shape[-1] if call.latent is None else call.latent.v_dim
+    return query.new_empty(1, num_tokens, num_heads, width), None
 
 
 def _drops_keywords(module: nn.Module) -> ModelError:

@@ -45,6 +45,7 @@ from treegen.model.config import (
     spec_of,
 )
 from treegen.model.hook import ATTENTION
+from treegen.model.latent import keep_latents
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
@@ -313,6 +314,7 @@ def _tell(
 def prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
+    keep_latents(module)
     for part in module.modules():
         # treegen never pads. Some families look for padding in each pass, which would wait for the
         # device.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from treegen.attention.latent import write_copy
 from treegen.attention.types import FP8
 from treegen.cache.pool import LayerKV
 from treegen.common.device import current, without_autocast
@@ -20,6 +21,7 @@ from treegen.common.formats import format_bytes
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.files import one_line
+from treegen.model.latent import keeps_latents, up_of
 from treegen.model.recurrent.layers import SlotPass, StatePass, on_states, wrap_recurrent
 from treegen.model.recurrent.own_layers import has_operators
 from treegen.model.recurrent.states import on_slots, states_of_rows
@@ -78,6 +80,10 @@ class Model:
         self.uncompiled_because = ""
         self._reproducible = False
         self._by_operators = False
+        self._latents = sorted(
+            (part for part in module.modules() if keeps_latents(part)),
+            key=lambda part: int(part.layer_idx),
+        )
         if spec.states:
             layers = [layer.module for layer in wrap_recurrent(module)]
             self._by_operators = has_operators(layers, spec.states, dtype)
@@ -222,12 +228,12 @@ class Model:
                 pools.append(pools[layer.shared_with])
                 continue
             shape = (num_pages, page_size, layer.kv_heads)
-            pools.append(
-                LayerKV(
-                    _zeros((*shape, layer.k_dim), dtype, self.device),
-                    _zeros((*shape, layer.v_dim), dtype, self.device),
-                )
-            )
+            keys = _zeros((*shape, layer.k_dim), dtype, self.device)
+            if layer.latent is not None:
+                values = keys[..., : layer.v_dim]
+            else:
+                values = _zeros((*shape, layer.v_dim), dtype, self.device)
+            pools.append(LayerKV(keys, values))
         return pools
 
     @torch.inference_mode()
@@ -245,6 +251,24 @@ class Model:
         batch = replace(batch, positions_T=positions_T)
         with current(self.device), without_autocast(self.device):
             return self._forward(with_rows(batch) if self._reproducible else batch)
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether keys and values can be made of latents beside them, in copies."""
+        return self.spec.latent is not None and len(self._latents) == len(self.spec.layers)
+
+    @torch.inference_mode()
+    def write_copies(self, layers: Sequence[LayerKV], slots_L: Tensor, targets_L: Tensor) -> None:
+        """Make the keys and values of all heads of some latents, and write them into copies.
+
+        slots_L: where the latents are, page * page_size + offset.
+        targets_L: where in copies they go, block * page_size + offset.
+        """
+        form = self.spec.latent
+        assert form is not None
+        with current(self.device), without_autocast(self.device):
+            for part, pool in zip(self._latents, layers, strict=True):
+                write_copy(pool.keys, slots_L, targets_L, up_of(part), form, self.dtype)
 
     def _forward(self, batch: Batch) -> Tensor:
         if batch.states is not None:

@@ -29,6 +29,7 @@ from treegen.model.checkpoint.text_part import (
     unreached_parts,
 )
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
+from treegen.model.latent import keep_latents
 from treegen.model.linear.fp8 import linears
 from treegen.model.linear.fp8_experts import fused_experts
 from treegen.model.parallel.shards import shard
@@ -134,6 +135,7 @@ def probe_layers(
                 .eval()
             )
         states = StateProbe()
+        keep_latents(model)
         recurrent = wrap_recurrent(model)
         if not recurrent and (types := recurrent_types(config)):
             raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")

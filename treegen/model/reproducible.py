@@ -76,6 +76,11 @@ def check_layers(spec: ModelSpec, device: torch.device) -> None:
             f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: its recurrent "
             "layers are not reproducible; leave it out"
         )
+    if device.type == "cuda" and any(layer.latent is not None for layer in spec.layers):
+        raise InputError(
+            f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: how queries are "
+            "multiplied to meet latents depends on the other rows; leave it out"
+        )
 
 
 def fix_sums() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from treegen.plan.cost import DEVICE_COSTS, CostModel, Sharing, check_sharing, keep_or_fold
 from treegen.plan.plan import Plan, Request, Segment
 from treegen.prompts import radix
-from treegen.spec import DeltaSpec
+from treegen.spec import DeltaSpec, LatentSpec
 
 
 def compile_plan(
@@ -24,6 +24,9 @@ def compile_plan(
     align: int = 1,
     state_bytes: int = 0,
     delta: DeltaSpec | None = None,
+    latent: LatentSpec | None = None,
+    itemsize: int = 2,
+    copy_pages: int = 0,
 ) -> Plan:
     """Build the plan of some requests.
 
@@ -38,6 +41,9 @@ def compile_plan(
     segment that fill no such block are folded.
     state_bytes: of one recurrent state, for a model with recurrent layers.
     delta: how its rows list updates of states, if they do.
+    latent: how keys and values are made of latents, for a model that keeps these.
+    itemsize: bytes of one number of them.
+    copy_pages: as in `ModelSpec`.
 
     Raises:
         InputError: `sharing` is none of these words.
@@ -61,6 +67,7 @@ def compile_plan(
         kept, reason = keep_or_fold(
             sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
         )
+        expanded = kept and latent is not None and cost.expands(latent, live, itemsize)
         segments.append(
             Segment(
                 index=index,
@@ -74,7 +81,8 @@ def compile_plan(
                 kept=kept,
                 base=base,
                 base_below=whole if kept else base,
-                reason=reason,
+                reason=f"{reason}, expanded" if expanded else reason,
+                expanded=expanded,
             )
         )
         segment_of[sequences] = index
@@ -91,6 +99,7 @@ def compile_plan(
         align=align,
         state_bytes=state_bytes,
         delta=delta,
+        copy_pages=copy_pages,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treegen.errors import InputError
+from treegen.spec import LatentSpec
 
 Sharing = Literal["auto", "all", "one", "off"]
 SHARING: tuple[Sharing, ...] = ("auto", "all", "one", "off")
@@ -25,12 +26,32 @@ class CostModel:
     row_us: microseconds for each of its rows: queries are regrouped, partial results merged.
     bytes_per_us: how fast keys and values are read. Without a part of its own every row reads them.
     level_us: microseconds for all parts of a level together (a launch), shared among their rows.
+    memory_per_us: bytes that come from memory in a microsecond, of keys that are read once.
+    flops_per_us: operations of attention in a microsecond.
     """
 
     group_us: float
     row_us: float
     bytes_per_us: float
     level_us: float = 0.0
+    memory_per_us: float = 14_000.0
+    flops_per_us: float = 30_000.0
+
+    def expands(self, latent: LatentSpec, rows: int, itemsize: int) -> bool:
+        """Whether rows read latents faster by keys and values of all heads that are made of them.
+
+        Those are more to read, and less to compute for each row.
+
+        rows: the rows that read the same latents.
+        itemsize: bytes of one number.
+        """
+
+        def key_us(numbers: int, widths: int) -> float:
+            products = 2 * rows * latent.heads * widths
+            return max(numbers * itemsize / self.memory_per_us, products / self.flops_per_us)
+
+        expanded = key_us(latent.expanded, latent.k_dim + latent.v_dim)
+        return rows > 1 and expanded < key_us(latent.kept, latent.kept + latent.rank)
 
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
         """Microseconds that a part of its own saves in each layer of a step; below 0 if it costs.
@@ -50,7 +71,14 @@ class CostModel:
 # many rows read again come from the L2 cache. See docs/performance.md.
 DEVICE_COSTS = {
     "cpu": CostModel(group_us=40.0, row_us=0.5, bytes_per_us=14_000.0),
-    "cuda": CostModel(group_us=0.1, row_us=0.018, bytes_per_us=8_000_000.0, level_us=6.0),
+    "cuda": CostModel(
+        group_us=0.1,
+        row_us=0.018,
+        bytes_per_us=8_000_000.0,
+        level_us=6.0,
+        memory_per_us=4_240_000.0,
+        flops_per_us=567_000_000.0,
+    ),
 }
 
 

@@ -77,6 +77,8 @@ class Segment:
     segments above it are folded.
     base_below: first position in the page tables of what is below it.
     reason: why it is kept or folded.
+    expanded: whether rows read it from a copy, which has the keys and values of all heads that are
+    made of its latents, while there is room for that.
     """
 
     index: int
@@ -91,6 +93,7 @@ class Segment:
     base: int
     base_below: int
     reason: str
+    expanded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,7 @@ class Plan:
     align: attention parts begin at multiples of so many positions.
     state_bytes: bytes of one recurrent state; 0 for a model without any.
     delta: how rows list updates of states; None where each row has a state of its own.
+    copy_pages: pages that the keys and values of all heads take for each page of latents.
     """
 
     requests: tuple[Request, ...]
@@ -142,6 +146,7 @@ class Plan:
     align: int = 1
     state_bytes: int = 0
     delta: DeltaSpec | None = None
+    copy_pages: int = 0
 
     def __str__(self) -> str:
         """The tree level by level, and what sharing saves, for people to read."""
@@ -163,6 +168,13 @@ class Plan:
             lines.append(
                 f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
                 f"({format_bytes(apart * self.token_bytes)})"
+            )
+        if self.copied_tokens:
+            count = sum(segment.expanded for segment in self.segments)
+            lines.append(
+                f"read expanded: {count:,} segments, {self.copied_tokens:,} tokens, whose keys and "
+                f"values take {format_bytes(self.copy_bytes)} beside the latents while there is "
+                "room"
             )
         if self.state_bytes:
             size = format_bytes(len(self.segments) * self.state_bytes)
@@ -207,6 +219,16 @@ class Plan:
             length = segment.stop - segment.start
             total += length if segment.kept else length * self._readers(segment)
         return total
+
+    @property
+    def copied_tokens(self) -> int:
+        """Prompt tokens of which rows read the keys and values of all heads."""
+        return sum(s.base_below - s.base for s in self.segments if s.expanded)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that these keys and values take, in memory that is free otherwise."""
+        return self.copied_tokens * self.copy_pages * self.token_bytes
 
     @property
     def unshared_read_tokens(self) -> int:

@@ -292,4 +292,7 @@ def plan_requests(
         align=align,
         state_bytes=spec.state_bytes,
         delta=spec.delta,
+        latent=spec.latent,
+        itemsize=spec.itemsize,
+        copy_pages=spec.copy_pages,
     )

@@ -44,6 +44,7 @@ def plan_document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, An
             "kv_bytes_per_token": each,
             "recurrent_layers": len(spec.states),
             "state_bytes": spec.state_bytes,
+            "latents": spec.latent is not None,
         },
         "sharing": plan.sharing,
         "levels": [
@@ -59,6 +60,7 @@ def plan_document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, An
             "shared": plan.read_tokens * each,
             "unshared": plan.unshared_read_tokens * each,
         },
+        "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
         "memory": facts.memory,
         "page_size": facts.page_size,
         "num_pages": facts.num_pages,
@@ -75,6 +77,7 @@ def plan_document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, An
 def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
     """Return the same for people. levels: of the plan."""
     model = document["model"]
+    kind = "bytes of latents" if model["latents"] else "KV bytes"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"
     if document["choices"]:
         what = f"the likeliest of {document['choices']:,} choices"
@@ -82,7 +85,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
         f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
         f"{what}\n"
         f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
-        f"{model['kv_bytes_per_token']:,} KV bytes per token{_kept(model)}, "
+        f"{model['kv_bytes_per_token']:,} {kind} per token{_kept(model)}, "
         f"context {model['context_length']:,}\n"
     )
     rows = [
@@ -100,6 +103,11 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     names = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
     table = markdown(names, rows, right=(0, 1, 2, 3, 4, 5))
     parts = [head.rstrip("\n"), table, _comparison(document)]
+    if (copies := document["copies"])["tokens"]:
+        parts.append(
+            f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
+            f"{_bytes(copies['bytes'])} beside their latents while there is room"
+        )
     if not document["choices"]:
         parts.append(_fit(document))
     return "\n\n".join(parts)

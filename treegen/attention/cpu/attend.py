@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from treegen.attention.cpu.jobs import CpuJob, CpuShape, LevelPlan, plan_level
 from treegen.attention.level import HostLevel, IntArray
@@ -123,7 +124,8 @@ def _run(
     per_head = q_THD.shape[1] // kv_heads
     q_XHD = q_THD[job.rows] if isinstance(job.rows, slice) else q_THD.index_select(0, job.rows)
     q_BNKRD = q_XHD.view(num_units, n, kv_heads, per_head, -1)
-    plain = options.softcap is None and k_SKD.shape[2] == v_SKV.shape[2]
+    k_dim, v_dim = k_SKD.shape[2], v_SKV.shape[2]
+    plain = options.softcap is None and v_dim <= k_dim
     # Each key is read once if the query heads of a key head are folded into rows. The flash kernel
     # cannot fold them if a mask or diagonal differs between rows; such a job has rows enough.
     by_row = job.causal or (job.mask is not None and job.mask.shape[2] > 1)
@@ -132,21 +134,26 @@ def _run(
         q_BKMD = q_BNKRD.transpose(1, 2).reshape(num_units, kv_heads, n * per_head, -1)
     else:
         q_BKMD = q_XHD.view(num_units, n, kv_heads * per_head, -1).transpose(1, 2)
+    # Values that are the first numbers of keys are there once these are.
+    within = k_SKD.data_ptr() == v_SKV.data_ptr() and k_SKD.stride() == v_SKV.stride()
     total: tuple[Tensor, Tensor] | None = None
     for piece in job.pieces:
         k_BKLD = _keys(k_SKD, piece, num_units, q_THD.dtype)
-        v_BKLV = _keys(v_SKV, piece, num_units, q_THD.dtype)
+        v_BKLV = k_BKLD if within else _keys(v_SKV, piece, num_units, q_THD.dtype)
         if plain:
+            if v_BKLV.shape[3] < k_dim:  # the kernel takes one width; to be wider costs it little
+                v_BKLV = pad(v_BKLV, (0, k_dim - v_dim))
             out, lse = _flash(
                 q_BKMD, k_BKLD, v_BKLV, 0.0, job.causal, attn_mask=job.mask, scale=options.scale
             )
         else:
-            out, lse = _products(job, q_BKMD, k_BKLD, v_BKLV, options)
+            out, lse = _products(job, q_BKMD, k_BKLD, v_BKLV[..., :v_dim], options)
         if total is not None:
             out, lse = merge_in_place((total[0], out), torch.stack((total[1], lse)))
         total = out, lse
+    out = out[..., :v_dim]
     if folds:
-        out = out.view(num_units, kv_heads, n, per_head, -1).transpose(1, 2)
+        out = out.unflatten(2, (n, per_head)).transpose(1, 2)
         lse = lse.reshape(num_units, kv_heads, n, per_head).transpose(1, 2)
     else:
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
@@ -172,7 +179,7 @@ def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.
 def _products(
     job: CpuJob, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """Attention by matrix products: for softcaps, and for values of another width than keys."""
+    """Attention by matrix products: for softcaps, and for values that are wider than keys."""
     num_units, kv_heads, m, _ = q_BKMD.shape
     num_keys, per_head = k_BKLD.shape[2], m // job.num_rows
     mask = job.mask

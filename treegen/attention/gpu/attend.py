@@ -18,9 +18,10 @@ from torch import Tensor
 
 from treegen.attention.gpu.dense import attend_dense, takes
 from treegen.attention.gpu.kernels import attend_units, merge_parts
+from treegen.attention.gpu.latent_kernels import latent_units
 from treegen.attention.gpu.launch import LayerCall, width_of
 from treegen.attention.gpu.state import TritonState, WorkShape
-from treegen.attention.gpu.tuning import shared_memory, tallest, tuning
+from treegen.attention.gpu.tuning import latent_tuning, shared_memory, tallest, tuning
 from treegen.attention.gpu.units import HEIGHTS
 from treegen.attention.level import HostLevel
 from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
@@ -78,19 +79,32 @@ class Triton:
         if num_rows == 0:
             return out_THV, lse_TH
         state: TritonState = prepared.state
-        work = state.work(self.shape_of(q_THD, keys, values, options))
+        is_latent = self.reads_latents(keys, values)
+        if is_latent:  # the one key head stands for several, each with as many rows as a unit has
+            split = -1, -1, _head_groups(q_heads), -1
+            keys, values = keys.expand(split), values.expand(split)
+        work = state.work(self.shape_of(q_THD, keys, values, options, is_latent))
+        at = prepared.positions_T, options, work, out_THV, lse_TH, is_latent
         with current(q_THD.device):
-            positions_T = prepared.positions_T
-            self.fill(LayerCall(q_THD, keys, values, positions_T, options, work, out_THV, lse_TH))
+            self.fill(LayerCall(q_THD, keys, values, *at))
         return out_THV, lse_TH
 
-    def shape_of(self, q_THD: Tensor, keys: Tensor, values: Tensor, options: Options) -> WorkShape:
+    def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether values are the first numbers of keys, of one head."""
+        same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
+        return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
+
+    def shape_of(
+        self, q_THD: Tensor, keys: Tensor, values: Tensor, options: Options, is_latent: bool = False
+    ) -> WorkShape:
         """What the work lists of a layer depend on."""
         num_rows, q_heads = q_THD.shape[:2]
-        highest = tallest(width_of(q_THD, values), q_THD.dtype, shared_memory(q_THD.device))
+        width, memory = width_of(q_THD, values, is_latent), shared_memory(q_THD.device)
+        highest = HEIGHTS[2] if is_latent else tallest(width, q_THD.dtype, memory)
         return WorkShape(
             num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
             self.takes_dense(q_THD, keys, values, options), highest,
+            HEIGHTS[2] if is_latent else HEIGHTS[1],
         )  # fmt: skip
 
     def takes_dense(self, q_THD: Tensor, keys: Tensor, values: Tensor, options: Options) -> bool:
@@ -137,6 +151,15 @@ def _launch(
 ) -> None:
     """One launch of units of one height; merging: FOLD, HAS_SINKS and LAST of the kernel."""
     height = HEIGHTS[kind]
+    if call.is_latent:
+        height = max(height, HEIGHTS[1], triton.next_power_of_2(call.per_head))
+        call.units(latent_units, units, height, arrays, counts, latent_tuning, **merging)
+        return
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
     call.units(attend_units, units, height, arrays, counts, tuning, **merging)
+
+
+def _head_groups(heads: int) -> int:
+    """Into how many groups query heads are divided, none of them with more than a unit has rows."""
+    return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= HEIGHTS[2])

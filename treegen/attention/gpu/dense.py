@@ -29,6 +29,7 @@ _CHUNK = 1024  # keys at least
 _ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of it
 _TILE = 128  # query rows that one multiprocessor computes at a time
 _PASS_MIN_WORK = 2**30  # rows x query heads x keys of a prefill pass
+_WIDE = (192, 128), (256, 256)  # widths of keys and values beyond 128
 _PASS_ALIGN = 512  # numbers of its rows, and of the keys it is given, are multiples of it
 
 
@@ -96,14 +97,17 @@ def find_run(
 
 def takes(q_THD: Tensor, keys: Tensor, values: Tensor, options: Options) -> bool:
     """Whether the dense kernel computes what a layer asks for, on its device."""
+    widths = keys.shape[3], values.shape[3]
+    narrow = widths[0] == widths[1] <= 128 and widths[0] % 8 == 0
+    # Of latent attention: each query head has a key head of its own.
+    wide = widths in _WIDE and keys.shape[2] == q_THD.shape[1]
     return (
         options.window is None
         and options.softcap is None
         and q_THD.dtype in (torch.bfloat16, torch.float16)
-        and keys.shape[3] == values.shape[3] <= 128
-        and keys.shape[3] % 8 == 0
+        and (narrow or wide)
         and q_THD.device.type == "cuda"
-        and _is_available(q_THD.device.index)
+        and _is_available(q_THD.device.index, *(widths if wide else (64, 64)))
     )
 
 
@@ -142,13 +146,13 @@ def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tup
 
 
 @cache
-def _is_available(index: int) -> bool:
+def _is_available(index: int, k_dim: int, v_dim: int) -> bool:
     """Whether the kernel runs on a GPU; on older ones than Hopper it is no faster than ours."""
     if torch.cuda.get_device_capability(index)[0] < 9 or not torch.backends.cudnn.is_available():
         return False
-    x = torch.zeros(1, 2, 128, 64, dtype=torch.bfloat16, device=f"cuda:{index}")
+    x = torch.zeros(1, 2, 128, k_dim, dtype=torch.bfloat16, device=f"cuda:{index}")
     try:
-        _attend(x, x[:, :1], x[:, :1], 1.0)
+        _attend(x, x[:, :1], x[:, :1, :, :v_dim], 1.0)
     except RuntimeError:
         return False
     return True

@@ -42,6 +42,10 @@ class Invariant(Triton):
         """No: the dense kernel sums in another order."""
         return False
 
+    def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
+        """No: it takes them for keys and values like others."""
+        return False
+
     def fill(self, call: LayerCall) -> None:
         """Fold in the keys of all levels; fill out and LSE."""
         work, q_THD = call.work, call.q_THD

@@ -37,7 +37,7 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 
 
 @triton.jit
-def _merged(
+def merged(
     row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
     num_chunks, BLOCK_M: tl.constexpr,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
@@ -75,7 +75,7 @@ def _merged(
 
 
 @triton.jit
-def _store_merged(
+def store_merged(
     top, total, sum_MV, row, head, live, sinks, out, lses,
     H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
@@ -84,6 +84,25 @@ def _store_merged(
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
     store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
+
+
+@triton.jit
+def store_part(
+    top, total, sum_MV, part, row, head, live, parts, part_lses, num_rows,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Write the running softmax of M rows to one of parts [P, T, H, V] and part_lses [P, T, H]."""
+    e = tl.arange(0, BLOCK_V)
+    some = total > 0
+    divisor = tl.where(some, total, 1.0)
+    at = (part * num_rows.to(tl.int64) + row) * H + head
+    tl.store(
+        parts + at[:, None] * V + e[None, :],
+        sum_MV / divisor[:, None],
+        mask=live[:, None] & (e < V)[None, :],
+    )
+    lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
+    tl.store(part_lses + at, lse, mask=live)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
@@ -119,7 +138,6 @@ def attend_units(
     row, q_at, live, q_MD = rows_of(
         q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
     )
-    e = tl.arange(0, BLOCK_V)
     if BLOCK_M == 1:
         q_D = tl.sum(q_MD.to(tl.float32), 0)
     newest, oldest, low, high = reach_of(
@@ -131,7 +149,7 @@ def attend_units(
     part = tl.load(unit)
     if LAST:
         # First, while the queries are on their way: at the end nothing else would be.
-        top, total, sum_MV = _merged(
+        top, total, sum_MV = merged(
             row, q_at, live, parts, part_lses, part, dense, dense_lses, num_rows, dense_rows,
             num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
         )  # fmt: skip
@@ -170,20 +188,13 @@ def attend_units(
         top = new_top
 
     if LAST:
-        _store_merged(
+        store_merged(
             top, total, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS
         )
     else:
-        some = total > 0
-        divisor = tl.where(some, total, 1.0)
-        at = (part * num_rows.to(tl.int64) + row) * H + q_at
-        tl.store(
-            parts + at[:, None] * V + e[None, :],
-            sum_MV / divisor[:, None],
-            mask=live[:, None] & (e < V)[None, :],
+        store_part(
+            top, total, sum_MV, part, row, q_at, live, parts, part_lses, num_rows, H, V, BLOCK_V
         )
-        lse = tl.where(some, (top + tl.log2(divisor)) / LOG2E, float("-inf"))
-        tl.store(part_lses + at, lse, mask=live)
 
 
 @triton.jit(do_not_specialize=(*COUNTS[1:], "num_parts"))
@@ -197,16 +208,16 @@ def merge_parts(
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows
-    top, total, sum_MV = _merged(
+    top, total, sum_MV = merged(
         row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
         num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
     )  # fmt: skip
-    _store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)
 def write_slots(
-    k, v, keys, values, slots, k_row, k_head, v_row, v_head,
+    k, v, keys, values, slots, k_row, k_head, v_row, v_head, k_slot, g_keys, v_slot, g_values,
     G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
@@ -221,5 +232,5 @@ def write_slots(
     if MOST > 0:
         k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MOST), MOST).to(keys.dtype.element_ty)
         v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MOST), MOST).to(values.dtype.element_ty)
-    tl.store(keys + (slot * G + g) * K + d, k_GK, mask=(g < G) & (d < K))
-    tl.store(values + (slot * G + g) * V + e, v_GV, mask=(g < G) & (e < V))
+    tl.store(keys + slot * k_slot + g * g_keys + d, k_GK, mask=(g < G) & (d < K))
+    tl.store(values + slot * v_slot + g * g_values + e, v_GV, mask=(g < G) & (e < V))

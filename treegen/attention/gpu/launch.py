@@ -22,7 +22,7 @@ MERGED_PAIRS = 8  # pairs of a row and a head that a program of a merge takes
 
 @dataclass(slots=True)
 class LayerCall:
-    """Queries, the pool, and what is to be filled."""
+    """Queries, the pool, and what is to be filled. is_latent: values are the first of keys."""
 
     q_THD: Tensor
     keys: Tensor
@@ -32,6 +32,7 @@ class LayerCall:
     work: DeviceWork
     out_THV: Tensor
     lse_TH: Tensor
+    is_latent: bool = False
 
     @property
     def per_head(self) -> int:
@@ -72,11 +73,17 @@ class LayerCall:
             q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
             slots_v.stride(0), slots_v.stride(1), len(units), *counts,
             H=q_heads, PER_HEAD=self.per_head, D=k_dim, V=v_dim,
-            BLOCK_D=block_of(k_dim), BLOCK_V=block_of(v_dim), PAGE=page_size, BLOCK_M=height,
+            BLOCK_D=block_of(k_dim - v_dim if self.is_latent else k_dim), BLOCK_V=block_of(v_dim),
+            PAGE=page_size, BLOCK_M=height,
             HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
             HAS_CAP=options.softcap is not None, **own,
-            **tuning(height, width_of(q_THD, values), q_THD.dtype, shared_memory(q_THD.device)),
+            **tuning(height, self.width, q_THD.dtype, shared_memory(q_THD.device)),
         )  # fmt: skip
+
+    @property
+    def width(self) -> int:
+        """Width of the widest block."""
+        return width_of(self.q_THD, self.values, self.is_latent)
 
     def merge(self, kernel: Any, arrays: tuple[Tensor, ...], *counts: int, **own: int) -> None:
         """The launch that merges parts; arrays, counts, own: what the kernel takes."""
@@ -92,6 +99,7 @@ def block_of(dim: int) -> int:
     return max(int(triton.next_power_of_2(dim)), 16)
 
 
-def width_of(q_THD: Tensor, values: Tensor) -> int:
-    """Width of the wider of the blocks that hold keys and values."""
-    return max(block_of(q_THD.shape[2]), block_of(values.shape[3]))
+def width_of(q_THD: Tensor, values: Tensor, is_latent: bool = False) -> int:
+    """Width of the wider of the blocks that hold keys and values, or latents and the rest."""
+    k_dim, v_dim = q_THD.shape[2], values.shape[3]
+    return max(block_of(k_dim - v_dim if is_latent else k_dim), block_of(v_dim))

@@ -27,7 +27,8 @@ class WorkShape:
     """What a work list depends on beside the levels.
 
     may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
-    query rows of a unit that the card has memory for.
+    query rows of a unit that the card has memory for. merges: query heads of a key head for which
+    the last launch merges parts at most.
     """
 
     num_rows: int
@@ -36,6 +37,7 @@ class WorkShape:
     page_size: int
     may_be_dense: bool
     tallest: int = HEIGHTS[-1]
+    merges: int = HEIGHTS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class TritonState:
         dense = None
         if shape.may_be_dense:
             dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        work = work_list(levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest)
+        work = work_list(
+            levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest, shape.merges
+        )
         return work, dense
 
     def _name_kernels(self) -> None:
@@ -111,12 +115,17 @@ class StaticState(TritonState):
     """Work lists in tensors that stay where they are, for a CUDA graph to read.
 
     They have room to spare; units past the last one have no rows and cost next to nothing.
+
+    live_rows: rows of the step that are live, if these levels may not have all of them.
     """
+
+    live_rows: int | None = None
 
     def work(self, shape: WorkShape) -> DeviceWork:
         """The work list for a layer's shape, with room for longer ones."""
         if shape not in self._lists:
-            host, dense = self.plan(shape, _live_rows(self.levels))
+            live_rows = live_rows_of(self.levels) if self.live_rows is None else self.live_rows
+            host, dense = self.plan(shape, live_rows)
             rooms = [*(_room(len(array)) for array in host.units), len(host.last)]
             memory = torch.zeros(
                 sum(rooms) * UNIT + 2 * _room(len(host.pages)), dtype=torch.int32,
@@ -131,12 +140,12 @@ class StaticState(TritonState):
             self._name_kernels()
         return self._lists[shape]
 
-    def load(self, other: TritonState, staging: Staging) -> bool:
+    def load(self, other: TritonState, staging: Staging, live_rows: int | None = None) -> bool:
         """Put another state's levels in place; False, with nothing changed, if they do not fit.
 
-        staging: by which the lists come to the device.
+        staging: by which the lists come to the device. live_rows: as in the class.
         """
-        live_rows = _live_rows(other.levels)
+        live_rows = live_rows_of(other.levels) if live_rows is None else live_rows
         plans = {shape: other.plan(shape, live_rows) for shape in self._lists}
         for shape, (work, dense) in plans.items():
             if dense != self._lists[shape].dense or not _fits(work, self._lists[shape]):
@@ -148,7 +157,8 @@ class StaticState(TritonState):
         return True
 
 
-def _live_rows(levels: Sequence[HostLevel]) -> int:
+def live_rows_of(levels: Sequence[HostLevel]) -> int:
+    """Rows up to the last one that has a group in some level."""
     return max(int(level.stop_G.max(initial=0)) for level in levels)
 
 

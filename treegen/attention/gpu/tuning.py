@@ -35,6 +35,30 @@ def tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str
     return chosen
 
 
+def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
+    """The same for `latent_units`, which reads one block for keys and values; width: that of it."""
+    if dtype == torch.float32 or width != 512:
+        chosen = {"BLOCK_N": 16, "num_warps": 8 if height > HEIGHTS[1] else 4, "num_stages": 2}
+    elif height < HEIGHTS[2]:
+        # Two programs to a multiprocessor, each with two blocks on their way.
+        chosen = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
+    else:
+        # Results fill half of the registers, queries and two blocks all of the shared memory.
+        chosen = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+    size, rotated = dtype.itemsize, 64
+    while True:
+        block = chosen["BLOCK_N"]
+        need = size * (height + chosen["num_stages"] * block) * (width + rotated)
+        if need + 1024 <= memory or block == _LEAST_KEYS == chosen["num_stages"] * _LEAST_KEYS:
+            return chosen
+        if chosen["num_stages"] > 1:
+            chosen["num_stages"] -= 1
+        elif block > _LEAST_KEYS:
+            chosen["BLOCK_N"] //= 2
+        else:
+            return chosen
+
+
 def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
     """The same for `fold_units`, which keeps more numbers in registers."""
     chosen = tuning(height, width, dtype, memory)

@@ -54,11 +54,13 @@ def work_list(
     processors: int,
     dense: DenseRun | None = None,
     tallest: int = HEIGHTS[-1],
+    merges: int = HEIGHTS[1],
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
     num_rows: with those past the live ones, of which nothing is used. dense: keys that are not to
-    be read, for they are read elsewhere. tallest: the largest of HEIGHTS that may be used.
+    be read, for they are read elsewhere. tallest: the largest of HEIGHTS that may be used. merges:
+    as in `WorkShape`.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
@@ -67,7 +69,7 @@ def work_list(
     for index, level in enumerate(levels):
         first_key = dense.num_keys if dense is not None and dense.level == index else 0
         cut = _cut_of(level, first_key, kv_heads, per_head, processors, tallest)
-        may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= HEIGHTS[1]
+        may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if per_head == 1 else 1

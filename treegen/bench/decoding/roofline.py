@@ -139,7 +139,10 @@ def size_of(model: Model) -> ModelSize | str:
         return f"{others[0]} is no plain matrix (a mixture of experts, say)"
     text = module.config.get_text_config(decoder=True)
     q_heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
-    if model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
+    latent = model.spec.layers[0].latent
+    if latent is not None:
+        q_heads = latent.heads
+    elif model.ranks is not None and model.spec.layers[0].kv_heads != (kv_heads or q_heads):
         q_heads //= model.ranks.size  # else each rank computes attention whole
     return ModelSize(
         layer_weights=numbers,
@@ -267,16 +270,23 @@ def step_floor(
     parts = {"layers": max(2 * rows * used / rate, weight_bytes / ceilings.memory)}
     if states:
         parts["states"] = states / ceilings.memory
+
+    def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
+        flops = 2 * level.pairs * size.q_heads * widths
+        return part(flops, level.keys * numbers, ceilings.attention, itemsize)
+
+    def least(level: LevelWork, layer: LayerSpec) -> float:
+        kept = size.cache_itemsize or size.itemsize
+        stored = attention(level, layer.numbers, layer.k_dim + layer.v_dim, kept)
+        form = layer.latent
+        if form is None or level.pairs <= level.keys:
+            return stored
+        # Shared latents may be read as keys and values that were made of them.
+        widths = form.k_dim + form.v_dim
+        return min(stored, attention(level, form.expanded, widths, size.itemsize))
+
     for level in levels:
-        parts[level.name] = sum(
-            part(
-                2 * level.pairs * size.q_heads * (layer.k_dim + layer.v_dim),
-                level.keys * layer.kv_heads * (layer.k_dim + layer.v_dim),
-                ceilings.attention,
-                size.cache_itemsize or size.itemsize,
-            )
-            for layer in size.layers
-        )
+        parts[level.name] = sum(least(level, layer) for layer in size.layers)
     parts["head"] = part(2 * drawn * head, head + logits, ceilings.matmul)
     parts["sampling"] = part(0.0, logits, ceilings.matmul)
     return Floor(parts)

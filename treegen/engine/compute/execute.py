@@ -21,9 +21,11 @@ from treegen.cache.pool import PagedCache
 from treegen.common.device import to_device, to_device_together
 from treegen.engine.compute.agreement import STEPS, Agreement
 from treegen.engine.compute.layout import Ints
+from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.engine.compute.step import POSITION, DecodeStep, Undrawn
 from treegen.errors import ModelError
 from treegen.model.batch import Batch, Forward
+from treegen.model.model import Model
 from treegen.model.recurrent.states import Piece, fold_lists, states_of_pieces, states_of_rows
 from treegen.params import SamplingParams
 from treegen.sampling.batch import Bias, SamplingBatch
@@ -176,7 +178,11 @@ class Executor:
             states = None
             if given.pieces is not None and cache.states is not None:
                 states = states_of_pieces(given.pieces, cache.states.layers)
-            levels = prepare_host(given.levels, positions_T, device, self._implementation)
+            # What is captured reads latents as they are, in one form for all passes of its size.
+            expands = prefills is None or len(given.tokens) > MOST_TOKENS
+            levels = prepare_host(
+                given.levels, positions_T, device, self._implementation, expands=expands
+            )
             batch = Batch(tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states)
             if prefills is None:
                 cache.note_tokens(slots_T, tokens_T)
@@ -254,6 +260,13 @@ class Executor:
         self._agreement.note(tokens)
         if number % STEPS == STEPS - 1:
             self._agreement.compare()
+
+    def write_copies(self, slots: Ints, targets: Ints) -> None:
+        """Make keys and values of latents in some slots, and write them into copies."""
+        with self._together("write_copies", slots, targets):
+            device, layers = self._model.device, self._cache.layers
+            assert isinstance(self._model, Model)
+            self._model.write_copies(layers, *to_device_together([slots, targets], device))
 
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
         """`PagedCache.copy_tokens`, of a follower."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.attention import Implementation
-from treegen.attention.gpu.state import StaticState, TritonState
+from treegen.attention.gpu.state import StaticState, TritonState, live_rows_of
 from treegen.attention.types import is_in_graphs
 from treegen.common.device import Staging
 from treegen.engine.compute.capture import Captures, borrowed
@@ -43,7 +43,7 @@ class _Graph:
     """A captured step: its inputs, its attention work list and what it computes.
 
     step: the step whose tensors are the graph's inputs.
-    state: the work list of its attention.
+    state: the work list of its attention. copies: that of what it reads from copies, if it does.
     out: the draws, or logits [T, V] if draws are made outside the graph.
     filled: rows whose inputs are set; those of further rows are 0.
     sampling: the sampling parameters that are in place.
@@ -52,6 +52,7 @@ class _Graph:
 
     step: DecodeStep
     state: StaticState
+    copies: StaticState | None
     graph: torch.cuda.CUDAGraph
     out: Draws | Tensor
     filled: int
@@ -102,7 +103,7 @@ class DecodeGraphs:
         if entry is None:
             return self._capture(step.on_device(), state)
         self._fill(entry, step)
-        state.kernels = entry.state.kernels
+        _name_kernels(step, entry.state, entry.copies)
         entry.graph.replay()
         return self._draws(entry.out, step, entry.step)
 
@@ -131,6 +132,7 @@ class DecodeGraphs:
             for each in self._graphs
             if size <= each.size
             and each.several == several
+            and (each.copies is None) == (step.levels.copies is None)
             and each.step.cache is step.cache
             and each.step.sampling.is_plain == step.sampling.is_plain
         ]
@@ -140,12 +142,21 @@ class DecodeGraphs:
             must_fit = step.ranks is not None or self._patience.is_over(size, entry.size)
             if must_fit and entry.size > size:
                 return None
-            if entry.state.load(state, self._staging):
+            if self._load(entry, step, state):
                 self._patience.served(size, entry.size)
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
         return None
+
+    def _load(self, entry: _Graph, step: DecodeStep, state: TritonState) -> bool:
+        """Put a step's levels in place of a graph's; False if they do not fit."""
+        copies = step.levels.copies
+        if copies is not None:
+            assert entry.copies is not None
+            if not entry.copies.load(copies.state, self._staging, live_rows_of(state.levels)):
+                return False
+        return entry.state.load(state, self._staging)
 
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws | Undrawn:
         size = _size_of(step, state)
@@ -154,9 +165,13 @@ class DecodeGraphs:
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
         static_state = StaticState(state.levels, state.device, invariant=state.invariant)
-        static = _static_step(step, size, static_state, self._drawn_P1)
+        copies: StaticState | None = None
+        if step.levels.copies is not None:
+            copies = StaticState(step.levels.copies.state.levels, state.device)
+            copies.live_rows = live_rows_of(state.levels)
+        static = _static_step(step, size, static_state, copies, self._drawn_P1)
         draws = self._draws(self._compute(static), step, static)
-        state.kernels = static_state.kernels
+        _name_kernels(step, static_state, copies)
         try:
             graph, out = self._captures.capture(lambda: self._compute(static), state.device)
         except RuntimeError as error:
@@ -171,7 +186,17 @@ class DecodeGraphs:
             out = borrowed(out)
         several = _draws_several(state)
         self._graphs.append(
-            _Graph(static, static_state, graph, out, step.num_rows, step.sampling, size, several)
+            _Graph(
+                static,
+                static_state,
+                copies,
+                graph,
+                out,
+                step.num_rows,
+                step.sampling,
+                size,
+                several,
+            )
         )
         return draws
 
@@ -232,7 +257,20 @@ def _most_padded(num_rows: int) -> int:
     return max(padded_rows(num_rows), several_rows(num_rows))
 
 
-def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tensor) -> DecodeStep:
+def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | None) -> None:
+    """Tell a step which kernels compute its levels."""
+    step.levels.state.kernels = state.kernels
+    if step.levels.copies is not None and copies is not None:
+        step.levels.copies.state.kernels = copies.kernels
+
+
+def _static_step(
+    step: DecodeStep,
+    size: int,
+    state: StaticState,
+    copies: StaticState | None,
+    drawn_P1: Tensor,
+) -> DecodeStep:
     """A step of `size` rows with a graph's inputs in place of another step's.
 
     Rows past the live ones write to the padding page, and nobody takes their draws.
@@ -243,9 +281,9 @@ def _static_step(step: DecodeStep, size: int, state: StaticState, drawn_P1: Tens
     if sampling.is_plain:
         sampling = SamplingBatch.greedy(size, inputs_7T.device)
         sampling.load(step.sampling)
-    levels = replace(
-        step.levels, positions_T=inputs_7T[POSITION], state=state, checked=False, seen=set()
-    )
+    levels = replace(step.levels.at(inputs_7T[POSITION]), state=state, checked=False, seen=set())
+    if levels.copies is not None:
+        levels = replace(levels, copies=replace(levels.copies, state=copies, seen=set()))
     states = None
     if step.states is not None:
         # Rows past the live ones have the slot of no state, whatever they make of it.

@@ -9,6 +9,7 @@ Letters: N items, D levels of kept segments, G groups, P pages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,16 @@ def shared_levels(
     chains_ND: Ints,
     offsets: Ints,
     keys_of: Callable[[int], tuple[Pages, int, int]],
+    copy_of: Callable[[int, int], Pages | None] | None = None,
 ) -> list[HostLevel]:
     """Levels of the kept segments above N items.
 
     chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
     offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
     keys_of: gives the page table, the number of keys and the first position of a segment.
+    copy_of: gives the pages of a copy (`treegen.engine.segments.copies`) for a segment and the
+    number of rows below it; None where its own are to be read. There may be two levels for a
+    depth then.
     """
     levels = []
     for ids in chains_ND.T:
@@ -40,16 +45,26 @@ def shared_levels(
         if len(starts) == 0:
             break
         keys = [keys_of(int(segment)) for segment in ids[starts]]
-        levels.append(
-            make_level(
-                offsets[starts],
-                offsets[stops],
-                pad_tables([table for table, _, _ in keys]),
-                np.array([num_keys for _, num_keys, _ in keys]),
-                np.array([base for _, _, base in keys]),
-                causal=False,
-            )
-        )
+        tables: list[Pages] = [table for table, _, _ in keys]
+        copied = np.zeros(len(starts), dtype=np.bool_)
+        if copy_of is not None:
+            num_rows = offsets[stops] - offsets[starts]
+            for group, segment in enumerate(ids[starts].tolist()):
+                copy = copy_of(segment, int(num_rows[group]))
+                if copy is not None:
+                    tables[group], copied[group] = copy, True
+        for of_copies in (False, True):
+            groups = np.flatnonzero(copied == of_copies)
+            if len(groups):
+                level = make_level(
+                    offsets[starts[groups]],
+                    offsets[stops[groups]],
+                    pad_tables([tables[group] for group in groups]),
+                    np.array([keys[group][1] for group in groups]),
+                    np.array([keys[group][2] for group in groups]),
+                    causal=False,
+                )
+                levels.append(replace(level, copied=of_copies))
     return levels
 
 
@@ -93,6 +108,7 @@ def with_rows(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = Non
         kv_start_G=level.kv_start_G,
         causal=level.causal,
         items=items,
+        copied=level.copied,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+MOST_TOKENS: Final = 1024
+"""Tokens of a prefill pass that may be captured."""
 _SEVERAL: Final = 32
 
 

@@ -25,9 +25,10 @@ from treegen.attention.gpu.state import StaticState, TritonState
 from treegen.attention.types import is_in_graphs
 from treegen.common.device import Staging, to_device_together
 from treegen.engine.compute.capture import Captures, borrowed
+from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.model.batch import Batch
 
-_TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+_TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
 _LOGITS: Final = (16, 64, 128, 256, 512)  # padding must not take much more than a pass may
 _MAX_GRAPHS: Final = 24
 _WASTE: Final = 2  # a graph serves passes with tokens down to this part of its own

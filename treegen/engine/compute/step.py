@@ -81,7 +81,7 @@ class DecodeStep:
         if self.inputs_7T.device.type == device.type:
             return self
         inputs_7T = to_device(self.inputs_7T.numpy(), device)
-        levels = replace(self.levels, positions_T=inputs_7T[POSITION])
+        levels = self.levels.at(inputs_7T[POSITION])
         return replace(self, inputs_7T=inputs_7T, levels=levels)
 
     def compute(self, forward: Callable[[Batch], Tensor]) -> Draws | Undrawn:

@@ -86,7 +86,7 @@ class DecodeSteps:
     def __init__(self, run: RunState, live: LiveRows, graphs: DecodeGraphs | None) -> None:
         """Steps of the live rows. graphs: replays them; None to compute them eagerly."""
         self._run, self._live, self._graphs = run, live, graphs
-        self._state: tuple[Ints, StepRows, int] | None = None
+        self._state: tuple[Ints, int, StepRows, int] | None = None
         self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
 
     def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
@@ -226,10 +226,13 @@ class DecodeSteps:
         """What stays the same for these rows, and the keys of their levels; made for new rows."""
         run = self._run
         if self._state is not None and self._state[0] is order:
-            return self._state[1:]
+            _, version, same, read = self._state
+            if version == run.pool.num_taken_back:  # else a copy may be gone
+                return same, read
         chains = run.rows.chain[order]
-        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of)
+        copy_of = run.copies.of if run.copies is not None else None
+        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         rows = step_rows(run, order, levels)
-        self._state, self._own_memo = (order, rows, keys), {}
+        self._state, self._own_memo = (order, run.pool.num_taken_back, rows, keys), {}
         return rows, keys

@@ -13,6 +13,7 @@ from treegen.engine.compute.execute import Executor
 from treegen.engine.compute.layout import Ints
 from treegen.engine.rows.param_table import ParamTable
 from treegen.engine.rows.table import RowTable
+from treegen.engine.segments.copies import Copies, CopyOptions
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.segments.store import SegmentStore
 from treegen.model.batch import Forward
@@ -42,6 +43,7 @@ class RunState:
     scores: the scores of requests that are over and asked for them, by index.
     grown: the segments of samples that have ended in a search, by request and sample index. Each
     has one reference, which passes to whoever takes the segment from here.
+    copies: keys and values of all heads beside latents; None for a model without latents.
     """
 
     model: Forward
@@ -57,6 +59,7 @@ class RunState:
     requests: dict[int, LiveRequest] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
     grown: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
+    copies: Copies | None = None
 
     @property
     def pool(self) -> PagePool:
@@ -104,22 +107,26 @@ def new_run(
     impl: str,
     max_rows: int,
     rewinds: bool,
+    copied: CopyOptions | None = None,
 ) -> RunState:
     """The state of a run that begins.
 
     param_sets: the sampling parameters that are known now, at least one.
     samples: for each request of the plan, the sample indices that are wanted.
     rewinds: whether requests may come that have the last token of a segment computed again.
+    copied: which segments have copies beside their latents; None for none.
     """
     first, *further = param_sets
     num_logprobs = max(each.params.logprobs for each in param_sets)
     cache.pool.peak_used = cache.pool.num_used
+    store = SegmentStore(plan, cache, kept, rewinds=rewinds)
     run = RunState(
         model=model,
         executor=executor,
         cache=cache,
         kept=kept,
-        store=SegmentStore(plan, cache, kept, rewinds=rewinds),
+        store=store,
+        copies=Copies(cache, store, executor, copied) if copied is not None else None,
         rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
         usage=Usage(
             num_pages=cache.pool.num_pages,

@@ -338,6 +338,7 @@ class SegmentStore:
     def _free(self, segment: LiveSegment) -> None:
         self._idle.pop(segment.index, None)
         if segment.table is not None:
+            self.cache.pool.take_back(segment.index)  # the pages of its copy, if it has one
             self.cache.pool.free(segment.table)
             segment.table = None
             if self.states is not None:

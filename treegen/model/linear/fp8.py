@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from treegen.attention.types import FP8
 from treegen.errors import InputError
+from treegen.model.latent import keeps_latents
 
 MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
@@ -87,15 +88,19 @@ def can_multiply(device: torch.device) -> bool:
 def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers of a module that may run in FP8, each with its name.
 
-    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not.
+    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not,
+    nor what makes keys and values of latents, by which queries and results are multiplied.
     Experts that are no linear layers of their own: see `treegen.model.linear.fp8_experts`.
     """
     head, num_experts = None, None
     if isinstance(module, PreTrainedModel):
         head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
         num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
+    ups = [part.kv_b_proj for part in module.modules() if keeps_latents(part)]
     for name, part in module.named_modules():
         if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
+            continue
+        if any(part is up for up in ups):
             continue
         if not any(size % MULTIPLE for size in part.weight.shape):
             yield name, part

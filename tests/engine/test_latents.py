@@ -1,0 +1,299 @@
+"""Models with latent attention: what is kept, in which form it is read; no sample changes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from guessing import Always, Knowing, guessed
+from tiny_models import known, save_tiny_model
+from transformers import AutoConfig
+
+from treegen import LLM, Node, SamplingParams
+from treegen.attention import latent as latents
+from treegen.engine.compute.execute import Executor
+from treegen.engine.segments.copies import Copies
+from treegen.model.checkpoint.text_part import auto_class
+from treegen.model.latent import keeps_latents
+from treegen.plan.cost import CostModel
+from treegen.plan.requests import sample_requests
+from treegen.search import SearchNode
+
+FAMILIES = [
+    "axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
+    "longcat_flash", "minicpm3", "mistral4", "youtu",
+]  # fmt: skip
+TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n" * 2
+FORMS: dict[str, Callable[..., bool] | None] = {
+    "absorbed": lambda *_: False,
+    "expanded": lambda *_: True,
+    "chosen": None,
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @functools.cache
+    def save(family: str) -> Path:
+        if not known(family):
+            pytest.skip(f"this transformers has no {family}")
+        return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
+
+    return save
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens were copied each time."""
+    counts: list[int] = []
+    write = Executor.write_copies
+
+    def noted(self: Executor, slots: Any, targets: Any) -> None:
+        counts.append(len(slots))
+        write(self, slots, targets)
+
+    monkeypatch.setattr(Executor, "write_copies", noted)
+    return counts
+
+
+def force(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read latents in a form, in passes of many rows too."""
+    choose = FORMS[form]
+    if choose is not None:
+        monkeypatch.setattr(CostModel, "expands", choose)
+        least = 1 if form == "expanded" else float("inf")
+        monkeypatch.setattr(latents, "rows_to_expand", lambda _: least)
+    monkeypatch.setattr(latents, "_PIECE", 72 * 24)  # 24 tokens of these models
+
+
+def load(path: Path, **options: Any) -> LLM:
+    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "2MiB", **options})
+
+
+def ragged(samples: int = 1) -> Node:
+    """Two levels, nodes of one token, nodes with an only child, samples of inner nodes."""
+    return Node(
+        TRUNK,
+        children=[
+            Node(
+                "Q: Bob has 14 pens.",
+                children=[
+                    Node(" How many?\nA:", samples=samples, id="a"),
+                    Node("\n", samples=samples, id="b"),
+                    Node(" 5", children=[Node(" or 6", samples=samples, id="c")], samples=0),
+                ],
+                samples=samples,
+                id="inner",
+            ),
+            Node("Q", children=[Node("?", samples=samples, id="d")], samples=0),
+            Node("X", samples=samples, id="e"),
+        ],
+        samples=0,
+    )
+
+
+@functools.cache
+def stock_of(path: Path) -> Any:
+    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
+        path, attn_implementation="eager"
+    )
+    stock.generation_config.eos_token_id = None
+    return stock
+
+
+@functools.cache
+def greedy_alone(path: Path, ids: tuple[int, ...], num: int) -> tuple[list[int], list[float]]:
+    """Greedy tokens of stock transformers after a prompt, and their log-probabilities."""
+    out = stock_of(path).generate(
+        torch.tensor([ids]), do_sample=False, max_new_tokens=num,
+        return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    tokens = out.sequences[0, len(ids) :].tolist()
+    rows = torch.cat(out.logits).log_softmax(-1)
+    return tokens, [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [*itertools.product(FAMILIES, ("absorbed", "expanded")), ("deepseek_v3", "chosen")],
+)
+def test_a_ragged_tree_decodes_like_stock_transformers(
+    family: str, form: str, saved: Callable[[str], Path], copied: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = saved(family)
+    force(form, monkeypatch)
+    llm = load(path, prefill_chunk=29, page_size=4, sharing="all")
+    result = llm.run(ragged(), SamplingParams(temperature=0, max_tokens=7, ignore_eos=True))
+    assert bool(copied) == (form != "absorbed")
+    for request in result.plan.requests:
+        tokens, logprobs = greedy_alone(path, tuple(request.tokens.tolist()), 7)
+        (mine,) = (c for c in result.completions if c.prompt_id == request.id)
+        assert list(mine.tokens) == tokens
+        # A recurrence in other steps is rounded otherwise, and goes on with that.
+        assert mine.logprobs == pytest.approx(logprobs, abs=5e-5 if llm.spec.states else 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_token_takes_its_latent_and_no_more(family: str, saved: Callable[[str], Path]) -> None:
+    llm = load(saved(family))
+    spec, form = llm.spec, llm.spec.latent
+    assert form is not None and form.kept == 16 and form.expanded == 4 * (12 + 6)
+    assert all(layer.expanded == form.expanded for layer in spec.layers)
+    assert spec.kv_bytes_per_token == 16 * 4 * len(spec.layers)
+    num_tokens = (llm.cache.pool.num_pages + 1) * llm.cache.page_size
+    stored = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for layer in llm.cache.layers
+        for tensor in (layer.keys, layer.values)
+    }
+    assert sum(stored.values()) == num_tokens * spec.kv_bytes_per_token
+    attending = [part for part in llm.model.module.modules() if keeps_latents(part)]
+    assert len(attending) == len(spec.layers) and llm.model.can_copy
+
+
+def small(llm: LLM, seed: int, **options: Any) -> LLM:
+    """The same model with pages for a few rows at a time."""
+    rng = np.random.default_rng(seed)
+    given = {
+        "memory": int(rng.integers(75, 100)) * 4 * llm.spec.kv_bytes_per_token,
+        "page_size": 4, "max_rows": int(rng.integers(3, 9)), "sharing": "all",
+        "prefill_chunk": int(rng.integers(5, 40)), "run_ahead": bool(seed % 2), **options,
+    }  # fmt: skip
+    if llm.spec.states:
+        given["memory"] += 60 * llm.spec.state_bytes
+    return LLM(llm.model, tokenizer=llm.tokenizer, **given)
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [*(("deepseek_v3", seed) for seed in (0, 2, 3)), ("minicpm3", 4), ("kimi_linear", 5)],
+)
+def test_whatever_runs_together_comes_out_as_if_alone(
+    family: str, seed: int, saved: Callable[[str], Path], copied: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Random trees with few pages, while rows lose theirs and segments change their form."""
+    llm = load(saved(family))
+    rng = np.random.default_rng(seed)
+    with monkeypatch.context() as patch:
+        force("absorbed", patch)
+        alone = LLM(llm.model, tokenizer=llm.tokenizer, max_rows=1, sharing="off", memory="1MiB")
+    # Whatever it costs: a form is chosen anew whenever rows change.
+    monkeypatch.setattr(CostModel, "expands", lambda *_: bool(rng.random() < 0.7))
+    monkeypatch.setattr(latents, "rows_to_expand", lambda _: float(rng.integers(1, 30)))
+    few = small(llm, seed)
+    trunk = rng.integers(3, 320, 40).tolist()
+    prompts = [
+        trunk[: rng.integers(0, 40)] + rng.integers(3, 320, rng.integers(1, 9)).tolist()
+        for _ in range(8)
+    ]
+    few.keep(few.tokenizer.decode(trunk[:10]))
+    params = [
+        SamplingParams(n=int(rng.integers(1, 5)), seed=seed, max_tokens=int(rng.integers(1, 15)))
+        for _ in prompts
+    ]
+    leaves = [
+        Node(ids, samples=each.n, id=str(i))
+        for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
+    ]
+    tree = Node("", children=leaves, samples=0)
+    requests = sample_requests(tree, llm.tokenizer, params, llm.spec)
+    wanted = [range(request.samples) for request in requests]
+    with few._start(few._plan(requests), params, wanted) as stream:
+        scheduler, got = stream.scheduler, []
+        while stream.has_work:
+            got += stream.step()
+            if rng.random() < 0.2:
+                scheduler._land()
+                scheduler._admission.give_way()
+            scheduler.check()
+    assert copied and len(got) == sum(len(each) for each in wanted)
+    for index, (request, each) in enumerate(zip(requests, params, strict=True)):
+        with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
+            mine = {c.sample_index: c.tokens for c in stream}
+        assert mine == {c.sample_index: c.tokens for c in got if c.prompt_id == str(index)}
+    pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
+    for some, pair in zip(few.score(pairs), pairs, strict=True):
+        assert some.logprobs == pytest.approx(alone.score([pair])[0].logprobs, abs=1e-4)
+
+
+def test_copies_are_the_first_to_go(
+    saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that grow take the pages of a copy before a row gives way."""
+    force("expanded", monkeypatch)
+    llm = load(saved("deepseek_v3"), page_size=4)
+    assert llm.spec.copy_pages == 5
+    params = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+    want = [c.tokens for c in llm.run(Node(TRUNK, samples=12), params).completions]
+    num = len(llm.tokenizer(TRUNK)["input_ids"])
+    trunk = -(-num // 4)
+    rows = 12 * -(-(num % 4 + 30) // 4)
+    few = LLM(
+        llm.model, tokenizer=llm.tokenizer, page_size=4, sharing="all",
+        memory=(trunk + rows + 20) * 4 * llm.spec.kv_bytes_per_token,
+    )  # fmt: skip
+    lent: list[bool] = []
+    of = Copies.of
+
+    def noted(self: Copies, index: int, rows: int) -> Any:
+        got = of(self, index, rows)
+        lent.append(got is not None)
+        return got
+
+    monkeypatch.setattr(Copies, "of", noted)
+    copied.clear()
+    with few.stream(Node(TRUNK, samples=12), params) as stream:
+        got = sorted(stream, key=lambda c: c.sample_index)
+    assert [c.tokens for c in got] == want
+    assert not stream.usage.preemptions and few.cache.pool.num_taken_back
+    assert copied == [num] and lent[0] and not all(lent)
+    few.cache.pool.check([*few.engine.kept.tables()])
+
+
+@pytest.mark.parametrize("form", ["expanded", "chosen"])
+def test_guesses_and_searches(
+    form: str, saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(saved("glm4_moe_lite"), max_rows=12, sharing="all")
+    params = SamplingParams(max_tokens=16, seed=6, ignore_eos=True)
+
+    async def grow(root: SearchNode) -> list[tuple[int, ...]]:
+        children = await root.sample(3, max_tokens=6)
+        below = [await child.sample(2, max_tokens=6) for child in children]
+        return [tuple(node.tokens) for nodes in below for node in nodes]
+
+    with monkeypatch.context() as patch:
+        force("absorbed", patch)
+        want = llm.run(ragged(4), params)
+        searched = llm.search(grow, [TRUNK], SamplingParams(seed=2))
+    assert not copied
+    force(form, monkeypatch)
+    again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
+    assert again[0].value == searched[0].value and not again[0].error
+    assert copied
+    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+    got = guessed(llm, Knowing(want.completions)).run(ragged(4), params)
+    assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]
+    assert got.usage.accepted_tokens and copied
+
+
+def test_keys_in_fp8_and_matrices_in_fp8(saved: Callable[[str], Path], copied: list[int],
+                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    params = SamplingParams(max_tokens=10, seed=4, ignore_eos=True)
+    for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
+        found = []
+        for form in ("absorbed", "expanded"):
+            with monkeypatch.context() as patch:
+                force(form, patch)
+                llm = load(saved("deepseek_v3"), sharing="all", **options)
+                found.append([c.tokens for c in llm.run(ragged(3), params).completions])
+        assert found[0] == found[1] and copied
+        copied.clear()
