@@ -2,6 +2,7 @@
 # make test    what a CPU can check in a quarter of an hour
 # make soak    longer tests: many kills, crowds of clients, other programs
 # make docs    the documentation as a site, in .site/
+# make release-check    archive and wheel, installed where no checkout is; ARGS=--borrow without a network
 # An existing .venv is used as it is and gains what is missing.
 
 # What pip installs as torch. On Linux the default is a CUDA build where PyPI serves it. Others:
@@ -24,7 +25,7 @@ else
 install_torch = $(BIN)/python -m pip install $(TORCH)
 endif
 
-.PHONY: help demo test soak lint docs format clean
+.PHONY: help demo test soak lint docs release-check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +73,9 @@ lint: $(VENV)/.treegen-dev
 # Material's notice of its successor is no fault of these pages.
 docs: $(VENV)/.treegen-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --config-file .mkdocs.yml
+
+release-check: $(VENV)/.treegen-dev
+	PYTHON=$(BIN)/python tests/release.sh $(ARGS)
 
 format: $(VENV)/.treegen-dev
 	$(BIN)/ruff check --fix .

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import (
     CONTEXT,
     OUTPUT,
@@ -18,7 +19,17 @@ from treegen.cli.typed.options import (
 from treegen.cli.typed.places import places_for, take_cluster
 
 
-@click.command("eval", context_settings=CONTEXT)
+@click.command(
+    "eval",
+    cls=Grouped,
+    file=True,
+    context_settings=CONTEXT,
+    examples=(
+        "treegen eval gsm8k --limit 4 --n-samples 8",
+        "treegen eval math500 --model Qwen/Qwen3-0.6B -n 16 --maj 4,16 -o runs/math",
+        "treegen eval --resume runs/math",
+    ),
+)
 @options_of(
     "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution",
     "task code",

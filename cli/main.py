@@ -19,37 +19,70 @@ import treegen
 from treegen.cli.terminal.flags import flagged
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.cli.terminal.streams import guarded_streams
+from treegen.cli.typed.options import CONTEXT
 from treegen.common.formats import safe_text
 from treegen.errors import ModelWarning, TreegenError
 
-# Name -> module, and the help that the list of commands shows.
-_COMMANDS: Final = {
-    "eval": ("treegen.cli.eval", "Sample a task with a model and score it."),
-    "plan": ("treegen.cli.plan", "Show what a run would share, store and read; loads no weights."),
-    "search": ("treegen.cli.search", "Search a task's solutions step by step, or compare methods."),
-    "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
-    "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
-    "watch": ("treegen.cli.watch", "Show a run in the browser while it is under way."),
-    "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
-    "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
-    "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
-    "export": ("treegen.cli.export", "Write a run in the format of another tool."),
-    "import": ("treegen.cli.import_log", "Make a run of a log that another tool wrote."),
-    "usc": ("treegen.cli.usc", "Let the model pick the most consistent sample of each problem."),
-    "verify": ("treegen.cli.verify", "Score a run's samples by a reward model or a verifier."),
-    "score-texts": (
-        "treegen.cli.score_texts",
-        "Score given texts, with the likeliest tokens.",
-    ),
-    "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
-    "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
-    "tasks": ("treegen.cli.tasks", "List the tasks."),
-    "models": ("treegen.cli.models", "List families of models, or tell what becomes of one."),
-    "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
-    "selfcheck": ("treegen.cli.selfcheck", "Try whether samples depend on what runs beside them."),
-    "bench": ("treegen.cli.bench", "Measure this machine."),
+# Under the titles of the list of commands: name -> module, and the help that the list shows.
+_GROUPS: Final = {
+    "Run": {
+        "eval": ("treegen.cli.eval", "Sample a task with a model and score it."),
+        "search": (
+            "treegen.cli.search",
+            "Search a task's solutions step by step, or compare methods.",
+        ),
+        "plan": (
+            "treegen.cli.plan",
+            "Show what a run would share, store and read; loads no weights.",
+        ),
+        "demo": ("treegen.cli.demo", "Show what treegen does, with a model that comes with it."),
+    },
+    "Look": {
+        "show": ("treegen.cli.show", "Show a run, one of its problems or one of its trees."),
+        "report": ("treegen.cli.report", "Write a page with the plots, samples and trees of runs."),
+        "watch": ("treegen.cli.watch", "Show a run in the browser while it is under way."),
+        "compare": ("treegen.cli.compare", "Test whether one run is better than another."),
+        "export": ("treegen.cli.export", "Write a run in the format of another tool."),
+        "import": ("treegen.cli.import_log", "Make a run of a log that another tool wrote."),
+    },
+    "Score again": {
+        "score": ("treegen.cli.score", "Score the samples of a run again; needs no model."),
+        "verify": ("treegen.cli.verify", "Score a run's samples by a reward model or a verifier."),
+        "usc": (
+            "treegen.cli.usc",
+            "Let the model pick the most consistent sample of each problem.",
+        ),
+        "score-texts": (
+            "treegen.cli.score_texts",
+            "Score given texts, with the likeliest tokens.",
+        ),
+        "replay": ("treegen.cli.replay", "Say what stopping early would have saved of a run."),
+    },
+    "Serve": {
+        "serve": ("treegen.cli.serve", "Serve a model to clients that speak OpenAI's protocol."),
+    },
+    "Inform": {
+        "tasks": ("treegen.cli.tasks", "List the tasks."),
+        "models": ("treegen.cli.models", "List families of models, or tell what becomes of one."),
+        "power": ("treegen.cli.power", "Say how many problems and samples show a difference."),
+    },
+    "This machine": {
+        "selfcheck": (
+            "treegen.cli.selfcheck",
+            "Try whether samples depend on what runs beside them.",
+        ),
+        "bench": ("treegen.cli.bench", "Measure this machine."),
+    },
 }
+_COMMANDS: Final = {name: each for group in _GROUPS.values() for name, each in group.items()}
 
+
+_COMPLETION: Final = """\b
+Completion of words, in the start file of a shell:
+  bash  eval "$(_TREEGEN_COMPLETE=bash_source treegen)"
+  zsh   eval "$(_TREEGEN_COMPLETE=zsh_source treegen)"
+  fish  _TREEGEN_COMPLETE=fish_source treegen | source
+"""
 
 # The message of torch when the host has no memory left. Torch has no error class for it.
 _CPU_ALLOCATOR: Final = "DefaultCPUAllocator: can't allocate memory"
@@ -93,8 +126,13 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        there = self.list_commands(ctx)
+        width = max(map(len, there))
+        for title, group in _GROUPS.items():
+            rows = [(name.ljust(width), told) for name, (_, told) in group.items() if name in there]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the group's own options."""
@@ -137,7 +175,7 @@ def _in_one_line(command: click.Command | None) -> Iterator[None]:
         ) from error
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=CONTEXT, epilog=_COMPLETION)
 @click.version_option(treegen.__version__, prog_name="treegen", message="%(prog)s %(version)s")
 def cli() -> None:
     """Sample from language models in trees: what prompts share is computed and kept once."""

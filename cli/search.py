@@ -6,6 +6,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.eval import without_parts
+from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import CONTEXT, OUTPUT, QUIET, asked_for, options_of
 from treegen.cli.typed.places import places_for, take_cluster
 from treegen.errors import InputError
@@ -30,7 +31,17 @@ def _arguments_of(name: str, method: Method) -> str:
     return f"{name}: {', '.join(each.name for each in method.arguments)}"
 
 
-@click.command("search", context_settings=CONTEXT)
+@click.command(
+    "search",
+    cls=Grouped,
+    file=True,
+    context_settings=CONTEXT,
+    examples=(
+        "treegen search countdown --limit 4 --method beam --budget tokens=2000",
+        "treegen search gsm8k --compare best-of-n,beam --limit 20 -o runs/both",
+        "treegen search countdown --method path/to/file.py:function -a width=4",
+    ),
+)
 @click.argument("task", required=False)
 @click.option(
     "--method",
@@ -75,7 +86,7 @@ def _arguments_of(name: str, method: Method) -> str:
               "new state, whose ends are judged (1); 0 judges the state itself."))  # fmt: skip
 @click.option("--choose", metavar="HOW", help="Of the solutions found: best, by the evaluation, "
               "or vote, weighted by it, as the papers on rebase and dvts do.")  # fmt: skip
-@click.option("--temperature", type=float)
+@click.option("--temperature", type=float, help="0 is greedy. Default: the task's.")
 @click.option("--top-p", type=float, help="After temperature, --min-p and --top-k.")
 @click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p.")
 @click.option("--min-p", type=float, help="After temperature, before --top-k and --top-p.")
@@ -90,7 +101,7 @@ def _arguments_of(name: str, method: Method) -> str:
 @click.option("--seed", type=int, help="Of the samples.")
 @click.option("--repeats", type=int, help="Searches of each problem, for pass@k over searches (1).")
 @click.option("--concurrency", type=int, help="Problems searched at once.")
-@options_of("data", "arguments", "model without -a", "cluster", "task code")
+@options_of("data", "arguments", "model", "cluster", "task code")
 @OUTPUT
 @QUIET
 def command(

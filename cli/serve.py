@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import CONTEXT, asked_for, options_of
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, install
@@ -16,7 +17,12 @@ _NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 
-@click.command("serve", context_settings=CONTEXT)
+@click.command(
+    "serve",
+    cls=Grouped,
+    context_settings=CONTEXT,
+    examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",),
+)
 @options_of("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)

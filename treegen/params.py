@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import inspect
+import functools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from treegen.errors import InputError
 
@@ -65,6 +65,34 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(f'{each}=' for each in close)}?" if close else ""
 
 
+_Kind = TypeVar("_Kind", bound=type)
+
+
+def _named(kind: _Kind) -> _Kind:
+    """Let a dataclass refuse an unknown argument as treegen does, and not by a TypeError."""
+    init: Callable[..., None] = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def checked(self: object, *args: Any, **given: Any) -> None:
+        try:
+            init(self, *args, **given)
+        except TypeError:
+            _check_names(given)
+            raise
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
+
+
+def _check_names(given: Iterable[object]) -> None:
+    """Raise InputError for a name that SamplingParams does not have."""
+    known = list(SamplingParams.__dataclass_fields__)
+    for name in given:
+        if name not in known:
+            raise InputError(f"SamplingParams has no {name!r}{hint_at(str(name), known)}")
+
+
+@_named
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
@@ -315,7 +343,10 @@ class SamplingParams:
                     f'as ("<think>", "</think>"); got {self.reasoning_tags!r}'
                 )
             if tags[1] in tags[0]:
-                raise InputError(f"reasoning_tags: {tags[0]!r} has {tags[1]!r}, which ends it")
+                raise InputError(
+                    f"reasoning_tags: the opening tag {tags[0]!r} contains the closing tag "
+                    f"{tags[1]!r}, so it would end at once; give tags of which neither does"
+                )
             object.__setattr__(self, "reasoning_tags", tags)
         if end is not None and (not isinstance(end, str) or not end):
             raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
@@ -429,10 +460,7 @@ Params = SamplingParams | Mapping[str, Any]
 def check_params(params: Params | None) -> SamplingParams:
     """The parameters that are given, or the usual ones; InputError for anything else."""
     if isinstance(params, Mapping):
-        known = inspect.signature(SamplingParams).parameters
-        for name in params:
-            if name not in known:
-                raise InputError(f"SamplingParams has no {name!r}{hint_at(str(name), known)}")
+        _check_names(params)
         return SamplingParams(**params)
     if params is not None and not isinstance(params, SamplingParams):
         raise InputError(

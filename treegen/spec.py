@@ -219,10 +219,10 @@ class ModelSpec:
     num_weights: numbers in all weights that a text reaches.
     num_in_linears: those of them in linear layers that may run in FP8.
     delta: how rows list updates of these states; None where all of them have their own states.
-    copy_pages: of a model with latents, pages that the keys and values of all heads take for each
-    page of tokens, in the type that it computes in.
     recommended: how the checkpoint recommends to sample, as pairs of names and values of
     SamplingParams; empty if it does not.
+    copy_pages: of a model with latents, pages that the keys and values of all heads take for each
+    page of tokens, in the type that it computes in.
     """
 
     name: str
@@ -238,8 +238,8 @@ class ModelSpec:
     num_weights: int = 0
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
-    copy_pages: int = 0
     recommended: tuple[tuple[str, Any], ...] = ()
+    copy_pages: int = 0
 
     @property
     def state_bytes(self) -> int:

@@ -59,33 +59,32 @@ _DATA: Final = (
 )  # fmt: skip
 
 
-def _model_args(*short: str) -> Decorator:
-    return click.option("--model-args", *short, multiple=True, metavar="K=V,...",
-                        help=f"Any of {', '.join(MODEL_ARGS)}.")  # fmt: skip
-
-
 _MODEL: Final = (
     click.option("--model", "-M", metavar="DIR|NAME", help="Checkpoint directory or hub name."),
-    _model_args("-a"),
+    click.option("--model-args", multiple=True, metavar="K=V,...",
+                 help=f"Any of {', '.join(MODEL_ARGS)}."),
     click.option("--adapter", metavar="DIR|NAME", help="A LoRA adapter saved by peft, merged into "
                  "the model as it loads."),
-    click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16."),
+    click.option("--dtype", metavar="TYPE", help="auto, float32, bfloat16 or float16. Default: "
+                 "auto, the checkpoint's."),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 bits, for GPUs that "
                  "multiply them. none: expand those of an FP8 checkpoint."),
     click.option("--kv-cache-dtype", metavar="TYPE", help="fp8: keys and values in 8 bits, so that "
                  "twice as many fit."),
-    click.option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
-    click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB."),
+    click.option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N. Default: auto, a GPU "
+                 "if there is one."),
+    click.option("--memory", metavar="SIZE", help="For keys and values, such as 2GiB. Default: by "
+                 "what is free."),
     click.option("--max-rows", "--batch-size", "-b", metavar="N|auto", help="Samples decoded at "
-                 "once at most."),
+                 "once at most. Default: auto."),
     click.option("--sharing", metavar="HOW", help="auto, all, one or off: which parts of the tree "
-                 "are read once for all samples below."),
+                 "are read once for all samples below. Default: auto."),
     click.option("--tensor-parallel-size", "--tp", type=int, metavar="N", help="Divide the model "
                  "among N GPUs of a machine."),
     click.option("--reproducible", is_flag=True, help="On a GPU, compute each sample to the bit as "
                  "if it were alone, a few percent slower."),
     click.option("--eager", is_flag=True, help="On a GPU, start at once: no compiling, no CUDA "
-                 "graphs. Longer runs are slower so."),
+                 "graphs. Longer runs are slower."),
     click.option("--speculate", metavar="HOW", help="ngram: guess tokens by other samples and the "
                  "prompt, so that a pass draws several. Samples stay the same."),
     click.option("--draft-model", metavar="DIR|NAME", help="A small model with the same tokenizer, "
@@ -96,8 +95,6 @@ _MODEL: Final = (
                  "from the hub only with a pinned revision. Never remembered: say it for each "
                  "command."),
 )  # fmt: skip
-# For commands that have another option -a.
-_MODEL_WITHOUT_A: Final = (_MODEL[0], _model_args(), *_MODEL[2:])
 _CLUSTER: Final = (
     click.option("--gpus", metavar="all|N|0,2", help="Several GPUs, each with the model and a part "
                  "of the work."),
@@ -107,17 +104,17 @@ _CLUSTER: Final = (
 )  # fmt: skip
 _SAMPLING: Final = (
     click.option("--n-samples", "-n", "--epochs", "--repeats", "num_samples", type=int,
-                 help="Samples per problem."),
+                 help="Samples per problem. Default: the task's."),
     click.option("--sampling", "sampling_from", metavar="HOW", help="recommended: what the "
                  "checkpoint's generation_config.json says, where no option does. Default: task."),
-    click.option("--temperature", type=float, help="0 is greedy."),
+    click.option("--temperature", type=float, help="0 is greedy. Default: the task's."),
     click.option("--top-p", type=float, help="After temperature, --min-p and --top-k."),
     click.option("--top-k", type=int, help="0 keeps all. After temperature and --min-p."),
     click.option("--min-p", type=float, help="After temperature, before --top-k and --top-p."),
-    click.option("--max-tokens", type=int, help="Tokens per sample at most."),
+    click.option("--max-tokens", type=int, help="Tokens per sample at most. Default: the task's."),
     click.option("--stop", multiple=True, metavar="TEXT", help=r"Ends a sample; may be repeated, "
                  r"replaces the task's own. \n and \t are a newline and a tab."),
-    click.option("--seed", type=int, help="Of the samples, and of drawn examples."),
+    click.option("--seed", type=int, help="Of the samples, and of drawn examples. Default: 0."),
     click.option("--gen-kwargs", multiple=True, metavar="K=V,...",
                  help=f"Any of {', '.join(GEN_KWARGS)}."),
     click.option("--json-schema", metavar="FILE", help="Samples must be JSON of this schema."),
@@ -146,7 +143,7 @@ _EXECUTION: Final = (
                  is_flag=True, help="Let tasks such as apps run the programs that a model wrote, "
                  "in a sandbox. Never remembered: say it for each command."),
     click.option("--sandbox", metavar="NAME", help="auto, bubblewrap, landlock, or none for no "
-                 "protection at all."),
+                 "protection at all. Default: auto."),
     click.option("--num-workers", "--n-workers", "num_workers", type=int, help="Programs run at "
                  "once. Default: one per core."),
 )  # fmt: skip
@@ -221,7 +218,6 @@ def options_of(*groups: str) -> Decorator:
     """Return a decorator that adds groups of options, by their names below."""
     known: dict[str, tuple[Decorator, ...]] = {
         "task": _TASK, "data": _DATA, "arguments": _ARGUMENTS, "model": _MODEL, "cluster": _CLUSTER,
-        "model without -a": _MODEL_WITHOUT_A,
         "sampling": _SAMPLING, "stopping": _STOPPING, "report": _REPORT, "execution": _EXECUTION,
         "reading": (*_READING, *_TASK_CODE), "task code": _TASK_CODE, "trust": (_MODEL[-1],),
     }  # fmt: skip

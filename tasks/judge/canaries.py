@@ -216,7 +216,10 @@ def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...
             inside["write_host_file"] = True
     escaped = [name for name, success in inside.items() if success]
     if escaped:
-        raise JudgeError(f"the sandbox does not hold: {', '.join(escaped)}")
+        raise JudgeError(
+            f"the sandbox does not hold: from inside, a program could {', '.join(escaped)}; run no "
+            "programs of models with it, and try another with sandbox="
+        )
     held = tuple(name for name, success in outside.items() if success)
     return held, tuple(name for name, success in outside.items() if not success)
 

@@ -206,5 +206,5 @@ def test_a_table_is_drawn_on_a_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show(table)
     out = capsys.readouterr().out
-    assert "[b]" in out and "\u2502" in out and "mark" in out
+    assert "[b]" in out and "\u2502" in out
     assert "\x1b[2J" not in out

@@ -59,7 +59,7 @@ def test_the_module_is_the_command() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [("sc", ["score"]), ("search --ro", ["--rollouts"]), ("nosuch --x", [])],
+    [("sc", ["score", "score-texts"]), ("search --ro", ["--rollouts"]), ("nosuch --x", [])],
 )
 def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
     place = {"COMP_WORDS": f"treegen {typed}", "COMP_CWORD": str(len(typed.split()))}

@@ -59,10 +59,13 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
         (["gsm8k", "--k", "1,x"], "--k must be whole numbers with commas between, got '1,x'"),
         (["gsm8k", "--k", "3"], "--k 3 is not possible with 2 samples per problem"),
-        (["gsm8k", "-a", "dtyp=float32"], "--model-args: it has no 'dtyp'; known: model, dtype"),
-        (["gsm8k", "-a", "float32"], "--model-args: 'float32' is not name=value"),
-        (["gsm8k", "-a", "check=maybe"], "check must be true or false, got 'maybe'"),
-        (["gsm8k", "-a", "dtype=float16", "--dtype", "float32"], "give it once"),
+        (
+            ["gsm8k", "--model-args", "dtyp=float32"],
+            "--model-args: it has no 'dtyp'; known: model, dtype",
+        ),
+        (["gsm8k", "--model-args", "float32"], "--model-args: 'float32' is not name=value"),
+        (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),
+        (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "give it once"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
         (["gsm8k", "--stop-batch", "4"], "--stop-batch is of no use without --stop-when"),
         (["gsm8k", "--confidence", "warmup=4"], "warmup is of no use without keep"),
@@ -81,7 +84,7 @@ def test_bad_arguments(
 
 def test_an_unknown_command(treegen: Command) -> None:
     assert treegen("evl").error == "there is no command 'evl'; did you mean 'eval'?"
-    assert treegen("zzz").error.startswith("there is no command 'zzz'; known: eval, plan")
+    assert treegen("zzz").error.startswith("there is no command 'zzz'; known: eval, search")
     assert "No such option '--verison'" in treegen("--verison").error
 
 

@@ -105,5 +105,5 @@ def test_a_trace_without_samples_is_refused_before_a_model_is_made(
 
 
 def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:
-    told = " ".join(treegen("eval", "--help").out.split())
+    told = " ".join(treegen("eval", "--help-all").out.split())
     assert f"guessed for a pass at most. Default: {DRAFT_TOKENS}." in told

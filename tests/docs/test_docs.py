@@ -3,8 +3,9 @@
 import json
 import re
 import shlex
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -16,8 +17,8 @@ from treegen.tasks import get_task, list_tasks
 
 # A page of programs that is not here is docs/search.md, which has a test of its own.
 _PAGES = ("README.md", *(f"docs/{name}.md" for name in (
-    "index", "concepts", "integrations", "notebooks", "report", "runs", "speculation", "tasks",
-    "votes", "reference/sampling")),
+    "index", "coming-from/transformers", "coming-from/vllm", "concepts", "integrations",
+    "notebooks", "report", "runs", "speculation", "tasks", "votes", "reference/sampling")),
           *(f"docs/tutorials/{name}.md" for name in (
     "gsm8k", "own-task", "own-search", "own-attention", "prompts"
 )))  # fmt: skip
@@ -143,3 +144,44 @@ def _parse(command: click.Command, words: list[str]) -> None:
         assert found is not None, name
         command, context = found, click.Context(found, info_name=name, parent=context)
     command.make_context(command.name, words, parent=context.parent)
+
+
+def _module(repository: Path, name: str) -> ModuleType:
+    spec = spec_from_file_location(name, repository / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pictures_are_those_that_the_script_draws(repository: Path) -> None:
+    for name, picture in _module(repository, "charts").draw().items():
+        assert (repository / "docs" / name).read_text() == picture
+
+
+def test_the_figures_of_the_chart_stand_on_the_benchmark_page_and_not_in_the_readme(
+    repository: Path,
+) -> None:
+    page = (repository / "docs" / "performance.md").read_text()
+    readme = (repository / "README.md").read_text()
+    for job in json.loads((repository / "docs" / "figures.json").read_text())["jobs"]:
+        for bar in job["bars"]:
+            figure = f"{bar['tokens_per_second']:,}"
+            assert figure in page and figure not in readme
+
+
+def test_the_written_pages_have_each_command_option_and_family(repository: Path) -> None:
+    hooks = _module(repository, "hooks")
+    page = (repository / "docs" / "reference" / "commands.md").read_text()
+    commands = hooks.on_page_markdown(page)
+    assert "<!--" not in commands and "\b" not in commands
+    for name in cli.list_commands(click.Context(cli)):
+        assert f"## treegen {name}\n" in commands
+    assert "--max-rows" in commands and "## treegen bench decode\n" in commands
+    page = (repository / "docs" / "reference" / "families.md").read_text()
+    assert "| `llama` | exact |  |" in hooks.on_page_markdown(page)
+
+
+def test_the_readme_is_short(repository: Path) -> None:
+    text = (repository / "README.md").read_text()
+    assert len(text.splitlines()) <= 120 and len(text.split()) <= 1000

@@ -100,8 +100,8 @@ def test_scores_are_those_of_plain_transformers(
     """With passes so small that the examples take several."""
     out = tmp_path / "run"
     done = command(
-        "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out, "-a", "prefill_chunk=64",
-        "-T", "per_subject=6", "--memory", "4MiB",
+        "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out,
+        "--model-args", "prefill_chunk=64", "-T", "per_subject=6", "--memory", "4MiB",
     )  # fmt: skip
     assert done.code == 0
     check_records(out, checkpoint, prompts(folder, {"per_subject": "6"}))

@@ -196,7 +196,7 @@ def load_file(path: Path) -> ModuleType:
 
 def _make(found: object, name: str) -> Task:
     if not callable(found):
-        raise InputError(f"task {name!r} is not a class")
+        raise InputError(f"{name!r} is {found!r:.40}, not a class of a task")
     try:
         task = found()
         missing = [member for member in _MEMBERS if not hasattr(task, member)]

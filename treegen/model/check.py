@@ -58,7 +58,8 @@ def check_model(model: "Model") -> None:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
             f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
-            f"(limit {limit:.2g})"
+            f"(limit {limit:.2g}), so samples would be wrong; dtype='float32' shows whether it is "
+            "rounding, and if it is not, please report the model. check=False loads it all the same"
         )
 
 

@@ -237,7 +237,9 @@ class Bench:
         cache, num_states = llm.cache, llm.engine.num_states
         fit = plan.rows_that_fit(cache.pool.num_pages, cache.page_size, num_states)
         if fit < rows and workload.max_rows is not None:
-            raise CapacityError(f"{fit:,} of {rows:,} rows fit in memory")
+            raise CapacityError(
+                f"{fit:,} of {rows:,} rows fit in memory; use fewer rows or a larger --memory"
+            )
         floor = self._floor(plan, rows, workload.mean_generated, mode)
         if floor is not None:
             least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows

@@ -198,7 +198,13 @@ def last_choices(
             found |= dict(info.identity[group])
         return found | {name: info.identity[name] for name in names}
     except (KeyError, TypeError, ValueError):
-        raise RunError(f"its run.json is not that of a run of `treegen {command}`") from None
+        searched = isinstance(info.identity, Mapping) and "search" in info.identity
+        if searched == (command == "search"):
+            told = f"its run.json lacks settings of `treegen {command}`: it was changed"
+        else:
+            other = "search" if searched else "eval"
+            told = f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
+        raise RunError(told) from None
 
 
 def absolute_task(task: str | Task) -> str | Task:

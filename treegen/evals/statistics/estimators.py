@@ -62,7 +62,10 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable] | None = None
         raise InputError("an estimate needs at least one problem")
     array = np.asarray(values, dtype=np.float64)
     if not ((array >= 0) & (array <= 1)).all():
-        raise InputError("an estimate is over values from 0 to 1")
+        worst = next(value for value in values if not 0 <= value <= 1)
+        raise InputError(
+            f"an estimate needs values from 0 to 1, one for each problem; got {worst!r:.40}"
+        )
     num = len(values)
     # fsum is exact, so the result does not depend on the order of the problems.
     mean = min(1.0, math.fsum(values) / num)

@@ -56,7 +56,10 @@ def rows_of(head: nn.Module, tokens: list[int]) -> nn.Linear:
     """The part of a language model's head that gives the logits of some tokens."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        raise ModelError("the model's head is no matrix")
+        raise ModelError(
+            f"the model's head, {type(head).__name__}, has no weight matrix, so the logits of "
+            "single tokens cannot be read; use a checkpoint with a linear head"
+        )
     part = nn.Linear(
         weight.shape[1], len(tokens), bias=bias is not None, dtype=weight.dtype, device="meta"
     )

@@ -179,7 +179,8 @@ class SearchTree:
         inner = {node.parent_id for node in nodes}
         for node in nodes:
             if node.leaf == (node.id in inner):
-                raise DataError(f"node {node.id} of the search tree says wrongly if it is a leaf")
+                told = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
+                raise DataError(f"node {node.id} of the search tree is marked as {' '.join(told)}")
         return SearchTree(tuple(nodes))
 
 

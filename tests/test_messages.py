@@ -1,0 +1,77 @@
+"""Messages of errors: what is wrong, by the name that was given, and what to do."""
+
+import copy
+import inspect
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cli_cases import Command
+from report_cases import make_run, make_search_run
+
+from treegen import InputError, SamplingParams
+from treegen.errors import ModelError
+from treegen.evals.registry import get_task
+from treegen.evals.statistics.estimators import estimate
+from treegen.model.config import resolve_device
+from treegen.model.judges.judge import rows_of
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("best_of", "has no 'best_of'; did you mean n=?"),
+        ("max_new_tokens", "did you mean max_tokens=?"),
+        ("temprature", "did you mean temperature=?"),
+        ("xyzzy", "SamplingParams has no 'xyzzy'$"),
+    ],
+)
+def test_an_unknown_sampling_parameter(name: str, told: str) -> None:
+    with pytest.raises(InputError, match=told.replace("?", r"\?")):
+        SamplingParams(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_sampling_parameters_are_a_dataclass_as_before() -> None:
+    params = SamplingParams(temperature=0.5, stop=("a",), logit_bias={3: 1.0})
+    for again in (replace(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert again == params
+    assert "temperature" in inspect.signature(SamplingParams).parameters
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(0.5)  # type: ignore[call-arg]
+
+
+def test_tags_of_reasoning() -> None:
+    with pytest.raises(InputError, match="'<a></a>' contains the closing tag '</a>'"):
+        SamplingParams(reasoning_tags=("<a></a>", "</a>"))
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"cuda:3 is not there; torch sees cuda:0, cuda:1$"):
+        resolve_device("cuda:3")
+
+
+def test_an_estimate_names_the_value() -> None:
+    with pytest.raises(InputError, match=r"values from 0 to 1, one for each problem; got 1\.5"):
+        estimate([0.5, 1.5])
+
+
+def test_a_head_without_a_matrix() -> None:
+    with pytest.raises(ModelError, match="head, Identity, has no weight matrix"):
+        rows_of(torch.nn.Identity(), [1])
+
+
+def test_runs_of_the_other_command(treegen: Command, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=1, num_samples=1)
+    searched = make_search_run(tmp_path / "searched", num_problems=1)
+    assert "treegen eval" in treegen("search", "--resume", run).error
+    assert "treegen search" in treegen("eval", "--resume", searched).error
+
+
+def test_a_task_that_is_no_class(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("T = 3\n")
+    with pytest.raises(InputError, match="is 3, not a class of a task"):
+        get_task(f"{tmp_path / 't.py'}:T")
