@@ -12,6 +12,7 @@ from treegen.async_llm.stepper import Stepper
 from treegen.common.closing import Closing
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
+from treegen.llm.calls import Calls
 from treegen.outputs import Completion, Score, Status, Usage
 from treegen.params import Params, SamplingParams, check_int, check_params
 from treegen.prompts.token_text import Text
@@ -20,7 +21,6 @@ from treegen.replies import Replies
 from treegen.search.live.texts import GrowingTexts
 
 if TYPE_CHECKING:
-    from treegen.llm.calls import Calls
     from treegen.prompts.radix import Tokens
 
 _WAITING_PER_ROW: Final = 4
