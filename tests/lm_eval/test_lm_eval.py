@@ -445,10 +445,14 @@ def test_a_journal_holds_every_kind_of_answer(
     lm = TreegenLM(tiny_llm, cache=str(tmp_path / "kept"))
     # A part first, as if the run had been stopped or limited.
     assert lm.generate_until(asked[:2]) == want[2][:2]
-    assert lm.loglikelihood(pairs[:2]) == want[0][:2]
+    # Other scores in a pass may change the last bit of a log-likelihood, not what is kept.
+    first = lm.loglikelihood(pairs[:2])
     assert counted == [2, 2]
     again = TreegenLM(tiny_llm, cache=str(tmp_path / "kept"))
-    assert again.loglikelihood(pairs) == want[0]
+    found = again.loglikelihood(pairs)
+    assert found[:2] == first
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in want[0]]
+    assert [value for value, _ in found] == pytest.approx([v for v, _ in want[0]], abs=1e-5)
     assert again.loglikelihood_rolling(texts) == pytest.approx(want[1], abs=1e-4)
     assert again.generate_until(asked) == want[2]
     num_windows = counted[3]
@@ -484,7 +488,10 @@ def test_a_torn_journal_is_mended_and_a_damaged_one_refused(
     file.write_bytes(whole[:-9])
     assert lm.generate_until(asked) == want and counted == [4, 1]
     assert "was unfinished" in caplog.text
-    assert len(file.read_bytes()) == len(whole)
+    # Drawn alone, a sample's log-probabilities may differ in their last digit.
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 4 and lines[:3] == whole.splitlines(keepends=True)[:3]
+    assert lines[3].endswith(b"}\n")
     file.write_bytes(b"{}\n" + whole)
     with pytest.raises(RunError, match="delete this line and run the same command again"):
         lm.generate_until(asked)
