@@ -187,7 +187,8 @@ def test_several_tasks_share_a_model_and_a_directory(
     assert sorted(sub.name for sub in path.iterdir()) == ["gsm8k", "sums_bold_"]
     assert "|sums \\| [bold] (bundled problems)|" in done.out
     (path / "gsm8k" / "samples.jsonl").write_bytes(b"")
-    again = treegen("eval", "--resume", path)
+    assert treegen("eval", "--resume", path).code == 2  # code of one's own is named each time
+    again = treegen("eval", "--resume", path, "--allow-task-code")
     assert again.code == 0, again.err
     assert [run["done"] for run in again.document["runs"]] == [4, 4]
 

@@ -63,7 +63,7 @@ def test_a_changed_setting(
 def test_a_changed_model(treegen: Command, model: Path, run_path: Path, no_weights: None) -> None:
     edit_config(model, rms_norm_eps=0.01)
     error = treegen("eval", "--resume", run_path, "--model", model).error
-    assert "model.fingerprint: " in error and "(--model)" in error
+    assert "model.fingerprint: " in error and "(--model or --adapter)" in error
 
 
 def test_what_changes_no_sample_may_change(

@@ -63,7 +63,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
-        (["--model", "demo", "--tool-format", "xml"], "tool_format must be one of harmony"),
+        (["--model", "demo", "--tool-format", "xml"], "--tool-format must be one of harmony"),
         (["--model", "nowhere/at/all", "--port", "0"], "nowhere/at/all"),
     ],
 )

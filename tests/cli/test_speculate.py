@@ -45,7 +45,7 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
     asked = ("eval", "gsm8k", "-M", tiny, *SMALL)
     for options, told in (
         (("--speculate", "medusa"), "speculate must be off or ngram"),
-        (("--draft-tokens", "0"), "draft_tokens must be at least 1"),
+        (("--draft-tokens", "0"), "--draft-tokens must be at least 1"),
         (("--draft-tokens", "4"), "draft_tokens is of no use"),
         (("--draft-tokens", "4", "--speculate", "off"), "draft_tokens is of no use"),
         (("--draft-model", "demo"), "demo has another tokenizer"),

@@ -173,7 +173,7 @@ def test_an_own_task_of_choices_reports_what_choices_have(
     usage = document["usage"]
     assert usage["prompt_tokens_computed"] <= usage["prompt_tokens_unshared"]
     assert "0.8 times" not in done.out
-    again = command("score", out, "-q").document
+    again = command("score", out, "-q", "--task", task).document
     assert again["report"] == document["report"]
     plan = command("plan", task, "-M", checkpoint).document["plans"][0]
     assert plan["prompt_tokens"]["shared"] <= plan["prompt_tokens"]["unshared"]

@@ -70,7 +70,7 @@ def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen
 
     words = ("eval", "gsm8k", "--model", checkpoint, *SMALL)
     done = treegen(*words, "-o", tmp_path / "own")
-    line = "the checkpoint recommends temperature 0.6, top_p 0.95, top_k 20; --sampling recommended"
+    line = "the checkpoint recommends --temperature 0.6, --top-p 0.95, --top-k 20; --sampling "
     assert done.code == 0 and done.err.count(line) == 1
     best = ("--sampling", "recommended", "--top-k", "5")
     done = treegen(*words, *best, "-o", tmp_path / "best")
@@ -101,7 +101,7 @@ def test_samples_have_the_schema_of_a_file(
     words = ("eval", "gsm8k", "--model", checkpoint, *SMALL, "-o", path, "--json-schema")
     file.write_text('{"type": "objekt"}')
     done = treegen(*words, file)
-    assert done.code == 2 and "json_schema cannot be used: Invalid type" in done.err
+    assert done.code == 2 and "--json-schema cannot be used: Invalid type" in done.err
     assert not path.exists()
     file.write_text('{"enum": [1, 23]}')
     assert treegen(*words, file).code == 0

@@ -326,8 +326,8 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"evaluate": "reward:"}, "there is no way to evaluate"),
         ({"propose": "guess"}, "there is no way to propose 'guess'; known: sample, list"),
         ({"width": 0}, "width must be at least 1, got 0"),
-        ({"num_samples": -1}, "--n-samples must be at least 1"),
-        ({"step_tokens": 0}, "--step-tokens must be at least 1, got 0"),
+        ({"num_samples": -1}, "num_samples must be at least 1"),
+        ({"step_tokens": 0}, "step_tokens must be at least 1, got 0"),
         ({"concurrency": 0}, "concurrency must be at least 1"),
         ({"rollouts": -1}, "rollouts must be at least 0, got -1"),
         ({"choose": "votes"}, "there is no way to choose 'votes'; did you mean 'vote'"),
@@ -354,7 +354,7 @@ def job(data: str) -> SearchJob:
 
 
 def asked_by(job: SearchJob, **changes: Any) -> Any:
-    given: dict[str, Any] = {"dtype": "float32", "fingerprint": "f", "flags": {}}
+    given: dict[str, Any] = {"dtype": "float32", "fingerprint": "f"}
     return run_settings(job, **given | changes)
 
 

@@ -177,7 +177,7 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     for _, _, _, value, low, high, less, least, most in table.rows:
         assert low <= value <= high and least <= less <= most  # type: ignore[operator]
     for name, told in (
-        ("certainty", "--self-certainty"),
+        ("certainty", "self_certainty=True"),
         ("score", "scores.jsonl"),
         ("usc", "usc"),
     ):

@@ -262,7 +262,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(quantized, "find_spec", lambda name: None)
     for settings, extra in ((SETTINGS["fine"], "fp8"), (_packed(), "compressed-tensors")):
         edit(tmp_path, quantization_config=settings)
-        with pytest.raises(ModelError, match=rf"pip install 'treegen\[{extra}\]'"):
+        with pytest.raises(ModelError, match=rf"pip install '\.\[{extra}\]'"):
             load_spec(tmp_path)
 
 

@@ -99,7 +99,7 @@ def test_a_run_is_opened_without_decoding(
     with RunDir.open(runs[SMALL][0]) as run:
         known = set(run.done)
         assert known == {(r["problem_id"], r["sample_index"]) for r in run.records()}
-    monkeypatch.setattr(records, "decode_record", lambda line: pytest.fail("it was decoded"))
+    monkeypatch.setattr(records, "parse_json", lambda text: pytest.fail("it was decoded"))
     with RunDir.open(runs[SMALL][0]) as run:
         assert set(run.done) == known
 

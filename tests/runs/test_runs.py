@@ -11,7 +11,9 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -991,7 +993,9 @@ with graceful_signals() as stopping:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {2, 15})
     time.sleep(60)
 """
-RAISING = TOGETHER.replace("treegen.runs import graceful_signals", "treegen.cli import interrupts")
+RAISING = TOGETHER.replace(
+    "treegen.runs import graceful_signals", "treegen.cli.terminal import interrupts"
+)
 RAISING = RAISING.replace("graceful_signals() as stopping", "interrupts.raising_signals()")
 
 
@@ -1084,11 +1088,32 @@ def test_a_record_of_wrong_types_is_told_of_by_its_line(
     tmp_path: Path, field: str, value: object
 ) -> None:
     good = {"problem_id": "a", "sample_index": 0}
-    bad = {"problem_id": "a", "sample_index": 1, field: value}
     path = tmp_path / "samples.jsonl"
-    path.write_bytes(encode_record(good) + encode_record(bad) + encode_record(good))
-    with pytest.raises(RunError, match=rf"samples.jsonl:2: damaged line \(.*{field} is"):
-        RecordFile(path, writable=False)
+    for problem_id in ("a", "\u00e9"):  # an id with escapes is decoded when the file is opened
+        bad = encode_record({"problem_id": problem_id, "sample_index": 1, field: value})
+        for rest in (encode_record(good), bad, b""):  # as the last line it is no torn one
+            path.write_bytes(encode_record(good) + bad + rest)
+            before = path.read_bytes()
+            for writable in (False, True):
+                with closing(RecordFile(path, writable=writable)) as file:
+                    assert len(file.keys) == 2 and not file.notices
+                    records = file.records()
+                    assert next(records) == good
+                    wrong = rf"samples.jsonl:2: damaged line \(.*{field} is"
+                    with pytest.raises(RunError, match=wrong):
+                        next(records)
+            assert path.read_bytes() == before
+
+
+def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Path) -> None:
+    body = b'{"problem_id":"a","sample_index":0,"text":}'
+    bad = b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
+    good = encode_record({"problem_id": "a", "sample_index": 0})
+    path = tmp_path / "samples.jsonl"
+    for number, data in ((1, bad + good), (2, good + bad)):
+        path.write_bytes(data)
+        with pytest.raises(RunError, match=rf"samples.jsonl:{number}: damaged line \("):
+            RecordFile(path, writable=False)
 
 
 @pytest.mark.parametrize(

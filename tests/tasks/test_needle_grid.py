@@ -188,7 +188,7 @@ def test_a_picture_without_matplotlib_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"pip install 'treegen\[plots\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[plots\]'"):
         save_png(GRID, tmp_path / "heat_map.png")
 
 

@@ -64,9 +64,7 @@ def sources_of(
 
 def advice(sampling: SamplingParams, spec: ModelSpec) -> str | None:
     """A line for a user whose sampling is not what the checkpoint recommends; None if it is."""
-    from treegen.model.recommended import recommendation
-
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
-    told = recommendation(dict(spec.recommended))
+    told = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
     return f"the checkpoint recommends {told}; sampling_from='recommended' takes it"

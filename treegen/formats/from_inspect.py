@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.evals.verdict import Verdict
 from treegen.formats.foreign import ForeignLog, ForeignSample, verdict_of
 
@@ -16,7 +16,7 @@ try:
     from inspect_ai.scorer import Score
 except ImportError:
     raise InputError(
-        "an Inspect log needs inspect_ai; install it with: pip install 'treegen[inspect]'"
+        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
     ) from None
 
 # Inspect's own letters and their values.

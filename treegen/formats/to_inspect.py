@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import treegen
 from treegen.common.formats import utf8
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.formats.whole import WholeRun
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, Sample
@@ -48,7 +48,7 @@ try:
     from inspect_ai.scorer import Score
 except ImportError:
     raise InputError(
-        "an Inspect log needs inspect_ai; install it with: pip install 'treegen[inspect]'"
+        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
     ) from None
 
 _STOPS: Final = {"stop": "stop", "length": "max_tokens"}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, install
 from treegen.prompts.endless import lark_ends, schema_ends
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class Grammar:
         """
         if find_spec("llguidance") is None:
             raise InputError(
-                f"{structure[0]} needs llguidance; install it with: "
-                "pip install 'treegen[structured]'"
+                f"{structure[0]} needs llguidance; install it with: {install('structured')}"
             )
         from llguidance import LLMatcher
 

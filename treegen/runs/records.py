@@ -64,13 +64,23 @@ def decode_record(line: bytes) -> dict[str, Any]:
     """Return the record of `line`, its crc checked and taken out.
 
     Raises:
+        ValueError: the line is bad, or a field is of a wrong type.
+    """
+    record = _untyped(line)
+    check_types(record, RECORD)
+    return record
+
+
+def _untyped(line: bytes) -> dict[str, Any]:
+    """Return the record of `line`; its fields are checked when it is read, not when it is opened.
+
+    Raises:
         ValueError: the line is bad.
     """
     record = parse_json(_checked(line).decode("ascii"))
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
     key_of(record)
-    check_types(record, RECORD)
     return record
 
 
@@ -91,7 +101,7 @@ def _read_key(line: bytes) -> Key:
     """
     usual = _USUAL.match(_checked(line))
     if usual is None:
-        return key_of(decode_record(line))
+        return key_of(_untyped(line))
     return usual[1].decode("ascii"), int(usual[2])
 
 
@@ -268,16 +278,22 @@ class RecordFile:
                     continue
                 first = self._offsets.setdefault(key, self._end)
                 if first != self._end:
-                    self._check_same(key, decode_record(line), first, number)
+                    self._check_same(key, line, first, number)
                 self._end += len(line)
         return torn is not None or line.endswith(b"\n"), torn
 
-    def _check_same(self, key: Key, record: dict[str, Any], first: int, number: int) -> None:
+    def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
         with open(self.path, "rb") as file:
             first_number = file.read(first).count(b"\n") + 1
-            earlier = decode_record(file.readline())
-        # Compare text, because 1, 1.0 and True are equal in Python.
-        if json.dumps(earlier, sort_keys=True) != json.dumps(record, sort_keys=True):
+            earlier = file.readline()
+        texts = []
+        for at, each in ((first_number, earlier), (number, line)):
+            try:
+                # Compare text, because 1, 1.0 and True are equal in Python.
+                texts.append(json.dumps(_untyped(each), sort_keys=True))
+            except ValueError as error:
+                raise self._damage(at, str(error)) from None
+        if texts[0] != texts[1]:
             raise RunError(
                 f"{self.path} has two different records for sample {key[1]} of problem "
                 f"{key[0]!r}, in lines {first_number} and {number}; delete the wrong line"
