@@ -113,7 +113,7 @@ def test_a_thinking_that_opens_after_space_or_by_other_tokens_has_its_budget(
     assert all(len(ids) == 1 for ids in spell.values())
     space = {ids[0]: 7.0 for text, ids in spell.items() if text.isspace()}
     letters = {ids[0]: 8.0 for text, ids in spell.items() if not text.isspace()}
-    tree = Node(TEXTS["outside"], samples=10, id="outside")
+    tree = Node(TEXTS["outside"], samples=16, id="outside")
     for params in (
         params_of(budget, logit_bias=space | {OPEN_ID: 8.0}),
         params_of(budget, logit_bias=space | letters, reasoning_tags=("ba", "yz")),

@@ -592,7 +592,7 @@ def test_who_hangs_up_takes_the_samples_along(running: Running, streams: bool) -
 
 def _request(body: bytes, *, length: int | None = None) -> bytes:
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
         "Content-Type: application/json\r\n"
         f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
     )
@@ -766,7 +766,7 @@ def test_rubbish_in_or_after_a_body_ends_the_connection(
         ("guess", chunked),
         (KEY, "Content-Length: 2\r\n\r\n{}rubbish"),
     ):
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
         head += "Content-Type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(f"{head}{rest}".encode())
