@@ -250,6 +250,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"reasoning_tokens": 5}, "a budget for thinking needs the tags around it"),
             ({"top_logprobs": 2}, "needs logprobs"),
             ({"extra_body": {"wings": 2}}, "wings"),
+            ({"extra_body": {"chat_template_kwargs": {"wide": True}}}, "does not read wide"),
+            ({"reasoning_effort": "low"}, "does not read reasoning_effort"),
             ({"temperature": -1.0}, "temperature"),
             ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
             ({"asked": [ChatMessageUser(content=[image])]}, "type image"),
@@ -259,8 +261,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
         long = await ask("Ann " * 500)
         assert long.stop_reason == "model_length"
         assert "too many" in long.error
-        extra = {"ignore_eos": True, "min_p": 0.1, "chat_template_kwargs": {"wide": True}}
-        assert (await ask(extra_body=extra, reasoning_effort="low")).stop_reason == "max_tokens"
+        extra = {"ignore_eos": True, "min_p": 0.1}
+        assert (await ask(extra_body=extra)).stop_reason == "max_tokens"
         assert await model.api.tokenize("Ann") == tiny_tokenizer()("Ann")["input_ids"]
 
     asyncio.run(refused())

@@ -72,5 +72,5 @@ def test_what_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.Monke
         open_run(tmp_path / "gone")
     run = open_run(make_run(tmp_path / "run", num_problems=2, num_samples=1))
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match=r"pip install 'treegen\[pandas\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[pandas\]'"):
         run.samples()

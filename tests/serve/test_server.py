@@ -766,7 +766,9 @@ def test_rubbish_in_or_after_a_body_ends_the_connection(
         ("guess", chunked),
         (KEY, "Content-Length: 2\r\n\r\n{}rubbish"),
     ):
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        )
         head += "Content-Type: application/json\r\n"
         with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
             connection.sendall(f"{head}{rest}".encode())
