@@ -15,11 +15,9 @@ from typing import Final
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, words
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.prompts.tree import Node
 from treegen.tasks.aime.data import YEARS, load_problems
 from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
-from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.math.competition import Competition, boxed_prompt
+from treegen.tasks.math.competition import Competition
 
 
 class AIME(Competition):
@@ -51,7 +49,3 @@ class AIME(Competition):
                 )
         problems, skipped, source = load_problems(options.data, options.split, years)
         return chosen(problems, skipped, source, options)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return problems -> samples."""
-        return examples_above_problems(data, num_samples, boxed_prompt)

@@ -6,9 +6,12 @@ from typing import Final
 from treegen.evals.answers import AnswerType
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.task import TaskData
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.prompts.tree import Node
 from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.reasoning import by_metadata
+from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.math.boxed import hendrycks_verdict
 
 _BOXED: Final = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -33,6 +36,10 @@ class Competition:
     def answer_types(self) -> dict[str, AnswerType]:
         """Answers by math-verify are classes; those of the other filter are texts."""
         return {"math-verify": self._math}
+
+    def tree(self, data: TaskData, num_samples: int) -> Node:
+        """Return problems -> samples; the prompts ask for a boxed answer."""
+        return examples_above_problems(data, num_samples, boxed_prompt)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""

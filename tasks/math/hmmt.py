@@ -19,13 +19,11 @@ from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, words
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.prompts.tree import Node
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
 from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
-from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.math.competition import Competition, boxed_prompt
+from treegen.tasks.math.competition import Competition
 
 CONTESTS: Final = ("feb_2025", "nov_2025", "feb_2026")
 _BUNDLED: Final = "hmmt_sample.jsonl"
@@ -66,10 +64,6 @@ class HMMT(Competition):
             skipped += bad
             sources.append(source)
         return chosen(problems, tuple(skipped), " and ".join(sources), options)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return problems -> samples."""
-        return examples_above_problems(data, num_samples, boxed_prompt)
 
 
 def _tables(options: TaskOptions, contests: tuple[str, ...]) -> list[tuple[Rows, str, str]]:

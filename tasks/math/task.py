@@ -30,7 +30,7 @@ from treegen.evals.verdict import Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
 from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.math.competition import Competition, boxed_prompt
+from treegen.tasks.math.competition import Competition
 from treegen.tasks.math.data import MATH, MATH_500, load_problems
 from treegen.tasks.math.fewshot import load_examples
 from treegen.tasks.math.minerva import MinervaAnswer
@@ -116,10 +116,6 @@ class Math500(Competition):
         check_no_examples(self.name, options)
         loaded = load_problems(options.data, options.split, MATH_500)
         return chosen(loaded.problems, loaded.skipped, loaded.source, options)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return problems -> samples."""
-        return examples_above_problems(data, num_samples, boxed_prompt)
 
 
 def _ask(problem: str) -> str:

@@ -103,7 +103,7 @@ def _metadata(told: Any) -> Mapping[str, Any]:
         if isinstance(told, str):
             try:
                 told = read(told)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
                 continue
     if not isinstance(told, Mapping):
         return {}

@@ -14,8 +14,7 @@ from cli_cases import Command, samples_of, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen.errors import RunError
-from treegen.images.thumbnails import thumbnails
-from treegen.report.blobs import blobs
+from treegen.report.blobs import blobs, thumbnails
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.runs import RunDir, RunSettings

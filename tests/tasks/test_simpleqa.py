@@ -22,6 +22,7 @@ ROWS: list[dict[str, Any]] = [
     {"metadata": '{"topic": "Music", "answer_type": "Date"}', "problem": "When?", "answer": "1842"},
     {"metadata": "__import__('os').system('true')", "problem": "Where?", "answer": "Rome"},
     {"metadata": "{'topic': 'Art'}", "problem": "", "answer": "nothing"},
+    {"metadata": "{[]: 1}", "problem": "Who?", "answer": "Eve"},
 ]  # fmt: skip
 
 
@@ -44,13 +45,14 @@ def test_the_published_table_is_read(table: Path, whole: bool) -> None:
         ("simpleqa-1", "Who painted it?", "Ada  Lovelace"),
         ("simpleqa-2", "When?", "1842"),
         ("simpleqa-3", "Where?", "Rome"),
+        ("simpleqa-5", "Who?", "Eve"),
     ]
-    assert [p.metadata.get("topic") for p in data.problems] == ["Art", "Music", None]
+    assert [p.metadata.get("topic") for p in data.problems] == ["Art", "Music", None, None]
     assert [each.line for each in data.skipped] == [5]
     prompts = [
         "".join(str(node.content) for node in p.path) for p in prompts_of(task.tree(data, 1))
     ]
-    assert prompts == ["Who painted it?", "When?", "Where?"]
+    assert prompts == ["Who painted it?", "When?", "Where?", "Who?"]
     verdicts = [
         task.score(data.problems[0], text)["contains"].correct
         for text in ("It was ada lovelace.", "Ada", "")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.common.formats import safe_text
+from treegen.errors import TreegenError
 from treegen.evals.statistics.votes import majority_vote
-from treegen.images.thumbnails import thumbnails
+from treegen.images.thumbnails import thumbnail
 from treegen.prompts.tree import Node
 from treegen.report.curves import (
     INVALID,
@@ -29,8 +30,11 @@ from treegen.report.plots.figures import Spot
 from treegen.report.prompt_tree import content_text
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView, Sample
+from treegen.runs.images import RunImages
 from treegen.search.tree.records import TreeNode, best_path
 
+MOST_BYTES: Final = 2**24
+"""Bytes of the thumbnails of a run at most, as data URLs."""
 # A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
@@ -52,6 +56,28 @@ class Blob:
 
     id: str
     content: str
+
+
+def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
+    """Return the images of a run by their hashes, as data URLs, but for those that cannot be shown.
+
+    most: bytes in all. Once they are used up, no further image is shown.
+    """
+    found: dict[str, str] = {}
+    size = 0
+    for image in images.images.values():
+        try:
+            data = images.content(image.sha256)
+            url = None if data is None else thumbnail(data, image.name)
+        except TreegenError:  # damaged by now, or Pillow is not installed here
+            continue
+        if url is None:
+            continue
+        size += len(url)
+        if size > most:
+            break
+        found[image.sha256] = url
+    return found
 
 
 def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[Spot]]) -> Iterator[Blob]:

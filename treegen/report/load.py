@@ -16,7 +16,6 @@ from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow,
 from treegen.evals.statistics.tables import Grid, Table
 from treegen.evals.thinking import thinking_of
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.images.thumbnails import images_in
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
 from treegen.report.trees import read_trees
@@ -68,7 +67,7 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     with RunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, asked, notices)
-        images = images_in(path, notices)
+        images = _images(path, notices)
         problems, report, rounds = _judge(run, job, images, notices)
         decides = rounds is not None and rounds.reads_answers
         summaries, judged = _judged(path, problems, notices)
@@ -97,6 +96,20 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
             judged=judged,
             images=images,
         )
+
+
+def _images(path: Path, notices: list[str]) -> RunImages:
+    """The images of a run. notices: gets what is missing, one sentence each."""
+    try:
+        found = RunImages.read(path)
+    except RunError as error:
+        notices.append(f"images are not shown: {error}")
+        return RunImages(path)
+    if left_out := found.num_left_out:
+        notices.append(
+            f"{left_out:,} of {len(found.images):,} images are not kept in the run, and not shown"
+        )
+    return found
 
 
 def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
