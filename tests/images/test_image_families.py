@@ -108,10 +108,10 @@ def table_of(llm: LLM) -> ImageTable:
     return table
 
 
-def check(done: Completion, want: Answer) -> None:
+def check(done: Completion, want: Answer, limit: float = LIMIT) -> None:
     assert list(done.token_ids) == want.tokens
     assert done.logprobs is not None
-    assert far(done.logprobs, want.logprobs) < LIMIT
+    assert far(done.logprobs, want.logprobs) < limit
 
 
 @pytest.mark.parametrize("family", MAKERS)
@@ -141,6 +141,26 @@ def test_a_tree_with_images_decodes_like_each_prompt_alone(family: str, stock_of
         if far(score.logprobs, want) >= LIMIT:  # as where recurrent layers round much
             exact = stock.score(messages, text, torch.float64)
             assert far(score.logprobs, exact) < far(want, exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"eager": True}], ids=["graphs", "eager"])
+@pytest.mark.parametrize("family", MAKERS)
+def test_on_a_gpu_too(family: str, how: dict[str, Any], stock_of: Any) -> None:
+    """Towers, blocks that see each other and graphs, beside stock transformers on the CPU."""
+    if family in NEEDED:
+        pytest.importorskip(NEEDED[family])
+    directory, stock = stock_of(family)
+    root, prompts = tree_of(picture(1), picture(2, 30, 61))
+    llm = LLM(
+        str(directory), images=True, device="cuda", dtype="float32", memory="64MiB", page_size=16,
+        prefill_chunk=16, **how,
+    )  # fmt: skip
+    result = llm.run(root, GREEDY)
+    assert result.usage.impl == "triton"
+    assert result.usage.images_encoded == 2
+    for done in result.completions:
+        check(done, stock.answer(prompts[done.prompt_id]), limit=5e-5)
 
 
 def test_texts_that_see_what_comes_after_them_are_refused() -> None:
