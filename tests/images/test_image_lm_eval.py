@@ -11,7 +11,7 @@ from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, InputError
 
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval_tasks import definition  # noqa: E402

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_cases import Command, build_checkpoint, samples_of
 
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402

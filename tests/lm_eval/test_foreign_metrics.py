@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval")
+pytest.importorskip("lm_eval", "0.4")
 
 from treegen.errors import InputError, TreegenError
 from treegen.evals.registry import get_task

@@ -22,7 +22,7 @@ from treegen import LLM, Node, from_module
 from treegen.demo import model_path
 from treegen.errors import CapacityError, InputError, RunError
 
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.api.model import CachingLM  # noqa: E402

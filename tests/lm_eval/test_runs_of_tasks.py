@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cli_cases import build_checkpoint, samples_of
 
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 import lm_eval_kinds  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402

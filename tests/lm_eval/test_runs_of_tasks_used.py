@@ -10,7 +10,7 @@ import pytest
 from cli_cases import assert_same_samples, build_checkpoint, samples_of
 from click.testing import CliRunner
 
-pytest.importorskip("lm_eval")
+pytest.importorskip("lm_eval", "0.4")
 
 import lm_eval_kinds
 
