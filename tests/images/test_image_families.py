@@ -143,6 +143,12 @@ def test_a_tree_with_images_decodes_like_each_prompt_alone(family: str, stock_of
             assert far(score.logprobs, exact) < far(want, exact)
 
 
+def test_towers_attend_as_they_do_in_transformers(stock_of: Any) -> None:
+    """Eagerly, the scores of all pairs of an image's patches would be stored in each layer."""
+    llm = LLM(str(stock_of("qwen3_vl")[0]), images=True, memory="16MiB")
+    assert llm.model.module.config.vision_config._attn_implementation == "sdpa"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("how", [{}, {"eager": True}], ids=["graphs", "eager"])
 @pytest.mark.parametrize("family", MAKERS)

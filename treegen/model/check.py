@@ -284,7 +284,8 @@ def _stock_logits(
 
     embeddings = model.module.get_input_embeddings()
     hooks = [embeddings.register_forward_hook(round_again)] if perturb else []
-    model.module.set_attn_implementation("eager")
+    config = model.module.config
+    model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers step by other formulas than those of a whole text. What counts is what
     # generate does: the prompt as a whole, and then the last token.
     alone = _stepped if model.spec.states else _whole
@@ -292,7 +293,7 @@ def _stock_logits(
         with without_autocast(model.device):
             return [model.whole(alone(module, s[None])).float() for s in sequences]
     finally:
-        model.module.set_attn_implementation(attention_of_text(model.module.config, ATTENTION))
+        model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
         for hook in hooks:
             hook.remove()
 
