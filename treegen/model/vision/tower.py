@@ -56,7 +56,8 @@ def _whole_float32() -> Iterator[None]:
 
     With TF32 in the first layer of a tower, log-probabilities are up to 2e-3 off.
     """
-    conv: Any = torch.backends.cudnn.conv
+    cudnn: Any = torch.backends.cudnn  # whose settings are not typed
+    conv = cudnn.conv
     before = conv.fp32_precision
     conv.fp32_precision = "ieee"
     try:
