@@ -37,6 +37,7 @@ def command(
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page
     from treegen.report.plots.comparison import comparison_plots
+    from treegen.runs.files import check_no_link
 
     if output_path is not None and no_plots:
         raise InputError("--output-path is where plots go; leave it or --no-plots out")
@@ -48,7 +49,8 @@ def command(
         echo(safe_text(str(found)))
     files: list[Path] = []
     if not no_plots:
-        folder = output_path or run_b / f"compared_with_{file_name(a.name)}"
+        if (folder := output_path) is None:
+            check_no_link(run_b, folder := run_b / f"compared_with_{file_name(a.name)}")
         for plot in comparison_plots(found):
             files += plot.save(folder)
         if not quiet:

@@ -7,6 +7,7 @@ So sampling, judging and judging in another way can each stop and go on at any t
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import open_regular
 from treegen.evals.judged.execution import Execution
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
@@ -88,7 +90,7 @@ class VerdictFile:
             if self._execution.anew:
                 with suppress(FileNotFoundError):
                     self.path.unlink()
-            self.path.touch()
+            os.close(open_regular(self.path, os.O_WRONLY | os.O_CREAT))
             return RecordFile(self.path, writable=True)
         except BaseException:
             self._lock.release()

@@ -94,7 +94,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         _check_safe(entry.name, entry)
         return entry.name, {**index, entry.name: entry}
     wanted, at, place = name.removeprefix(LM_EVAL).partition("@")
-    if at and not Path(place).is_dir():
+    if at and not (place and Path(place).is_dir()):  # an empty path is the working directory's
         raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
     index = index_with(Path(place)) if at else dict(own_index())
     if wanted not in index:

@@ -44,6 +44,8 @@ READERS: dict[str, Callable[[Path], list[object]]] = {
     "compare": lambda run: ["compare", run, run, "--no-plots"],
     "replay": lambda run: ["replay", run],
     "power": lambda run: ["power", "--run", run],
+    "export": lambda run: ["export", run, "--to", "lm-eval"],
+    "judge": lambda run: ["judge", run, "--judge", "demo"],
     "usc": lambda run: ["usc", run],
     "verify": lambda run: ["verify", run, "--verifier", "none"],
     "eval": lambda run: ["eval", "--resume", run],
@@ -87,7 +89,7 @@ def test_reading_a_run_runs_nothing_that_it_names(
     assert not planted.ran, done
     told = f"{done.out}{done.err}"
     assert "Traceback" not in told
-    if name not in ("compare", "replay", "power"):  # these say that nothing is judged
+    if name not in ("compare", "replay", "power", "export"):  # these say that nothing is judged
         assert str(planted.file) in told and "--allow-task-code" in told
 
 

@@ -18,6 +18,7 @@ pytest.importorskip("lm_eval", "0.4")
 
 import lm_eval_kinds
 import lm_eval_tasks
+from report_cases import make_run
 
 import treegen
 from treegen import LLM
@@ -236,6 +237,28 @@ def test_a_stored_run_runs_no_yaml_that_the_reader_does_not_name(
     assert done.exit_code == 2 and "--allow-task-code" in done.output
     assert code_of("lm-eval:gsm8k") is None
     assert code_of("lm-eval:x@there") == "there" and code_of("a/b.yaml") == "a/b.yaml"
+
+
+def test_an_empty_folder_is_not_the_working_directory(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "marker"
+    run = make_run(tmp_path / "run", num_problems=1, num_samples=1)
+    (run / "theirs.yaml").write_text(
+        "task: theirs\ndataset_path: json\noutput_type: generate_until\n"
+        "doc_to_text: !function theirs.text\ndoc_to_target: x\n"
+    )
+    (run / "theirs.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    document = json.loads((run / "run.json").read_text())
+    document["settings"]["free"] |= {"task": "lm-eval:theirs@", "data": None}
+    (run / "run.json").write_text(json.dumps(document))
+    monkeypatch.chdir(run)
+    for command in ("show", "score"):
+        done = CliRunner().invoke(cli, [command, "."])
+        assert "--allow-task-code" in done.output and not marker.exists()
+    with pytest.raises(InputError, match="'' is no folder"):
+        treegen.evaluate("lm-eval:theirs@", llm, output=tmp_path / "new", progress=False)
+    assert not marker.exists()
 
 
 def test_what_cannot_be_run_is_refused_early(folder: Path, tmp_path: Path) -> None:

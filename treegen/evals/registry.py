@@ -201,7 +201,8 @@ def code_of(name: str | Task) -> str | None:
         return None  # it is loaded already
     if is_lm_eval(name):
         # Templates and functions of YAML files may do anything; those of lm-eval are a library's.
-        return (name.partition("@")[2] if name.startswith(LM_EVAL) else name) or None
+        _, at, place = name.partition("@")
+        return ((place or ".") if at else None) if name.startswith(LM_EVAL) else name
     path, colon, _ = name.rpartition(":")
     if colon and path.endswith(".py"):
         return path

@@ -10,7 +10,7 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
 from treegen.evals.asked.given import Asked
 from treegen.exchange.whole import WholeRun, read_whole
-from treegen.runs.files import reason
+from treegen.runs.files import check_no_link, reason
 
 # Name -> the module whose `write` makes it, and what its files go by below the run, for `path`.
 _WRITERS: Final = {
@@ -48,7 +48,10 @@ def export_run(
     whole = read_whole(Path(run), **asked)
     module, default = _WRITERS[to]
     write: Callable[[WholeRun, Path], list[Path]] = import_module(module).write
-    target = Path(run) / default.format(name=whole.view.name) if path is None else Path(path)
+    if path is None:
+        check_no_link(Path(run), target := Path(run) / default.format(name=whole.view.name))
+    else:
+        target = Path(path)
     try:
         return write(whole, target)
     except OSError as error:

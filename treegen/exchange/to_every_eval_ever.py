@@ -19,6 +19,7 @@ from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.exchange.whole import WholeRun, plain_text
 from treegen.report.view import ProblemView, Sample
+from treegen.runs.leftovers import rewriting
 
 SCHEMA_VERSION: Final = "0.3.0"
 
@@ -51,8 +52,11 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
         "total_rows": len(lines),
     }
     aggregate = where / f"{name}.json"
-    samples.write_text(text)
-    aggregate.write_text(json.dumps(whole, indent=2, allow_nan=False) + "\n")
+    for path, content in (
+        (samples, text), (aggregate, json.dumps(whole, indent=2, allow_nan=False) + "\n"),
+    ):  # fmt: skip
+        with rewriting(path) as file:
+            file.write(content.encode())
     return [aggregate, samples]
 
 

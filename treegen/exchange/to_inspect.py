@@ -69,6 +69,7 @@ def write(run: WholeRun, path: Path) -> list[Path]:
         raise InputError(f"an Inspect log ends in .eval or .json, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
+    scratch.unlink(missing_ok=True)  # it may be a link
     try:
         write_eval_log(_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json")
         scratch.replace(path)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from treegen.common.formats import utf8
 from treegen.exchange.whole import WholeRun, plain_text
 from treegen.report.view import ProblemView
+from treegen.runs.leftovers import rewriting
 
 BY_RESPONSE: Final = "by_response"
 
@@ -34,8 +35,10 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
     results = where / f"results_{stamp}.json"
     samples = where / f"samples_{task}_{stamp}.jsonl"
     rows = list(_documents(run))
-    samples.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    results.write_text(json.dumps(_results(run, task, rows), indent=2) + "\n")
+    with rewriting(samples) as file:
+        file.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+    with rewriting(results) as file:
+        file.write(f"{json.dumps(_results(run, task, rows), indent=2)}\n".encode())
     return [results, samples]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from treegen.common.formats import utf8
 from treegen.exchange.whole import WholeRun
 from treegen.report.frames import Frames
+from treegen.runs.leftovers import rewriting
 
 
 def write(run: WholeRun, folder: Path) -> list[Path]:
@@ -32,9 +33,8 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
             if table[column].dtype == object or str(table[column].dtype) == "str":
                 table[column] = _one_type(table[column])
         path = folder / f"{name}.parquet"
-        scratch = path.with_suffix(".tmp")
-        table.to_parquet(scratch, index=False)
-        scratch.replace(path)
+        with rewriting(path) as file:
+            table.to_parquet(file, index=False)
         files.append(path)
     return files
 

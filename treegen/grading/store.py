@@ -19,7 +19,7 @@ from treegen.evals.thinking import answer_of
 from treegen.grading.asked import JudgingSettings, ModelJudging
 from treegen.grading.rubric import Rubric
 from treegen.runs import RecordFile, RunDir, appending
-from treegen.runs.files import read_json, reason, write_json
+from treegen.runs.files import check_no_link, read_json, reason, write_json
 
 FOLDER: Final = "judged"
 FILE: Final = "judgements.jsonl"
@@ -51,6 +51,7 @@ def begin(
         name, judge, fingerprint, asked, runs, mark=f"ANSWER_{_hash(identity['runs'])}"
     )
     folder = run.path / FOLDER / name
+    check_no_link(run.path, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

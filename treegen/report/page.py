@@ -26,6 +26,7 @@ from treegen.report.tables import (
     sharing,
 )
 from treegen.report.view import RunView
+from treegen.runs.files import check_no_link
 from treegen.runs.leftovers import rewriting
 
 _SCRIPTS: Final = (
@@ -91,6 +92,7 @@ def write_page(
 
     Raises:
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
+        RunError: the page is in its run, and a link leads out of that.
     """
     views = _named_apart(views)
     drawn, across = draw_all(views, comparison)
@@ -105,6 +107,8 @@ def write_page(
         ) from None
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")
+    if path.parent == views[0].path:
+        check_no_link(path.parent, folder)
     for key, of_run in drawn.items() if plots else ():
         for picture in of_run:
             written += picture.save(folder if len(views) == 1 else folder / key)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from treegen.common.regular import open_regular
 from treegen.errors import RunError
 from treegen.runs.files import Lock, reason, sync_directory
 from treegen.runs.records import RecordFile
@@ -22,7 +24,7 @@ def appending(path: Path, lock: str) -> Iterator[RecordFile]:
     """
     with Lock(path.with_name(lock)):
         try:
-            path.touch()
+            os.close(open_regular(path, os.O_WRONLY | os.O_CREAT))
             sync_directory(path.parent)
         except OSError as error:
             raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error

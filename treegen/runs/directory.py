@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
+from treegen.common.regular import open_regular
 from treegen.errors import RunError, RunInUseError
 from treegen.runs.files import (
     Lock,
@@ -94,7 +95,7 @@ class RunDir:
             tidy(path)
             samples = path / cls.records_file
             try:
-                samples.touch()
+                os.close(open_regular(samples, os.O_WRONLY | os.O_CREAT))
             except OSError as error:
                 raise RunError(
                     f"cannot write {samples}: {reason(error)}; choose another path"

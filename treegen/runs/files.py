@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from treegen.common.regular import open_regular
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs.leftovers import is_at, replacing
@@ -93,7 +94,8 @@ def read_json(path: Path) -> Any:
         RunError: the file cannot be read, or is damaged.
     """
     try:
-        return parse_json(path.read_bytes().decode())
+        with open(open_regular(path), "rb") as file:
+            return parse_json(file.read().decode())
     except OSError as error:
         raise RunError(unreadable(path, error)) from error
     except ValueError as error:
@@ -136,9 +138,27 @@ def sync_directory(path: Path) -> None:
             raise
 
 
+def check_no_link(run: Path, path: Path) -> None:
+    """Refuse a path in a run that a link leads out of: runs come from other people too.
+
+    Raises:
+        RunError: a link stands between the run and the path, or at the path.
+    """
+    for each in (path, *path.parents):
+        if each == run:
+            return
+        if each.is_symlink():
+            raise RunError(
+                f"cannot write {path}: {each} is a link out of the run; remove it, or name "
+                "another place"
+            )
+
+
 def reason(error: OSError | ValueError) -> str:
     """Return what the system says about `error`, in words."""
     told = error.strerror if isinstance(error, OSError) else ""
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        told = "it is a link, which may lead out of the run; put a file in its place"
     return (told or str(error) or type(error).__name__).lower()
 
 
@@ -174,8 +194,12 @@ class Lock:
         """Lock the file `path` and write the process into it; returns its descriptor."""
         is_new = not os.path.lexists(path)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
+            if os.path.islink(path):
+                raise RunError(
+                    f"{path} is a link, which may lead out of the run; remove it"
+                ) from None
             raise RunError(f"cannot write in {path.parent}: {reason(error)}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from treegen.common.regular import open_regular
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError
 from treegen.runs.fields import RECORD, check_types
@@ -158,7 +159,7 @@ class RecordFile:
             whole_newline, tail = self._scan()
             self._read = self._end + (tail[1] if tail else 0)
             if writable:
-                self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
+                self._fd = open_regular(path, os.O_RDWR | os.O_APPEND)
                 self._mend(whole_newline, tail)
             elif tail is not None:
                 self.notices.append(
@@ -247,7 +248,7 @@ class RecordFile:
         """
         end, offset = self._end, 0
         try:
-            with open(self.path, "rb") as file:
+            with open(open_regular(self.path), "rb") as file:
                 for number, line in enumerate(file, 1):
                     if offset >= end:
                         return
@@ -281,7 +282,7 @@ class RecordFile:
         """
         torn: tuple[int, int, str] | None = None
         line = b"\n"
-        with open(self.path, "rb") as file:  # iterating over bytes splits on \n only
+        with open(open_regular(self.path), "rb") as file:  # iterating over bytes splits on \n only
             for number, line in enumerate(file, 1):
                 if torn is not None:
                     raise self._damage(torn[0], torn[2])
@@ -297,7 +298,7 @@ class RecordFile:
         return torn is not None or line.endswith(b"\n"), torn
 
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
-        with open(self.path, "rb") as file:
+        with open(open_regular(self.path), "rb") as file:
             first_number = file.read(first).count(b"\n") + 1
             earlier = file.readline()
         texts = []

@@ -101,10 +101,11 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     """Return a user's choices over stored ones, with absolute paths.
 
     A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
-    anew, and that of a task has to be named or allowed.
+    anew, and that of a task has to be named or allowed. Nor is a device read, which may never end.
 
     Raises:
-        InputError: the stored task has code of its own, and the user neither names nor allows it.
+        InputError: the stored task has code of its own, and the user neither names nor allows it;
+        or stored data are a pipe or a device.
     """
     if "kept" in asked:  # it follows from where the run is
         raise InputError("there is no setting 'kept'")
@@ -118,6 +119,13 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
             raise InputError(
                 f"the run names a task with code of its own, {code}, which does not run unasked; "
                 f"read it, then name it (task={task!r}) or give allow_task_code=True"
+            )
+    for name in (*_PATHS_OR_NAMES, "fewshot_file"):
+        place = str(given.get(name) or "")
+        if name not in asked and os.path.exists(place) and not _holds_data(place):
+            raise InputError(
+                f"the run names {place} as its {name}, which is a pipe or a device; name the file "
+                f"that was meant ({name}=)"
             )
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
@@ -229,6 +237,10 @@ def absolute(value: Any) -> Any:
     """Return the absolute path of something that exists, and anything else as it is."""
     # Names on a hub and names of data sets stay as they are.
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
+
+
+def _holds_data(place: str) -> bool:
+    return os.path.isfile(place) or os.path.isdir(place)
 
 
 def _take(given: dict[str, Any], kind: Any) -> dict[str, Any]:

@@ -6,11 +6,13 @@ written, the run goes on.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
+from treegen.common.regular import open_regular
 from treegen.evals.course.progress import RunProgress
 
 NAME: Final = "progress.jsonl"
@@ -28,7 +30,8 @@ class Timeline:
         self._due = 0.0
         self._file: IO[str] | None = None
         with suppress(OSError):
-            self._file = (folder / NAME).open("a", encoding="ascii")
+            fd = open_regular(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            self._file = os.fdopen(fd, "a", encoding="ascii")
 
     def note(self, progress: RunProgress, *, last: bool = False, **more: int) -> None:
         """Write a moment if one is due. last: nothing comes after it, so write it in any case."""
@@ -61,8 +64,8 @@ class Timeline:
 def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
     """Return the moments of a run in order, without torn lines; empty if there is no file."""
     moments: list[Mapping[str, Any]] = []
-    with suppress(OSError):
-        for line in (folder / NAME).read_bytes().split(b"\n"):
+    with suppress(OSError), open(open_regular(folder / NAME), "rb") as file:
+        for line in file:
             with suppress(ValueError):
                 moment = json.loads(line)
                 if isinstance(moment, dict) and {"part", "seconds", "tokens"} <= moment.keys():
