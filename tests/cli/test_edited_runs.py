@@ -142,6 +142,35 @@ def test_a_file_of_a_run_is_edited(made: Path, tmp_path: Path, name: str, count:
     assert not faults, f"{len(faults)} of {count}\n" + "\n".join(faults)
 
 
+@pytest.mark.parametrize("made", ["eval"], indirect=True)
+def test_each_place_of_a_run_s_account_is_edited(made: Path, tmp_path: Path) -> None:
+    from treegen.report.load import load_run
+    from treegen.report.tables import sharing
+
+    shutil.copytree(made, path := tmp_path / "run")
+    (path / "results.json").write_bytes((made / "results.json").read_bytes())
+    whole = json.loads((made / "results.json").read_text(encoding="utf-8"))
+    assert whole["parts"][0]["plan"]["levels"] and sharing(load_run(path)) is not None
+    faults = []
+    for *steps, last in list(places(whole["parts"])):
+        for bad in (None, "x", [5], {"a": "x"}, "gone"):
+            document = copy.deepcopy(whole)
+            inside = document["parts"]
+            for step in steps:
+                inside = inside[step]
+            inside[last] = bad
+            if bad == "gone":
+                del inside[last]
+            (path / "results.json").write_text(json.dumps(document), encoding="utf-8")
+            try:
+                sharing(load_run(path))
+            except TreegenError:
+                pass
+            except Exception as error:
+                faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error}")
+    assert not faults, "\n".join(faults)
+
+
 LONG = ("a" * 300, "/".join(["b" * 200] * 30))
 
 

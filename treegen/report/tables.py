@@ -183,7 +183,7 @@ def sharing(view: RunView) -> Listing | None:
     if kernels := kernels_told(usage):
         lines.append(f"Kernels that read them: {kernels}.")
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
-    if usage.get("num_pages"):
+    if usage.get("num_pages") and usage.get("page_size"):
         lines.append(
             f"Time: {usage['seconds']:,.1f} s, of which prefill {prefill:,.1f} s and decode "
             f"{decode:,.1f} s; at most {usage.get('peak_rows', 0):,} rows at once in "

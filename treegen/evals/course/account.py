@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
+_OF_LEVELS: Final = ("depth", "segments", "tokens", "rows", "kept")
 # It counts all planned samples of a part, finished or not; `add_up` counts those that finished.
 _REPLACED: Final = "prompt_tokens_unshared"
 
@@ -151,7 +152,7 @@ def _is_part(part: object) -> bool:
             steps = value.values() if isinstance(value, dict) else [None]
             right = all(isinstance(s, dict) and all(map(_is_number, s.values())) for s in steps)
         elif name == "plan":
-            right = isinstance(value, dict) and _is_number(value.get("token_bytes"))
+            right = _is_plan(value)
         elif isinstance(like, int | float):
             right = _is_number(value)
         else:
@@ -159,6 +160,18 @@ def _is_part(part: object) -> bool:
         if not right:
             return False
     return True
+
+
+def _is_plan(plan: object) -> bool:
+    """Whether a JSON value is what `describe` returns."""
+    if not isinstance(plan, dict) or not isinstance(plan.get("levels"), list):
+        return False
+    counts = [v for k, v in plan.items() if k not in ("sharing", "levels")]
+    for level in plan["levels"]:
+        if not isinstance(level, dict) or not isinstance(reasons := level.get("reasons"), dict):
+            return False
+        counts += [level.get(name) for name in _OF_LEVELS] + [*reasons.values()]
+    return "token_bytes" in plan and all(map(_is_number, counts))
 
 
 def _is_number(value: object) -> bool:
