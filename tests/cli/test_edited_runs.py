@@ -24,6 +24,7 @@ from treegen.demo import model_path
 from treegen.errors import ModelError, TreegenError
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import encode_texts
+from treegen.report.run import open_run
 from treegen.runs.records import encode_record
 
 BAD: list[Any] = [
@@ -169,6 +170,17 @@ def test_each_place_of_a_run_s_account_is_edited(made: Path, tmp_path: Path) -> 
             except Exception as error:
                 faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error}")
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("made", ["eval"], indirect=True)
+@pytest.mark.parametrize("name", ["data", "fewshot_file", "fewshot_data"])
+@pytest.mark.parametrize("place", ["a" * 5_000, "b/" * 3_000, "a\0b", "\ud800"])
+def test_no_name_of_data_is_too_long(made: Path, tmp_path: Path, name: str, place: str) -> None:
+    shutil.copytree(made, path := tmp_path / "run")
+    document = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    document["settings"]["free"][name] = place
+    (path / "run.json").write_text(json.dumps(document), encoding="utf-8")
+    assert any("the problems cannot be read" in line for line in open_run(path).view.notices)
 
 
 LONG = ("a" * 300, "/".join(["b" * 200] * 30))

@@ -260,8 +260,9 @@ def beside(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(stored)
     for name in ("data", "fewshot_file", "fewshot_data"):
         value = stored.get(name)
-        if isinstance(value, str) and not Path(value).exists():
+        # os.path, because a Path raises for names that are too long.
+        if isinstance(value, str) and not os.path.exists(value):
             here = path / Path(value).name
-            if here.exists():
+            if os.path.exists(here):
                 found[name] = str(here)
     return found

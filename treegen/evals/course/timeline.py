@@ -14,11 +14,13 @@ from typing import IO, Any, Final
 
 from treegen.common.regular import open_regular
 from treegen.evals.course.progress import RunProgress
+from treegen.runs.files import parse_json
 
 NAME: Final = "progress.jsonl"
 # The first moments are this many seconds apart, later ones a hundredth of the time so far.
 _FIRST: Final = 0.25
 _GROWTH: Final = 0.01
+_MOST: Final = 1e18  # no run is longer, or has more of anything
 
 
 class Timeline:
@@ -62,12 +64,26 @@ class Timeline:
 
 
 def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the moments of a run in order, without torn lines; empty if there is no file."""
+    """Return the moments of a run in order; empty if there is no file.
+
+    Lines that are torn, or that are no moments, are left out.
+    """
     moments: list[Mapping[str, Any]] = []
     with suppress(OSError), open(open_regular(folder / NAME), "rb") as file:
         for line in file:
             with suppress(ValueError):
-                moment = json.loads(line)
-                if isinstance(moment, dict) and {"part", "seconds", "tokens"} <= moment.keys():
+                moment = parse_json(line.decode().strip())
+                if _is_moment(moment):
                     moments.append(moment)
     return moments
+
+
+def _is_moment(value: object) -> bool:
+    if not isinstance(value, dict) or not {"part", "seconds", "tokens"} <= value.keys():
+        return False
+    told = [value[name] for name in value if name != "level_rows"]
+    if "level_rows" in value:
+        if not isinstance(value["level_rows"], list):
+            return False
+        told += value["level_rows"]
+    return all(type(each) in (int, float) and 0 <= each < _MOST for each in told)
