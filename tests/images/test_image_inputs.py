@@ -12,6 +12,8 @@ import pytest
 from cli_cases import Command
 from tiny_images import picture, save_tiny_vision_model
 
+from treegen import LLM, SamplingParams
+from treegen.errors import ModelError
 from treegen.images.table import images_of
 from treegen.model.checkpoint.families import IMAGES, ON_TEXT, SOUND, inputs_of
 from treegen.model.config import read_config
@@ -79,3 +81,26 @@ def test_a_checkpoint_without_its_processor_says_so(tmp_path: Path, treegen: Com
     assert document["takes"] == ["text"] and document["image_tokens"] == []
     assert "processor" in document["no_images"]
     assert "images not here" in treegen("models", tmp_path).out
+
+
+@pytest.mark.parametrize("value", [2**31, -1, 2.5, "many", True])
+def test_a_number_of_tokens_that_no_image_has_is_refused_at_once(
+    tmp_path: Path, value: object
+) -> None:
+    save_tiny_vision_model(tmp_path, "llava")
+    file = tmp_path / "processor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"num_additional_image_tokens": value}))
+    with pytest.raises(ModelError, match=r"num_additional_image_tokens is .*, not a number"):
+        LLM(str(tmp_path), device="cpu", images=True, check=False)
+
+
+def test_settings_of_another_model_are_told_of(tmp_path: Path) -> None:
+    save_tiny_vision_model(tmp_path, "llava")
+    file = tmp_path / "processor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"num_additional_image_tokens": 3}))
+    llm = LLM(str(tmp_path), device="cpu", images=True, check=False)
+    content = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "a"}]
+    with pytest.raises(ModelError, match=r"the model cannot encode an image: .* do not match"):
+        llm.chat([{"role": "user", "content": content}], SamplingParams(max_tokens=1))

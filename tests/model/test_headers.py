@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_images import save_tiny_vision_model
 
 from treegen import LLM
 from treegen.errors import ModelError
@@ -33,6 +34,19 @@ def test_sizes_that_no_weight_has_are_refused_at_once(folder: Path, name: str) -
     start = time.process_time()
     with pytest.raises(ModelError, match=f"says {name} 1,000,000,000, and the weights beside it"):
         LLM(str(folder), device="cpu")
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_a_tower_of_layers_that_no_weight_has_is_refused_at_once(
+    tmp_path: Path, images: bool
+) -> None:
+    save_tiny_vision_model(tmp_path, "qwen3_vl")
+    vision = json.loads((tmp_path / "config.json").read_text())["vision_config"]
+    change(tmp_path, vision_config=vision | {"depth": 10**9})
+    start = time.process_time()
+    with pytest.raises(ModelError, match=r"says vision_config\.depth 1,000,000,000, and the weig"):
+        LLM(str(tmp_path), device="cpu", images=images)
     assert time.process_time() - start < 10
 
 

@@ -16,6 +16,9 @@ _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
 _QUANTISED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
+_DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
+_MOST_OF_PARTS: Final = 1_000
+"""Layers that a tower or another part may name although no weights are numbered so."""
 _SLACK: Final = 4
 """How many times more layers than are numbered a configuration may name: some share weights."""
 
@@ -45,6 +48,12 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
         numbers.update(re.findall(r"\.(\d+)\.", name))
     if not most:
         return
+    for part, each in raw.items():  # towers, whose weights the checkpoint may lack
+        for name in _DEPTHS_OF_PARTS if isinstance(each, Mapping) else ():
+            size = each.get(name)
+            if isinstance(size, int) and size > max(_MOST_OF_PARTS, _SLACK * len(numbers)):
+                found = f"are numbered up to {len(numbers):,}"
+                raise _other_model(directory, f"{part}.{name}", size, found)
     sizes = {name: each[name] for each in texts for name in (*_WIDTHS, *_DEPTHS) if name in each}
     for name, size in sizes.items():
         if not isinstance(size, int):
@@ -55,10 +64,14 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
             found = f"are numbered up to {len(numbers):,}"
         else:
             continue
-        raise ModelError(
-            f"{directory / 'config.json'} says {name} {size:,}, and the weights beside it {found}; "
-            "they are not of one model; download both"
-        )
+        raise _other_model(directory, name, size, found)
+
+
+def _other_model(directory: Path, name: str, size: int, found: str) -> ModelError:
+    return ModelError(
+        f"{directory / 'config.json'} says {name} {size:,}, and the weights beside it {found}; "
+        "they are not of one model; download both"
+    )
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from transformers import AutoImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -13,7 +13,11 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from treegen.errors import ModelError
 from treegen.images.table import Ahead, ImageTable
 from treegen.model.checkpoint.families import refuse_images, sees_ahead
-from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.files import one_line, read_object
+
+_COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
+_MOST_TOKENS: Final = 2**16
+"""Of an image, as settings may say; placeholders are written for each before anything is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
                 return None
             return super().check_argument_for_proper_class(argument_name, argument)
 
+    _check_counts(directory)
     try:
         made = OfImages.from_pretrained(directory, local_files_only=True)
         # An encoding tokenizer has settings that are not for two threads at once.
@@ -82,3 +87,17 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
             f"the image processor in {directory} cannot be loaded: {one_line(error)}; download its "
             "preprocessor_config.json again"
         ) from None
+
+
+def _check_counts(directory: Path) -> None:
+    """Raise ModelError for a number of tokens of an image that no processor has."""
+    file = directory / "processor_config.json"
+    settings = read_object(file) if file.is_file() else {}
+    for name in _COUNTS:
+        if (value := settings.get(name)) is None:
+            continue
+        if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+            raise ModelError(
+                f"{file}: {name} is {value!r:.60}, not a number of tokens; mend it, or download "
+                "the file again"
+            )

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from treegen.common.device import current, without_autocast
 from treegen.errors import ModelError
 from treegen.model.batch import ImageRows
+from treegen.model.checkpoint.files import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ class Tower:
                 self._module(**self._given(inputs, num), use_cache=False)
         except _CapturedError as error:
             given = error.given
+        except ValueError as error:
+            raise ModelError(
+                f"the model cannot encode an image: {one_line(error)}; processor_config.json, "
+                "preprocessor_config.json and config.json may not be of one model: download them"
+            ) from None
         else:
             raise ModelError("the model does not call its language model")
         finally:
