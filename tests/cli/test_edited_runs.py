@@ -22,6 +22,7 @@ from cli_cases import run_command
 
 from treegen.demo import model_path
 from treegen.errors import ModelError, TreegenError
+from treegen.exchange import export_run
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import encode_texts
 from treegen.report.run import open_run
@@ -169,6 +170,34 @@ def test_each_place_of_a_run_s_account_is_edited(made: Path, tmp_path: Path) -> 
                 pass
             except Exception as error:
                 faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("made", ["search"], indirect=True)
+def test_each_place_of_a_tree_is_edited(made: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    shutil.copytree(made, path := tmp_path / "run")
+    record = json.loads((made / "trees.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    del record["crc"]
+    record["nodes"] = record["nodes"][:2]
+    faults = []
+    for *steps, last in list(places(record)):
+        for bad in (None, "x", [5], {"x": None}, True, 2.5, -(10**30), "gone"):
+            document = copy.deepcopy(record)
+            inside = document
+            for step in steps:
+                inside = inside[step]
+            inside[last] = bad
+            if bad == "gone":
+                del inside[last]
+            with contextlib.suppress(TreegenError):  # it cannot be encoded
+                (path / "trees.jsonl").write_bytes(encode_record(document))
+            try:
+                export_run(path, "parquet", tmp_path / "tables")
+            except TreegenError:
+                pass
+            except Exception as error:
+                faults.append(f"{steps} {last} = {bad!r}: {type(error).__name__}: {error!s:.99}")
     assert not faults, "\n".join(faults)
 
 

@@ -13,6 +13,7 @@ from treegen.runs import RecordFile
 from treegen.search.tree.records import TreeNode, best_path
 
 FILE: Final = "trees.jsonl"
+_READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             if known and node["parent_id"] not in known:
                 raise ValueError(f"node {node['id']} stands before its parent")
             known.add(node["id"])
+            if lacking := [name for name in _READ if name not in node]:
+                raise ValueError(f"node {node['id']} lacks {lacking[0]}")
         return StoredTree(
             problem_id=record["problem_id"],
             method=str(record["method"]),

@@ -30,7 +30,13 @@ _PARTS: Final[Types] = {
 }  # fmt: skip
 """Of what is in them."""
 
-_NODE: Final[Types] = {"n_tokens": (int,), "depth": (int,)}
+_NODE: Final[Types] = {
+    "id": (int,), "parent_id": _WHOLE, "depth": (int,), "text": _TEXT, "n_tokens": (int,),
+    "score": (*_NUMBER, _NONE), "logprob": (*_NUMBER, _NONE), "prior": (*_NUMBER, _NONE),
+    "leaf": (bool,), "pruned": (bool,), "pruned_because": _TEXT, "finish_reason": _TEXT,
+    "visits": (int,), "restart": (int,), "scores": (dict,),
+}  # fmt: skip
+_MOST: Final = 2**64
 
 FREE: Final[Types] = {
     **dict.fromkeys(
@@ -64,16 +70,19 @@ _HOLDERS: Final = (dict, list)
 
 
 def check_types(values: Mapping[str, Any], types: Types) -> None:
-    """Raise ValueError for a value of another type, or one that holds such a value."""
+    """Raise ValueError for a value of another type, or one that holds such a value.
+
+    Whole numbers have 64 bits at most, as in tables that hold them.
+    """
     for name, value in values.items():
         kind = type(value)
         if (kinds := types.get(name)) is None:
             continue
-        if kind not in kinds:
+        if kind not in kinds or (kind is int and not -_MOST < value < _MOST):
             raise _wrong(name, value, kinds)
         if kind in _HOLDERS and (parts := (_PARTS if types is RECORD else _FREE_PARTS).get(name)):
             for part in value.values() if kind is dict else value:
-                if type(part) not in parts:
+                if type(part) not in parts or (type(part) is int and not -_MOST < part < _MOST):
                     raise _wrong(f"a part of {name}", part, parts)
                 if name == "nodes":
                     check_types(part, _NODE)
@@ -81,4 +90,5 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
 
 def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
     known = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
-    return ValueError(f"{name} is {value!r:.60}, and must be {known}")
+    bits = " of at most 64 bits" if type(value) in kinds else ""
+    return ValueError(f"{name} is {value!r:.60}, and must be {known}{bits}")
