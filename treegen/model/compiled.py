@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ from treegen.model.latent import keeps_latents
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.joined import JoinedLinears
-from treegen.model.recurrent.layers import wrap_recurrent
+from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.ops import OPERATORS
 from treegen.model.recurrent.own_layers import forward
 
@@ -133,14 +134,10 @@ class _OnSlots(nn.Module):
         return forward(self, hidden_states, tensors, OPERATORS)
 
 
-_kinds: dict[type, Any] = {}
-
-
+@cache
 def _on_slots(kind: type[nn.Module]) -> Any:
     """The class of a layer, but on states that are its buffers; always the same one."""
-    if kind not in _kinds:
-        _kinds[kind] = type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
-    return _kinds[kind]
+    return type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
 
 
 class CompiledLayers:
@@ -181,7 +178,9 @@ class CompiledLayers:
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             if not keeps_latents(attention):
                 attention.register_buffer(VALUES, pool.values, persistent=False)
-        self._wrapped = [(each, type(each.module)) for each in recurrent]
+        self._wrapped: list[tuple[RecurrentLayer, Any]] = [
+            (each, type(each.module)) for each in recurrent
+        ]
         for (each, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
                 each.module.register_buffer(name, tensor, persistent=False)

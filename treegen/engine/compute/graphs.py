@@ -110,7 +110,8 @@ class DecodeGraphs:
     def _take_drawn(self, step: DecodeStep, device: torch.device) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
-        rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
+        padded = max(padded_rows(step.num_rows), several_rows(step.num_rows))
+        rows = max(padded, 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
             self._graphs.clear()
             self._captures.forget()
@@ -251,10 +252,6 @@ def _size_of(step: DecodeStep, state: TritonState) -> int:
     if not _draws_several(state):
         return padded_rows(step.num_rows)
     return several_rows(step.num_rows)
-
-
-def _most_padded(num_rows: int) -> int:
-    return max(padded_rows(num_rows), several_rows(num_rows))
 
 
 def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | None) -> None:

@@ -240,7 +240,9 @@ class RowTable:
         """Append `num` pages to the table of each slot; `pages` lists them slot by slot."""
         at = self.num_pages[slots]
         num = np.broadcast_to(num, at.shape)
-        self._widen(int((at + num).max(initial=0)))
+        width = int((at + num).max(initial=0))
+        if width > self.table.shape[1]:
+            self.table = grown(self.table, len(self.table), max(width, 2 * self.table.shape[1]))
         place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
         self.table[np.repeat(slots, num), place] = pages
         self.num_pages[slots] = at + num
@@ -252,7 +254,3 @@ class RowTable:
         self.table[slots] = 0
         self.num_pages[slots] = 0
         return pages
-
-    def _widen(self, width: int) -> None:
-        if width > self.table.shape[1]:
-            self.table = grown(self.table, len(self.table), max(width, 2 * self.table.shape[1]))

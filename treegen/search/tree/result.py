@@ -93,6 +93,7 @@ class SearchResult:
         if isinstance(error, BudgetReached | StillAsking):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
+        told = " ".join(str(error).split())
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
@@ -103,7 +104,7 @@ class SearchResult:
             usage=replace(search.usage, seconds=search.usage.elapsed()),
             stopped=stopped,
             stopped_by=stopped_by,
-            error=None if error is None else _one_line(error),
+            error=None if error is None else f"{type(error).__name__}: {told}"[:300],
             value=None if found else returned,
             exception=None if error is None else detach(error),
         )
@@ -210,8 +211,3 @@ def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
                 "below its root that are not of another search, nor of a prompt made with `prompt`"
             )
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
