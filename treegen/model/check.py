@@ -7,7 +7,7 @@ Keys and values stay in that dtype, whatever the cache keeps them in.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -123,25 +123,16 @@ def _toy_window(model: "Model") -> Iterator[None]:
             holder.sliding_window = window
 
 
-class _Counted(Sequence[LayerKV]):
+class _Counted(list[LayerKV]):
     """The page pools of the layers, which note each layer that asks for its pool."""
 
     def __init__(self, pools: Sequence[LayerKV]) -> None:
-        self.pools = pools
+        super().__init__(pools)
         self.asked: list[int] = []
 
-    @overload
-    def __getitem__(self, index: int) -> LayerKV: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
-    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
-        if isinstance(index, slice):
-            return self.pools[index]
+    def __getitem__(self, index: Any) -> Any:
         self.asked.append(index)
-        return self.pools[index]
-
-    def __len__(self) -> int:
-        return len(self.pools)
+        return super().__getitem__(index)
 
 
 def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from treegen.errors import InputError
-from treegen.search.aside import Aside
+from treegen.search.aside import Aside, running_loop
 from treegen.search.budget import BudgetReached, StillAsking
 
 _ROUNDS: Final = 1000
@@ -47,17 +47,16 @@ LEFT: Final[list[object]] = []
 
 async def stay_behind() -> None:
     """Suspend for good the task that awaits this, because no exception ends it."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:  # `Session.tell` drives the coroutine
+    loop = running_loop()
+    if loop is None:  # `Session.tell` drives the coroutine
         await _Nothing()
-    else:
-        task = asyncio.current_task()
-        if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
-            loop.behind.add(task)
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            LEFT.append(task)
-        await loop.create_future()
+        return
+    task = asyncio.current_task()
+    if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
+        loop.behind.add(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        LEFT.append(task)
+    await loop.create_future()
 
 
 class _Nothing:
@@ -117,11 +116,8 @@ def driven(backend: object) -> Iterator[None]:
 
 def check_loop(backend: object) -> None:
     """Raise InputError if nothing would ever compute what is awaited of a backend."""
-    if _driven.get() is backend:
-        return
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = running_loop()
+    if loop is None or _driven.get() is backend:
         return
     own = _loops.get(id(backend))
     if own is not None and own is not loop and not isinstance(loop, IdleLoop):
@@ -138,19 +134,11 @@ def check_loop(backend: object) -> None:
 
 def run_apart(run: Callable[[], object]) -> None:
     """Run an event loop, in a thread of its own if a loop runs already, as in a notebook."""
-    if _has_running_loop():
+    if running_loop() is not None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
     else:
         run()
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def end_loop(loop: IdleLoop) -> None:
