@@ -79,9 +79,8 @@ def _write_and_attend(
     softcap: float | None,
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend` on the batch of this pass."""
-    batch = _current.get()
     return write_and_attend(
-        q_THK, k_TGK, v_TGV, keys, values, batch.slots_T, batch.levels_of(window),
+        q_THK, k_TGK, v_TGV, keys, values, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -106,9 +105,8 @@ def _write_and_attend_latents(
     softcap: float | None,
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
-    batch = _current.get()
     return write_and_attend_latents(
-        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, batch.slots_T, batch.levels_of(window),
+        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
