@@ -368,10 +368,11 @@ class _InOrder(list[LayerKV]):
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
         super().__init__(layers)
-        self._next = iter(layers)
+        self._layers, self._next = layers, 0
 
     def __getitem__(self, index: Any) -> Any:
-        return next(self._next)
+        self._next += 1
+        return self._layers[self._next - 1]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
