@@ -274,19 +274,17 @@ def _stock_logits(
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
     embeddings = model.module.get_input_embeddings()
-    hooks = [embeddings.register_forward_hook(round_again)] if perturb else []
+    hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
     config = model.module.config
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers step by other formulas than those of a whole text. What counts is what
     # generate does: the prompt as a whole, and then the last token.
     alone = _stepped if model.spec.states else _whole
     try:
-        with without_autocast(model.device):
+        with without_autocast(model.device), hook:
             return [model.whole(alone(module, s[None])).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
-        for hook in hooks:
-            hook.remove()
 
 
 def _whole(module: nn.Module, ids_1N: Tensor) -> Tensor:

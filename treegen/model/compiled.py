@@ -11,8 +11,8 @@ all layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ import torch._dynamo.exc
 from torch import Tensor, nn
 
 from treegen.cache.pool import LayerKV
+from treegen.common.closing import having
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.text_part import attention_of_text
@@ -56,14 +57,9 @@ _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models togeth
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
-@contextmanager
-def passing(batch: Batch) -> Iterator[None]:
+def passing(batch: Batch) -> AbstractContextManager[None]:
     """While open, the operator attends by this batch."""
-    token = _current.set(batch)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return having(_current, batch)
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=("keys", "values"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from treegen.common.closing import having
 from treegen.errors import InputError
 from treegen.search.aside import Aside, running_loop
 from treegen.search.budget import BudgetReached, StillAsking
@@ -104,14 +105,9 @@ _loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
 
-@contextmanager
-def driven(backend: object) -> Iterator[None]:
+def driven(backend: object) -> AbstractContextManager[None]:
     """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
-    token = _driven.set(backend)
-    try:
-        yield
-    finally:
-        _driven.reset(token)
+    return having(_driven, backend)
 
 
 def check_loop(backend: object) -> None:

@@ -17,7 +17,7 @@ from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.running import Running
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.problems import SearchProblem
-from treegen.search.tree.result import SearchResult
+from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
@@ -158,6 +158,13 @@ class SearchRun(Iterator[SearchResult], Closing):
                 raise StopIteration
             self.step()
         return self._results.popleft()
+
+    def in_order(self) -> list[SearchResult]:
+        """Use the run up; results in the order of the problems."""
+        with self:
+            results = {result.name: result for result in self}
+        warn_if_all_failed(list(results.values()), stacklevel=4)
+        return [results[name] for name in self.names]
 
     def step(self) -> None:
         """Run all searches until they wait, then one forward pass over what they wait for.

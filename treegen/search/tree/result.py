@@ -164,7 +164,7 @@ class SearchResult:
             ) from None
 
 
-def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
+def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) -> None:
     """Warn if all searches failed, with the failure of the first."""
     if results and all(result.error is not None for result in results):
         first = results[0]
@@ -172,7 +172,7 @@ def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
         warnings.warn(
             f"all {len(results):,} searches failed; the first: {first.error}{more}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 
