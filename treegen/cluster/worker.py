@@ -20,7 +20,7 @@ from treegen.errors import (
     TreegenError,
     WorkerError,
 )
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.llm import LLM

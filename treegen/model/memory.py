@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from treegen.model.model import Model
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
 _ROW_TOKENS: Final = 512  # that a row is thought to have keys of, beside its recurrent state
