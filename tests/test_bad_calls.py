@@ -9,10 +9,12 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from report_cases import make_run
 
 import treegen
 from treegen import LLM, AsyncLLM, Expand, Node, SamplingParams, evaluate, open_run, search_task
 from treegen.errors import InputError, TreegenError
+from treegen.exchange import export_run, import_log
 from treegen.search import Budget
 
 BAD: list[Any] = [
@@ -205,6 +207,13 @@ def test_each_argument_of_whole_runs(
     given |= {"task": "countdown", "method": "sample"}
     found += faults("search_task", search_task, given, values, *both, "method", "budget")
     found += faults("open_run", open_run, {"path": "x"}, values)
+    made = make_run(tmp_path / "made", num_problems=1, num_samples=2)
+    export_run(made, "lm-eval", "log")
+    found += faults("export_run", export_run, {"run": made, "to": "lm-eval"}, values)
+    found += faults("import_log", import_log, {"log": "log", "path": "new"}, values)
+    found += faults("judgings", treegen.judgings, {"run": made}, values)
+    asked = {"run": made, "judge": "nowhere", "progress": False}
+    found += faults("judge", treegen.judge, asked, values, "run", "rubric", "judge", "labels")
     options = ("path", "dtype", "device", "impl", "quantization", "kv_cache_dtype")
     found += faults(
         "load_model", treegen.load_model, {"path": "demo", "check": False}, values, *options

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from treegen.common.paths import given_path
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
 from treegen.exchange.foreign import ForeignLog, make_runs
@@ -29,12 +30,16 @@ def import_log(
             that say right or wrong, or it lacks a task; or inspect_ai is not installed.
         RunError: a directory is not empty, or cannot be written.
     """
-    return make_runs(read_log(Path(log), tasks), Path(path))
+    target = given_path("path", path)
+    names = [] if tasks is None else tasks
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"tasks must be a list of names, got {tasks!r:.60}")
+    return make_runs(read_log(given_path("log", log), tasks), target)
 
 
 def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ForeignLog]:
     """Return what is in a log, task by task; see `import_log`."""
-    if not log.exists():
+    if not os.path.exists(log):  # a Path raises for names that are too long
         raise InputError(f"there is no log: {unreadable(log, FileNotFoundError())}")
     if log.is_dir():
         return read_lm_eval(newest_results(log), tasks)

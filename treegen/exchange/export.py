@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, Unpack
 
+from treegen.common.paths import given_path
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
 from treegen.evals.asked.given import Asked
@@ -42,16 +43,16 @@ def export_run(
         InputError: the format is not known, the run has nothing that it holds, a package is not
             installed, or what is named are not its problems or its task.
     """
-    if to not in _WRITERS:
-        hint = did_you_mean(to, FORMATS) or f"; known: {', '.join(FORMATS)}"
-        raise InputError(f"there is no format {to!r}{hint}")
-    whole = read_whole(Path(run), **asked)
+    given = given_path("run", run)
+    if not isinstance(to, str) or to not in _WRITERS:
+        hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
+        raise InputError(f"there is no format {to!r:.60}{hint}")
+    target = None if path is None else given_path("path", path)
+    whole = read_whole(given, **asked)
     module, default = _WRITERS[to]
     write: Callable[[WholeRun, Path], list[Path]] = import_module(module).write
-    if path is None:
-        check_no_link(Path(run), target := Path(run) / default.format(name=whole.view.name))
-    else:
-        target = Path(path)
+    if target is None:
+        check_no_link(given, target := given / default.format(name=whole.view.name))
     try:
         return write(whole, target)
     except OSError as error:

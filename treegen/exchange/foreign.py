@@ -1,6 +1,7 @@
 """What a log of another tool has, whichever wrote it, and how it becomes a run directory."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,9 +93,10 @@ def make_run(log: ForeignLog, path: Path) -> Path:
     """
     _check(log)
     check_directory(path)
-    if (path / "run.json").exists():
+    # os.path, because a Path raises for names that are too long.
+    if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
-    if path.exists() and any(path.iterdir()):
+    if os.path.exists(path) and any(path.iterdir()):
         raise RunError(f"{path} is not empty; name another directory")
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.paths import given_path
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.grading.readers import READERS
@@ -138,7 +139,7 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
     if str(name) in BUILT_IN:
         source = files("treegen.grading").joinpath("rubrics", f"{name}.yaml")
         return of_json(_yaml(source.read_text(encoding="utf-8"), str(name)), str(name))
-    path = Path(name)
+    path = given_path("rubric", name)
     if path.suffix not in (".yaml", ".yml", ".jinja", ".j2"):
         hint = did_you_mean(str(name), BUILT_IN)
         raise InputError(

@@ -62,7 +62,8 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
         RunError: there is no run, or it is damaged.
         InputError: what is named are not the problems or the task of the run.
     """
-    if (path / TREES).exists() and not (path / "samples.jsonl").exists():
+    # os.path, because a Path raises for names that are too long.
+    if os.path.exists(path / TREES) and not os.path.exists(path / "samples.jsonl"):
         return load_search_run(path, **asked)
     with RunDir.open(path) as run:
         notices = list(run.notices)

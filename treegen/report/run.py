@@ -1,6 +1,5 @@
 """Evaluations and searches from Python: `evaluate`, `search_task`, and the run that they return."""
 
-import os
 import shutil
 import tempfile
 import weakref
@@ -10,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from treegen.common.paths import given_path
 from treegen.errors import InputError
 from treegen.evals.asked.given import ALLOW_TASK_CODE, Asked
 from treegen.evals.registry import LM_EVAL, code_of, get_task
@@ -138,7 +138,7 @@ def open_run(
         InputError: `data` or `task` are not those of the run.
     """
     asked: Asked = {"data": data, "task": _made(task), "allow_task_code": allow_task_code}
-    return Run(load_run(_path("path", path), **asked))
+    return Run(load_run(given_path("path", path), **asked))
 
 
 def evaluate(
@@ -255,17 +255,6 @@ def _made(task: TaskLike | None) -> str | Task | None:
     return get_task(task()) if isinstance(task, type) else task
 
 
-def _path(name: str, given: object) -> Path:
-    """What is given as a path; raises InputError if no file can have the name."""
-    try:
-        os.fsencode(path := Path(given))  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be a path, got {given!r:.60}") from None
-    if "\0" in str(path):
-        raise InputError(f"{name} must be a path, got {given!r:.60}")
-    return path
-
-
 def _choices(
     model: object, settings: Mapping[str, Any], task_args: Mapping[str, object] | None
 ) -> tuple[dict[str, Any], Models]:
@@ -295,7 +284,7 @@ class _Place:
     ) -> None:
         for name, given in (("output", output), ("resume", resume)):
             if given is not None and not (name == "resume" and isinstance(given, bool)):
-                _path(name, given)
+                given_path(name, given)
         self.resume = None if resume is False else "" if resume is True else str(resume)
         self._allowed = bool(asked.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.paths import given_path
 from treegen.errors import InputError, RunError
 from treegen.evals.running.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Cell, Table
@@ -148,7 +149,13 @@ def judge(
     """
     if not isinstance(judge, str) and hasattr(judge, "score_stream"):
         judge = (judge,)  # type: ignore[assignment]
-    judges: Any = (judge,) if isinstance(judge, str) else tuple(judge)  # type: ignore[arg-type]
+    judges: Any = (judge,) if isinstance(judge, str) else judge
+    if not isinstance(judges, list | tuple) or not all(
+        each and (isinstance(each, str) or hasattr(each, "score_stream")) for each in judges
+    ):
+        raise InputError(f"judge must be names of models, or LLMs, got {judge!r:.60}")
+    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
+        raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
     if not judges:
         raise InputError("judge= names no model; `treegen.judgings` reads what is stored")
     if stop_when not in (None, "decided"):
@@ -158,7 +165,7 @@ def judge(
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
-        found = opened([path, *map(Path, pairs)], reading, stack)
+        found = opened([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
         usual = getattr(found.jobs[0].task, "rubric", "correctness")
         made = named or load_rubric("pairwise" if pairs else usual)
         asked = JudgingSettings(
@@ -172,7 +179,7 @@ def judge(
             chat=chat,
             decided=stop_when == "decided",
         )
-        people = None if labels is None else labels_of(Path(labels), made.choices)
+        people = None if labels is None else labels_of(given_path("labels", labels), made.choices)
         result = judge_all(found, judges, asked, follow, listener, options=options or {})
         summaries = []
         if any(each.judgements for each in result.judged):
@@ -213,7 +220,7 @@ def judgings(
         rubric = group[0].judging.asked.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = labels_of(Path(labels), rubric.choices)
+            people = labels_of(given_path("labels", labels), rubric.choices)
         of_jury = weights if len(group) > 1 else None
         how: dict[str, Any] = {"labels": people, "weights": of_jury, "combine": combine}
         summaries.append(summarise(group, groups=found.answers.groups, **how))
@@ -252,7 +259,8 @@ def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
 
 
 def _path(run: "Frames | str | Path") -> Path:
-    return run if isinstance(run, Path) else Path(run) if isinstance(run, str) else run.view.path
+    view = getattr(run, "view", None)
+    return given_path("run", run) if view is None else Path(view.path)
 
 
 def _following(listener: Listener, progress: bool) -> Follow:
