@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,45 @@ def test_jobs_of_one_shape_share_an_engine(
         workload.jobs_of("tiny,mla-cpu")
     jobs = workload.jobs_of("tiny,judged-cpu")
     assert workload.most(jobs) == (16 * 4, 96 + 64 + 32 + 16)
+
+
+def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
+    workload: Any,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A stand-in for vLLM draws as many tokens as it is asked for."""
+    asked: dict[str, Any] = {}
+
+    class LLM:
+        def __init__(self, **settings: Any) -> None:
+            asked.update(settings)
+
+        def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
+            longest = max(len(prompt["prompt_token_ids"]) for prompt in prompts)
+            assert longest + params.max_tokens < asked["max_model_len"]
+            assert params.ignore_eos and params.temperature == 1.0
+            drawn = [SimpleNamespace(token_ids=[7] * params.max_tokens) for _ in range(params.n)]
+            return [SimpleNamespace(outputs=drawn) for _ in prompts]
+
+    vllm: Any = ModuleType("vllm")
+    vllm.LLM, vllm.SamplingParams = LLM, SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(workload, "versions_of", lambda *names: dict.fromkeys(names, "0"))
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    names = "tiny,search-cpu,monkeys-cpu"
+    workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
+    rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
+    assert [cells[6] for cells in rows] == ["24", "2,560", "32,768"]
+    assert asked["max_num_seqs"] == asked["max_cudagraph_capture_size"] == 1024
+    assert asked["max_model_len"] == 192 + 64 + 3 * 16 + 1
+    assert asked["load_format"] == "dummy"
+    _rows(
+        repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), "--graph-rows", "4"
+    )
+    assert (asked["max_num_seqs"], asked["max_cudagraph_capture_size"]) == (6, 4)
 
 
 def test_a_warm_up_may_be_short_and_is_not_timed(
