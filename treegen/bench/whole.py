@@ -238,8 +238,6 @@ def time_decoding(
         ModelError: the checkpoint cannot be loaded, or takes no images.
         CapacityError: the weights do not fit.
     """
-    # Where each row is computed as if alone, no matrix is in 8 bits.
-    loaded = {**kind, "quantization": "none"} if settings.reproducible else kind
     if image_tokens:
         usual = {name: kind[name] for name in ("dtype", "device", "kv_cache_dtype")}
         make = build_vision_model if shape else load_vision_model
@@ -247,7 +245,7 @@ def time_decoding(
         image = image_of(built, tokenizer, image_tokens)
         cases = [_below(image, case) for case in cases]
     else:
-        built, tokenizer = _built(shape, model, **loaded)
+        built, tokenizer = _built(shape, model, **kind)
     if shape and any(STRUCTURED in case.modes for case in cases):
         tokenizer = word_tokenizer(built.spec.vocab_size)
     ranks, quantization = kind["ranks"], kind["quantization"]
