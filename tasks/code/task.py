@@ -17,20 +17,18 @@ from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import Turn
 from treegen.evals.judged.execution import Execution, Judging
 from treegen.evals.problem import Problem
-from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
 from treegen.tasks.apps.judged import ProgramCases
 from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.verdicts import Outcome
+from treegen.tasks.common.base import TextTask, chosen, with_examples
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
-from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.judge import Judge, Limits
 
 if TYPE_CHECKING:
@@ -45,18 +43,14 @@ TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by 
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
-class CodeTask(ABC):
+class CodeTask(TextTask, ABC):
     """Programs by pass@k, in a sandbox. A task of this kind says how rows become prompts and tests.
 
     Its problems' records are what `record` makes of their rows.
     """
 
-    name: ClassVar[str]
-    version: ClassVar[str] = "1"
     source: ClassVar[Source]
-    arguments: ClassVar[Mapping[str, str]]
     given_limits: ClassVar[Limits]
-    filters: tuple[str, ...]
     executes_code: Final = True
     max_timeouts: Final = 1
     all_tests: Final = False
@@ -110,8 +104,7 @@ class CodeTask(ABC):
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
         """Return the solved examples, each as what is asked and what follows it."""
-        if options.num_fewshot or options.fewshot_file or options.fewshot_data:
-            raise InputError(f"{self.name} is asked without examples; leave num_fewshot out")
+        self.check_no_examples(options)
         return ()
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -135,24 +128,14 @@ class CodeTask(ABC):
             # The tests themselves may be megabytes. Their digest is enough to notice a change.
             return Problem(id, prompt, f"tests {_digest(row)}", metadata)
 
-        made, skipped = problems_of(rows, source, make)
-        problems = select(made, options)
-        self.records = {problem.id: records[problem.id] for problem in problems}
-        turns = self.examples(options, problems)
-        return TaskData(
-            problems=problems,
-            source=source,
-            fewshot="".join(f"{asked}{answer}\n\n" for asked, answer in turns),
-            num_fewshot=len(turns),
-            skipped=skipped,
-            turns=turns,
-            label=", ".join(filter(None, [self.label(options), self._chat])),
-            notes=(self.told(options, source, len(problems)),),
+        data = chosen(*problems_of(rows, source, make), source, options)
+        self.records = {problem.id: records[problem.id] for problem in data.problems}
+        chat = "chat form" if self.extract == FORMS[1] else ""
+        return replace(
+            with_examples(data, self.examples(options, data.problems), gap=""),
+            label=", ".join(filter(None, [self.label(options), chat])),
+            notes=(self.told(options, source, len(data.problems)),),
         )
-
-    @property
-    def _chat(self) -> str:
-        return "chat form" if self.extract == FORMS[1] else ""
 
     def label(self, options: TaskOptions) -> str:
         """Return what tells these problems from others of the task's name, for tables."""
@@ -161,10 +144,6 @@ class CodeTask(ABC):
     def told(self, options: TaskOptions, source: str, num: int) -> str:
         """Return one line that says where the problems are from."""
         return told_problems(options.data, source, num)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples."""
-        return examples_above_problems(data, num_samples, lambda problem: problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Refuse, because a program has to be run to be scored.
