@@ -5,34 +5,30 @@ Sampling needs no permission; scoring runs the programs, which the user has to a
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import Turn
-from treegen.evals.judged.execution import Execution, Judging
+from treegen.evals.judged.execution import Execution
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.verdict import SampleScore
+from treegen.runs import RunDir
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
-from treegen.tasks.apps.judged import ProgramCases
+from treegen.tasks.apps.judged import ProgramCases, ProgramTask
 from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.verdicts import Outcome
-from treegen.tasks.common.base import TextTask, chosen, with_examples
+from treegen.tasks.common.base import chosen, with_examples
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
 from treegen.tasks.judge import Judge, Limits
-
-if TYPE_CHECKING:
-    from treegen.runs import RunDir
 
 FORMS: Final = ("completion", "chat")
 FORM: Final = (
@@ -43,35 +39,26 @@ TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by 
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
-class CodeTask(TextTask, ABC):
-    """Programs by pass@k, in a sandbox. A task of this kind says how rows become prompts and tests.
+class CodeTask(ProgramTask):
+    """Programs by pass@k. A task of this kind says how rows become prompts and tests.
 
     Its problems' records are what `record` makes of their rows.
     """
 
     source: ClassVar[Source]
     given_limits: ClassVar[Limits]
-    executes_code: Final = True
-    max_timeouts: Final = 1
-    all_tests: Final = False
     extract = FORMS[0]
 
     def __init__(self) -> None:
         """Take the default options until `load` says otherwise."""
+        super().__init__()
         self.limits = self.given_limits
         self.records: dict[str, Any] = {}
-        # Samples of one problem are judged at about the same time, so few problems are cached.
-        self.cases = lru_cache(maxsize=64)(self._cases)
 
     @property
     @abstractmethod
     def defaults(self) -> TaskDefaults:
         """How the task is sampled in its form."""
-
-    @property
-    def judged_by(self) -> str:
-        """The name of the rule, which is that of the headline's filter."""
-        return self.filters[0]
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Take the form that is asked for."""
@@ -85,10 +72,6 @@ class CodeTask(TextTask, ABC):
         Raises:
             ValueError: the row has none, for the reason given.
         """
-
-    @abstractmethod
-    def program(self, problem_id: str, text: str) -> str | None:
-        """Return the program in a sample; None if there is none."""
 
     @abstractmethod
     def make_cases(self, record: Any, judge: Judge) -> ProgramCases:
@@ -117,7 +100,7 @@ class CodeTask(TextTask, ABC):
         check_arguments(self.name, options.extra, self.arguments)
         self.configure(options.extra)
         self.limits = judge_limits(options.extra, self.given_limits)
-        self.cases.cache_clear()
+        self.forget_cases()
         rows, source = self.rows(options)
         records: dict[str, Any] = {}
 
@@ -145,24 +128,16 @@ class CodeTask(TextTask, ABC):
         """Return one line that says where the problems are from."""
         return told_problems(options.data, source, num)
 
-    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse, because a program has to be run to be scored.
+    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+        """Return the verdict on a program by filter."""
+        return {self.filters[0]: whole(outcome)}
 
-        Raises:
-            InputError: always; use `judging`.
-        """
-        raise InputError(f"programs are scored by running them: with judging of {self.name}")
-
-    def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
+    def judging(self, run: RunDir, execution: Execution | None) -> ProgramJudging:
         """Return the verdicts on a run of the loaded task.
 
         execution: how programs may run; if None, only the stored verdicts are read.
         """
         return ProgramJudging(self, run, execution)
-
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
-        """Return the verdict on a program by filter."""
-        return {self.filters[0]: whole(outcome)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
@@ -177,7 +152,8 @@ class CodeTask(TextTask, ABC):
             by_test=False,
         )
 
-    def _cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+    def read_cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+        """Return the tests of a loaded problem."""
         return self.make_cases(self.records[problem_id], judge)
 
 
