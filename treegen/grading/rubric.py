@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -109,9 +109,13 @@ class Rubric:
     def to_json(self) -> dict[str, Any]:
         """Return what a file holds; `of_json` reads it."""
         return {
-            **asdict(self),
+            "name": self.name,
+            "choices": dict(self.choices),
             "wordings": list(self.wordings),
             "criteria": [{"text": text, "weight": weight} for text, weight in self.criteria],
+            "reader": self.reader,
+            "pairs": self.pairs,
+            "system": self.system,
         }
 
     @property
