@@ -22,7 +22,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import InputError
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")

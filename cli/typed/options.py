@@ -10,7 +10,7 @@ import click
 from treegen.cli.typed.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.evals.judged.execution import Execution

@@ -8,7 +8,7 @@ from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import FOREIGN
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 
 def _bool(text: str) -> bool:

@@ -16,7 +16,7 @@ from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.evals.model import check_machine, look_at_model
 from treegen.llm import LLM
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.prompts.tree import Node
 from treegen.report.tables import Listing
 

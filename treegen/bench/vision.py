@@ -149,8 +149,8 @@ def load_checkpoint(
     """
     from treegen.images.table import take_images
     from treegen.model.leading import load_named
+    from treegen.model.options import EngineOptions
     from treegen.model.tokenizer import load_tokenizer, processor_of
-    from treegen.options import EngineOptions
 
     options = EngineOptions(model=path, images=images, tensor_parallel_size=ranks, **kind)
     tokenizer = load_tokenizer(path)
