@@ -5,9 +5,10 @@ from typing import Any
 
 import click
 
-from treegen.cli.judge.options import ENGINE, JUDGE, show_judged
+from treegen.cli.judge.options import JUDGE, show_judged
 from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.cli.typed.pairs import MODEL_ARGS
 
 _PATH = click.Path(path_type=Path)
 
@@ -62,7 +63,8 @@ def command(
     from treegen.errors import InputError
     from treegen.report.judged import judging
 
-    engine = asked_for({name: params.pop(name) for name in ENGINE})
+    # How a judge is loaded; --judge names it.
+    engine = asked_for({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
     how = {name: value for name, value in params.items() if value not in (None, False)}
     if params["chat"] is False:
         how["chat"] = False

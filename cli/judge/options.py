@@ -12,12 +12,8 @@ if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
     from treegen.report.judged.judging import Judgings
 
-# How a judge is loaded; --judge names it.
-ENGINE = (
-    "dtype", "quantization", "kv_cache_dtype", "device", "memory", "max_rows", "sharing",
-    "tensor_parallel_size", "reproducible", "eager", "trust_remote_code",
-)  # fmt: skip
-_OWN = ("dtype", "quantization", "kv_cache_dtype", "sharing", "tensor_parallel_size")
+# What a judge has of how the model of the run is loaded.
+_SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = joined(
     click.option("--judge", "judge", multiple=True, metavar="DIR|NAME", help="A model that judges; "
                  "several are a jury. Default: judgements that are stored, read again."),
@@ -52,7 +48,7 @@ def judge_with(
     from treegen.report.judged import judging
 
     # The type of one model's weights is not that of another's.
-    options = {name: asked[name] for name in ENGINE if name in asked and name not in _OWN}
+    options = {name: asked[name] for name in _SHARED if name in asked}
     return judging.judge(
         run, judge=judge, listener=terminal, follow=terminal.count, options=options, **how
     )
