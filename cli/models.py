@@ -31,7 +31,7 @@ def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.model.about import IMAGE_SIZES, Families, about, image_sizes
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     if model is not None:
         asked = image_sizes(sizes or IMAGE_SIZES)

@@ -26,7 +26,7 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     from dataclasses import asdict
 
     from treegen.cli.terminal.render import json_line, notice
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     given = asked_for(params)
     if "model" not in given:

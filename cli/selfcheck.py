@@ -24,7 +24,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import InputError
     from treegen.evals.model import check_machine, look_at_model
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")

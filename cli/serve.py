@@ -52,7 +52,7 @@ def command(
         )
     from treegen.common.formats import parse_bytes
     from treegen.common.params import check_int
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
     from treegen.replies.formats import tool_format as check_tool_format
 
     given = asked_for(params)

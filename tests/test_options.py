@@ -8,7 +8,7 @@ import pytest
 
 from treegen import LLM, InputError
 from treegen.cli.typed.pairs import MODEL_ARGS
-from treegen.options import EngineOptions, Sizes
+from treegen.model.options import EngineOptions, Sizes
 
 
 def test_an_llm_takes_the_options_with_their_defaults() -> None:

@@ -38,7 +38,7 @@ def cluster(
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")
     from treegen.bench.whole import time_cluster
     from treegen.cli.terminal import render
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     options = EngineOptions(model=model or shape, dtype=dtype, memory=memory, eager=eager)
     wanted = None if model else shape

@@ -218,7 +218,7 @@ def _run(
 ) -> "tuple[list[WorkloadResult], dict[str, Any]]":
     """Measure cases on a shape or a checkpoint and print a table; returns the results."""
     from treegen.bench.decoding.result import Settings
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
     given = dict(options)
     model, ranks, quantization = given.pop("model"), given["ranks"], given["quantization"]

@@ -7,7 +7,7 @@ from typing import Any, Final
 from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import FOREIGN
 from treegen.errors import InputError
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 
 def _bool(text: str) -> bool:

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import xllamacpp
 from safetensors.numpy import load_file
-from workload import Job, arguments, job_of, measure, run_job, versions_of
+from workload import Job, arguments, jobs_of, measure, most, run_job, versions_of
 
 _ROWS = 256  # llama.cpp's limit of sequences
 _NAMES = {
@@ -68,14 +68,15 @@ def write_gguf(source: Path, file: Path) -> None:
     writer.close()
 
 
-def start(job: Job, file: Path, threads: int) -> tuple[Any, dict[str, Any]]:
+def start(jobs: list[Job], file: Path, threads: int) -> tuple[Any, dict[str, Any]]:
     """Start the server, and return it with its settings."""
-    rows = min(job.rows, _ROWS)
+    most_rows, longest = most(jobs)
+    rows = min(most_rows, _ROWS)
     settings = {
         "kv_unified": True,
         "cache_prompt": True,
         "n_parallel": rows,
-        "n_ctx": rows * job.longest,
+        "n_ctx": rows * longest,
         "n_gpu_layers": -1,
     }
     params = xllamacpp.CommonParams()
@@ -92,11 +93,11 @@ def main() -> None:
     parser.set_defaults(dtype="float32")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    job = job_of(options.job)
+    jobs = jobs_of(options.jobs)
     file = options.checkpoint / "model-f32.gguf"
     if not file.exists():
         write_gguf(options.checkpoint, file)
-    server, settings = start(job, file, options.threads)
+    server, settings = start(jobs, file, options.threads)
 
     def ask(prompt: list[int], samples: int, new: int) -> list[list[int]]:
         body = {
@@ -121,9 +122,9 @@ def main() -> None:
         "llama.cpp",
         versions_of("xllamacpp"),
         settings,
-        job,
+        jobs,
         options,
-        lambda run: run_job(job, run, generate),
+        lambda job, run: run_job(job, run, generate),
     )
 
 

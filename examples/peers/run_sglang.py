@@ -3,7 +3,7 @@
 from typing import Any
 
 import sglang
-from workload import arguments, has_weights, job_of, measure, run_job, versions_of
+from workload import arguments, has_weights, jobs_of, measure, most, run_job, versions_of
 
 
 def main() -> None:
@@ -12,12 +12,13 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.88, help="mem_fraction_static")
     parser.add_argument("--max-rows", type=int, default=1024, help="max_running_requests at most")
     options = parser.parse_args()
-    job = job_of(options.job)
+    jobs = jobs_of(options.jobs)
+    rows, longest = most(jobs)
     settings: dict[str, Any] = {
         "disable_radix_cache": False,
-        "max_running_requests": min(job.rows, options.max_rows),
+        "max_running_requests": min(rows, options.max_rows),
         "mem_fraction_static": options.memory,
-        "context_length": job.longest + 8,
+        "context_length": longest + 8,
         "load_format": "auto" if has_weights(options.checkpoint) else "dummy",
     }
     engine = sglang.Engine(
@@ -39,9 +40,9 @@ def main() -> None:
         "SGLang",
         versions_of("sglang", "torch"),
         settings,
-        job,
+        jobs,
         options,
-        lambda run: run_job(job, run, generate),
+        lambda job, run: run_job(job, run, generate),
     )
     engine.shutdown()
 

@@ -10,7 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
-from workload import arguments, config_of, has_weights, job_of, measure, run_job, versions_of
+from workload import (
+    arguments,
+    config_of,
+    has_weights,
+    jobs_of,
+    measure,
+    most,
+    run_job,
+    versions_of,
+)
 
 
 def main() -> None:
@@ -21,7 +30,8 @@ def main() -> None:
     parser.add_argument("--attention", default="sdpa", help="attn_implementation")
     options = parser.parse_args()
     logging.set_verbosity_error()
-    job = job_of(options.job)
+    jobs = jobs_of(options.jobs)
+    most_rows, longest = most(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, options.dtype)
     if has_weights(options.checkpoint):
@@ -31,7 +41,7 @@ def main() -> None:
     else:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(
-                config_of(job.shape), dtype=kind, attn_implementation=options.attention
+                config_of(jobs[0].shape), dtype=kind, attn_implementation=options.attention
             )
     model.eval()
 
@@ -64,7 +74,7 @@ def main() -> None:
         if device == "cuda"
         else {
             "page_size": 32,
-            "num_blocks": job.rows * (job.longest // 32 + 1) + 8,
+            "num_blocks": most_rows * (longest // 32 + 1) + 8,
             "max_batch_tokens": 512,
         }
     )
@@ -89,9 +99,9 @@ def main() -> None:
         "transformers, continuous batching" if options.continuous else "transformers, generate",
         versions_of("transformers", "torch"),
         settings,
-        job,
+        jobs,
         options,
-        lambda run: run_job(job, run, draw),
+        lambda job, run: run_job(job, run, draw),
     )
 
 

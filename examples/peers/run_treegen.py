@@ -10,7 +10,17 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
-from workload import arguments, config_of, has_weights, job_of, measure, run_job, versions_of
+from workload import (
+    Job,
+    arguments,
+    config_of,
+    has_weights,
+    jobs_of,
+    measure,
+    most,
+    run_job,
+    versions_of,
+)
 
 from treegen import LLM, SamplingParams, __version__, from_module, load_model
 from treegen.bench.tiny import byte_tokenizer
@@ -20,17 +30,18 @@ from treegen.search import SearchNode
 def main() -> None:
     """Load the model, run the job and print the table."""
     options = arguments().parse_args()
-    job = job_of(options.job)
+    jobs = jobs_of(options.jobs)
+    rows, _ = most(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if has_weights(options.checkpoint):
         model = load_model(options.checkpoint, dtype=options.dtype)
     else:
         with torch.device(device):
             module: Any = AutoModelForCausalLM.from_config(
-                config_of(job.shape), dtype=getattr(torch, options.dtype)
+                config_of(jobs[0].shape), dtype=getattr(torch, options.dtype)
             )
         model = from_module(module)
-    llm = LLM(model, tokenizer=byte_tokenizer(), max_rows=job.rows)
+    llm = LLM(model, tokenizer=byte_tokenizer(), max_rows=rows)
 
     def params(samples: int, new_tokens: int) -> SamplingParams:
         return SamplingParams(n=samples, max_tokens=new_tokens, ignore_eos=True)
@@ -39,18 +50,18 @@ def main() -> None:
         drawn = llm.generate(prompts, params(samples, new))
         return [[[*each.tokens] for each in completions] for completions in drawn]
 
-    async def solve(root: SearchNode) -> None:
-        draws, frontier = random.Random(0), [root]
-        for _ in range(job.steps):
-            groups = await asyncio.gather(*(node.sample(job.samples) for node in frontier))
-            children = [child for group in groups for child in group]
-            frontier = draws.sample(children, min(job.keep, len(children)))
-            kept = {id(node) for node in frontier}
-            for child in children:
-                if id(child) not in kept:
-                    child.drop()
+    def search(job: Job, run: int) -> int:
+        async def solve(root: SearchNode) -> None:
+            draws, frontier = random.Random(0), [root]
+            for _ in range(job.steps):
+                groups = await asyncio.gather(*(node.sample(job.samples) for node in frontier))
+                children = [child for group in groups for child in group]
+                frontier = draws.sample(children, min(job.keep, len(children)))
+                kept = {id(node) for node in frontier}
+                for child in children:
+                    if id(child) not in kept:
+                        child.drop()
 
-    def search(run: int) -> int:
         problems = [(f"p{i}", prompt) for i, prompt in enumerate(job.prompts(run))]
         results = llm.search(
             solve, problems, params(1, job.new_tokens), concurrency=job.num_problems
@@ -61,10 +72,10 @@ def main() -> None:
     measure(
         "treegen",
         {"treegen": __version__} | versions_of("torch", "transformers"),
-        {"sharing": "auto", "max_rows": job.rows, "device": str(model.device), "searches": "live"},
-        job,
+        {"sharing": "auto", "max_rows": rows, "device": str(model.device), "searches": "live"},
+        jobs,
         options,
-        search if job.steps > 1 else lambda run: run_job(job, run, generate),
+        lambda job, run: search(job, run) if job.steps > 1 else run_job(job, run, generate),
     )
 
 

@@ -1,4 +1,7 @@
-"""Run a job by vLLM: `python examples/peers/run_vllm.py JOB DIR`, in an environment with vllm."""
+"""Run jobs by vLLM: `python examples/peers/run_vllm.py JOB DIR`, in an environment with vllm.
+
+As vLLM runs by default, but for CUDA graphs of as many rows as it may run: its own limit is 512.
+"""
 
 import os
 from typing import Any
@@ -6,22 +9,26 @@ from typing import Any
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import LLM, SamplingParams
-from workload import arguments, has_weights, job_of, measure, run_job, versions_of
+from workload import arguments, has_weights, jobs_of, measure, most, run_job, versions_of
 
 
 def main() -> None:
-    """Start the engine, run the job and print the table."""
+    """Start the engine, run the jobs and print their tables."""
     parser = arguments()
     parser.add_argument("--memory", type=float, default=0.92, help="gpu_memory_utilization")
     parser.add_argument("--batched-tokens", type=int, default=16384)
     parser.add_argument("--max-rows", type=int, default=1024, help="max_num_seqs at most")
+    parser.add_argument("--graph-rows", type=int, help="rows of a CUDA graph; default: all")
     options = parser.parse_args()
-    job = job_of(options.job)
+    jobs = jobs_of(options.jobs)
+    rows, longest = most(jobs)
+    rows = min(rows, options.max_rows)
     settings: dict[str, Any] = {
         "enable_prefix_caching": True,
-        "max_num_seqs": min(job.rows, options.max_rows),
+        "max_num_seqs": rows,
         "max_num_batched_tokens": options.batched_tokens,
-        "max_model_len": job.longest + 1,
+        "max_model_len": longest + 1,
+        "max_cudagraph_capture_size": options.graph_rows or rows,
         "gpu_memory_utilization": options.memory,
         "load_format": "auto" if has_weights(options.checkpoint) else "dummy",
     }
@@ -43,11 +50,11 @@ def main() -> None:
 
     measure(
         "vLLM",
-        versions_of("vllm", "torch"),
+        versions_of("vllm", "torch", "transformers"),
         settings,
-        job,
+        jobs,
         options,
-        lambda run: run_job(job, run, generate),
+        lambda job, run: run_job(job, run, generate),
     )
 
 

@@ -3,6 +3,8 @@
     python examples/peers/workload.py JOB DIR                 # config and random weights
     python examples/peers/workload.py JOB DIR --config-only   # for engines that make weights up
 
+A runner takes several jobs of one shape too, by commas: the engine starts once for them.
+
 Prompts are token ids that depend on a job's sizes and the number of the run alone, so that engines
 get equal ones, and no run finds its prompts in a cache. Nothing here imports an engine.
 """
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -88,6 +90,20 @@ def job_of(name: str) -> Job:
     return Job(name, **JOBS["jobs"][name])
 
 
+def jobs_of(names: str) -> list[Job]:
+    """Return jobs of one shape, whose names stand between commas."""
+    jobs = [job_of(name) for name in names.split(",")]
+    if len({job.shape for job in jobs}) > 1:
+        told = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
+        sys.exit(f"jobs of one call must be of one shape, but {told}")
+    return jobs
+
+
+def most(jobs: list[Job]) -> tuple[int, int]:
+    """Return how many samples a job can draw at once, and tokens of a prompt with them, at most."""
+    return max(job.rows for job in jobs), max(job.longest for job in jobs)
+
+
 def run_job(job: Job, run: int, generate: Generate) -> int:
     """Run a job, a call per step, and return how many tokens were drawn."""
     draws, tokens = random.Random(run), 0
@@ -154,11 +170,14 @@ def versions_of(*packages: str) -> dict[str, str]:
 def arguments() -> argparse.ArgumentParser:
     """Return the arguments that all runners share."""
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("job", help="a job of jobs.json")
-    parser.add_argument("checkpoint", type=Path, help="what workload.py wrote for this job")
+    parser.add_argument("jobs", help="a job of jobs.json, or more of its shape, by commas")
+    parser.add_argument("checkpoint", type=Path, help="what workload.py wrote for this shape")
     parser.add_argument("--dtype", default="bfloat16", help="of weights")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs")
-    parser.add_argument("--warm-ups", type=int, default=1, help="whole runs before, not timed")
+    parser.add_argument("--warm-ups", type=int, default=1, help="runs before, not timed")
+    parser.add_argument(
+        "--warm-up-tokens", type=int, help="new tokens of a sample in them, if fewer than the job's"
+    )
     return parser
 
 
@@ -166,18 +185,31 @@ def measure(
     engine: str,
     versions: dict[str, str],
     settings: dict[str, Any],
-    job: Job,
+    jobs: list[Job],
     options: argparse.Namespace,
-    run: Callable[[int], int],
+    run: Callable[[Job, int], int],
 ) -> None:
-    """Time `run`, which runs the job once and returns its tokens, and print the table.
+    """Time `run`, which runs a job once and returns its tokens, and print a table for each job.
 
     CPU seconds are those of this process; an engine may have others.
     """
+    for job in jobs:
+        _measure(engine, versions, settings, job, options, run)
+
+
+def _measure(
+    engine: str,
+    versions: dict[str, str],
+    settings: dict[str, Any],
+    job: Job,
+    options: argparse.Namespace,
+    run: Callable[[Job, int], int],
+) -> None:
     seconds, cpu_seconds, tokens = [], [], 0
+    short = replace(job, new_tokens=min(options.warm_up_tokens or job.new_tokens, job.new_tokens))
     for index in range(-options.warm_ups, options.repeats):
         start, cpu = time.perf_counter(), time.process_time()
-        tokens = run(index)
+        tokens = run(short if index < 0 else job, index)
         if index >= 0:
             seconds.append(time.perf_counter() - start)
             cpu_seconds.append(time.process_time() - cpu)

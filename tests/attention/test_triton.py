@@ -21,7 +21,7 @@ from treegen.attention import Level, attend, prepare
 from treegen.attention.gpu import dense
 from treegen.attention.gpu.dense import find_run
 from treegen.attention.gpu.state import StaticState
-from treegen.attention.gpu.units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, work_list
+from treegen.attention.gpu.units import HEIGHTS, KEY_BLOCK, KEYS_PER_SPLIT, WorkShape, work_list
 from treegen.attention.level import HostLevel, to_host
 from treegen.common.device import Staging
 from treegen.errors import InputError
@@ -165,7 +165,7 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
     host = [to_host(level) for level in levels]
     for per_head, processors in ((1, 1), (2, 64), (7, 500), (32, 8)):
         rows = len(case.positions)
-        work = work_list(host, rows, rows, 2, per_head, 4, processors)
+        work = work_list(host, WorkShape(rows, 2, per_head, 4, False), rows, processors)
         seen: dict[tuple[int, int], int] = {}
         lists = [*zip(work.units, HEIGHTS, strict=True), (work.last, HEIGHTS[work.last_kind])]
         if len(work.last):
@@ -421,7 +421,8 @@ def test_runs_for_the_dense_kernel_are_what_all_rows_read(
     if is_pass:
         one = np.array([0])
         levels.append(HostLevel(one, one + rows, np.array([[used]]), one + 9, one, causal=True))
-    run = find_run(levels, padded, rows, kv_heads, per_head, page, processors=132)
+    shape = WorkShape(padded, kv_heads, per_head, page, True)
+    run = find_run(levels, shape, rows, processors=132)
     if run is None:  # where pages are shuffled, or there is too little to do
         long = [np.diff(level.pages_GP[0]).max(initial=1) == 1 and level.stop_G[0] == rows
                 and not level.causal and level.kv_len_G[0] >= 1024 for level in levels]  # fmt: skip

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, compile
 
 from treegen.attention.gpu.kernels import attend_units, merge_parts
 from treegen.attention.gpu.tuning import tallest, tuning
-from treegen.attention.gpu.units import HEIGHTS, work_list
+from treegen.attention.gpu.units import HEIGHTS, WorkShape, work_list
 
 KIB = 1 << 10
 CARDS = {"RTX 4090": (89, 99 * KIB), "H200": (90, 227 * KIB)}
@@ -112,7 +112,7 @@ def test_units_are_no_taller_than_asked() -> None:
     case = make_case([[Group(0, 40, 100)]], [100] * 40)
     host = [to_host(level) for level in paged(case, torch.float32, 4)[2]]
     for top in HEIGHTS[1:]:
-        work = work_list(host, 40, 40, 1, 4, 4, 2, tallest=top)
+        work = work_list(host, WorkShape(40, 1, 4, 4, False, tallest=top), 40, 2)
         used = [height for height, units in zip(HEIGHTS, work.units, strict=True) if len(units)]
         assert max(used) <= top
         units = np.concatenate(work.units)

@@ -4,6 +4,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +25,21 @@ def _row(
     capsys: pytest.CaptureFixture[str],
     *args: str,
 ) -> list[str]:
-    """Run a runner and return the cells of its table."""
+    """Run a runner and return the cells of its only table."""
+    (row,) = _rows(repository, monkeypatch, capsys, *args)
+    return row
+
+
+def _rows(
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *args: str,
+) -> list[list[str]]:
+    """Run a runner and return the cells of its tables, one a job."""
     script = repository / "examples" / "peers" / args[0]
     timing = ("--dtype", "float32", "--repeats", "1", "--warm-ups", "0")
-    monkeypatch.setattr(sys, "argv", [str(script), *args[1:], *timing])
+    monkeypatch.setattr(sys, "argv", [str(script), *args[1:3], *timing, *args[3:]])
     capsys.readouterr()
     verbosity = logging.get_verbosity()
     try:
@@ -35,12 +47,13 @@ def _row(
     finally:
         logging.set_verbosity(verbosity)
     out = capsys.readouterr().out
-    head, _, row = [line for line in out.splitlines() if line.startswith("|")]
-    assert [cell.strip() for cell in head.split("|")][1:4] == ["job", "engine", "tokens/s"]
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    assert lines[::3] == lines[:1] * (len(lines) // 3)
+    assert [cell.strip() for cell in lines[0].split("|")][1:4] == ["job", "engine", "tokens/s"]
     assert {"settings", "machine", "command", "date"} <= {
         line.split(":")[0] for line in out.split("\n")
     }
-    return [cell.strip() for cell in row.split("|")][1:-1]
+    return [[cell.strip() for cell in row.split("|")][1:-1] for row in lines[2::3]]
 
 
 @pytest.mark.parametrize(("job", "tokens"), [("tiny", 24), ("search-cpu", 2560)])
@@ -63,7 +76,7 @@ def test_runners_draw_the_same_numbers_of_tokens(
         assert cells[6] == f"{tokens:,}"
 
 
-@pytest.mark.parametrize("job", ["mla-cpu", "hybrid-cpu"])
+@pytest.mark.parametrize("job", ["mla-cpu", "hybrid-cpu", "experts-cpu"])
 def test_treegen_makes_up_weights_where_a_checkpoint_has_none(
     job: str,
     workload: Any,
@@ -79,6 +92,80 @@ def test_treegen_makes_up_weights_where_a_checkpoint_has_none(
     assert not workload.has_weights(tmp_path)
     cells = _row(repository, monkeypatch, capsys, "run_treegen.py", job, str(tmp_path))
     assert cells[6] == f"{4 * 16 * 16:,}"
+
+
+def test_jobs_of_one_shape_share_an_engine(
+    workload: Any,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
+    rows = _rows(
+        repository, monkeypatch, capsys, "run_treegen.py", "tiny,search-cpu", str(tmp_path)
+    )
+    assert [(cells[0], cells[6]) for cells in rows] == [("tiny", "24"), ("search-cpu", "2,560")]
+    with pytest.raises(SystemExit, match="tiny is of tiny, mla-cpu is of tiny-mla"):
+        workload.jobs_of("tiny,mla-cpu")
+    jobs = workload.jobs_of("tiny,judged-cpu")
+    assert workload.most(jobs) == (16 * 4, 96 + 64 + 32 + 16)
+
+
+def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
+    workload: Any,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A stand-in for vLLM draws as many tokens as it is asked for."""
+    asked: dict[str, Any] = {}
+
+    class LLM:
+        def __init__(self, **settings: Any) -> None:
+            asked.update(settings)
+
+        def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
+            longest = max(len(prompt["prompt_token_ids"]) for prompt in prompts)
+            assert longest + params.max_tokens < asked["max_model_len"]
+            assert params.ignore_eos and params.temperature == 1.0
+            drawn = [SimpleNamespace(token_ids=[7] * params.max_tokens) for _ in range(params.n)]
+            return [SimpleNamespace(outputs=drawn) for _ in prompts]
+
+    vllm: Any = ModuleType("vllm")
+    vllm.LLM, vllm.SamplingParams = LLM, SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(workload, "versions_of", lambda *names: dict.fromkeys(names, "0"))
+    monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
+    names = "tiny,search-cpu,monkeys-cpu"
+    workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
+    rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
+    assert [cells[6] for cells in rows] == ["24", "2,560", "32,768"]
+    assert asked["max_num_seqs"] == asked["max_cudagraph_capture_size"] == 1024
+    assert asked["max_model_len"] == 192 + 64 + 3 * 16 + 1
+    assert asked["load_format"] == "dummy"
+    _rows(
+        repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), "--graph-rows", "4"
+    )
+    assert (asked["max_num_seqs"], asked["max_cudagraph_capture_size"]) == (6, 4)
+
+
+def test_a_warm_up_may_be_short_and_is_not_timed(
+    workload: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = workload.arguments().parse_args(
+        ["tiny", "DIR", "--warm-ups", "2", "--warm-up-tokens", "3", "--repeats", "1"]
+    )
+    runs = []
+
+    def run(job: Any, number: int) -> int:
+        runs.append((number, job.new_tokens))
+        return 24
+
+    workload.measure("engine", {}, {}, [workload.job_of("tiny")], options, run)
+    assert runs == [(-2, 3), (-1, 3), (0, 4)]
+    assert "of 1 " in capsys.readouterr().out
 
 
 def test_prompts_depend_on_the_run_and_share_what_their_job_says(workload: Any) -> None:

@@ -18,7 +18,7 @@ from treegen.cache.pool import LayerKV, PagedCache
 from treegen.cache.writes import write
 from treegen.errors import InputError
 from treegen.model.load import load_model
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.plan.cost import Sharing
 
 CUDA = torch.cuda.is_available()

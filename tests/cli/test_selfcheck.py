@@ -10,7 +10,7 @@ import tiny_models
 from cli_cases import Command
 
 import treegen.bench.selfcheck as checks
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 WORDS = ["selfcheck", "--problems", "3", "--device", "cpu", "--dtype", "float32"]
 

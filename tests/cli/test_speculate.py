@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_cases import SMALL, Command
 
-from treegen.options import DRAFT_TOKENS
+from treegen.model.options import DRAFT_TOKENS
 
 
 def _samples(run: Path) -> dict[tuple[str, int], tuple[str, int]]:

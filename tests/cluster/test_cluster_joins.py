@@ -12,7 +12,7 @@ import pytest
 from treegen import LLM, Cluster, Node, SamplingParams, WorkerError
 from treegen.cluster.places import Places
 from treegen.cluster.worker import loading
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 pytestmark = [
     pytest.mark.soak,

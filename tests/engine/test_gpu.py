@@ -19,7 +19,7 @@ from treegen.engine.compute import patience
 from treegen.errors import InputError
 from treegen.evals.model import look_at_model
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.plan.cost import Sharing
 
 pytestmark = pytest.mark.gpu

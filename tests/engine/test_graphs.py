@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention.gpu.state import WorkShape
+from treegen.attention.gpu.units import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.bench.shapes import SHAPES, build_model
 from treegen.cache.pool import LayerKV, PagedCache

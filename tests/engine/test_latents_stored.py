@@ -17,7 +17,7 @@ from treegen import SamplingParams
 from treegen.errors import ModelWarning
 from treegen.model.about import about
 from treegen.model.latent import keeps_latents
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 # Widths that packed words of eight numbers divide.
 _EVEN: dict[str, Any] = {

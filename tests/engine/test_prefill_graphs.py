@@ -14,7 +14,8 @@ from faked_graphs import faked
 from torch import Tensor
 
 from treegen.attention import HostLevel, prepare_host
-from treegen.attention.gpu.state import StaticState, WorkShape
+from treegen.attention.gpu.state import StaticState
+from treegen.attention.gpu.units import WorkShape
 from treegen.cache.pool import LayerKV
 from treegen.common.device import Staging
 from treegen.engine.compute import prefill_graphs

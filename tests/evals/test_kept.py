@@ -16,6 +16,7 @@ from report_cases import make_run
 
 from treegen.common.uncollected import uncollected
 from treegen.errors import RunError
+from treegen.evals import calls
 from treegen.evals.asked.settings import settle
 from treegen.evals.identity import stored_job
 from treegen.evals.job import Job
@@ -38,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are judged."""
     texts: list[str] = []
-    judge = scoring.verdicts_on
+    judge = calls.verdicts_on
 
     def noted(task: Any, problem: Any, record: Any) -> Any:
         texts.append(record["text"])
@@ -264,7 +265,7 @@ def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path)
             "somebody-elses",
             job.task,
         ):
-            settings = replace(job.settings, task=task)  # type: ignore[arg-type]
+            settings = replace(job.settings, task=task)
             assert kept.Kept.of(replace(job, settings=settings), run) is None
     mine = kept.Kept(job, folder)
     right = Verdict("1", True)

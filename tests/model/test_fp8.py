@@ -23,7 +23,7 @@ from treegen.model.linear import fp8
 from treegen.model.linear.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
 from treegen.model.linear.joined import JoinedLinears
 from treegen.model.load import load_model
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 DEVICES = [
     "cpu",

@@ -26,8 +26,8 @@ from treegen.model.linear.experts import expanded, fused_experts
 from treegen.model.linear.mxfp4 import Mxfp4Experts
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.options import EngineOptions
 from treegen.model.tokenizer import load_tokenizer
-from treegen.options import EngineOptions
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from treegen.model.linear.fp8_checkpoint import by_row
 from treegen.model.linear.fp8_experts import Fp8Experts, rounding_experts
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 # One scale for each output holds what they store; in MXFP8 scales differ by powers of two.
 EXACT = ("tensor", "channel", "modelopt", "mxfp8")

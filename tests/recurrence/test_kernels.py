@@ -119,7 +119,7 @@ def test_windows_move_on_from_slot_to_slot(width: int, has_bias: bool, dtype: to
     bias = normal(40) if has_bias else None
     reads, writes = torch.tensor([1, 1, 2, 8]), torch.tensor([3, 4, 2, 0])
     want_windows = windows.clone()
-    want = reference.convolve(x, weights, bias, want_windows, reads, writes)
+    want = reference.convolve(x, weights, bias, want_windows, reads, writes).to(dtype)
     on = windows.to(DEVICE)
     got = gpu.convolve(
         x.to(DEVICE), weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on,

@@ -151,6 +151,7 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
     from treegen.evals.running import work
 
     path = runs[SMALL][0]
+    assert treegen("score", path, "-q").code == 0
     before = [(path / name).read_bytes() for name in ("results.json", "run.json")]
     with monkeypatch.context() as patch:
         patch.setattr(work, "look_at_model", lambda *asked: pytest.fail("it was looked at"))
@@ -160,8 +161,8 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
     heavy = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules));"
     program = f"{heavy} from treegen.cli.main import main; main()"
     command = [sys.executable, "-c", program, "eval", "--resume", str(path), "-q"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.endswith("}\nFalse\n"), done
+    other = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert other.returncode == 0 and other.stdout.endswith("}\nFalse\n"), other
     # Other numbers would give other samples, so that is still refused.
     done = treegen("eval", "--resume", runs[SMALL][0], "--dtype", "bfloat16", "-q")
     assert done.code == 2 and "dtype" in done.err

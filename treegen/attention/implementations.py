@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from treegen.attention.types import Implementation, Missing
-from treegen.errors import InputError, install
+from treegen.attention.types import Implementation
+from treegen.errors import InputError
 
 
 def _load_reference() -> Implementation:
@@ -24,18 +24,14 @@ def _load_cpu() -> Implementation:
 
 
 def _load_triton() -> Implementation:
-    try:
-        from treegen.attention.gpu.attend import Triton
-    except ImportError:
-        return Missing("triton", "triton is not installed")
+    from treegen.attention.gpu.attend import Triton
+
     return Triton()
 
 
 def _load_invariant() -> Implementation:
-    try:
-        from treegen.attention.gpu.invariant import Invariant
-    except ImportError:
-        return Missing("invariant", "triton is not installed")
+    from treegen.attention.gpu.invariant import Invariant
+
     return Invariant()
 
 
@@ -52,18 +48,9 @@ def _load_flash4() -> Implementation:
 
 
 def _load_xformers() -> Implementation:
-    from treegen.attention.libraries import packages
     from treegen.attention.libraries.varlen import XFormers
 
-    try:
-        xformers, fmha = packages.xformers()
-    except ImportError as error:
-        reason = f"xformers cannot be imported ({error}); {install('xformers')}"
-        return Missing("xformers", reason)
-    if not getattr(xformers, "_has_cpp_library", True):
-        reason = "xformers was built for another torch or CUDA and cannot load its kernels"
-        return Missing("xformers", reason)
-    return XFormers(fmha)
+    return XFormers()
 
 
 # An implementation is loaded when it is first chosen, so a missing library harms nobody else.
@@ -113,12 +100,20 @@ def choose(impl: str, device: torch.device) -> Implementation:
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:
-        implementation = LOADERS[name]()
-        reason = implementation.refusal(device)
-        if reason is None:
-            return implementation
-        reasons.append(f"{name}: {reason}")
+        found = load(name, device)
+        if not isinstance(found, str):
+            return found
+        reasons.append(f"{name}: {found}")
     raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
+
+
+def load(name: str, device: torch.device) -> Implementation | str:
+    """Return an implementation, or why it cannot run on a device."""
+    try:
+        found = LOADERS[name]()
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed"
+    return found.refusal(device) or found
 
 
 def check_reads_fp8(impl: str) -> None:

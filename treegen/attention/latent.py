@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Unpack
 
 import numpy as np
 import torch
@@ -40,26 +40,21 @@ def attend_latents(
     up_HXR: Tensor,
     form: LatentSpec,
     levels: Prepared,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
+    **options: Unpack[AttendOptions],
 ) -> Tensor:
     """Attend each query row to the latents of its groups, over all levels, in one softmax.
 
     q_THK: queries; the last P numbers are rotated.
     pool: latents and the rotated numbers behind them, [num_pages, page_size, 1, R + P].
     up_HXR: what makes keys and values of a latent.
-    scale: what logits are multiplied by.
-    levels, window, softcap, sinks: as in `treegen.attention.attend`.
+    levels, options: as in `treegen.attention.attend`; of options the scale must be given.
 
     Returns out [T, H, V] in the type of q.
 
     Raises:
         InputError: the implementation does not take heads of this width.
     """
-    options: AttendOptions = {"scale": scale, "window": window, "softcap": softcap}
+    sinks = options.pop("sinks", None)
     split = _split(levels, form, pool)
     wide = torch.promote_types(q_THK.dtype, torch.float32)
     if split.is_all and sinks is None:

@@ -111,27 +111,3 @@ class Prepared:
         """The kernel that computes each level, known once a layer has run."""
         mine = getattr(self.state, "kernels", ()) or (self.impl,) * len(self.levels)
         return mine if self.copies is None else (*self.copies.kernels, *mine)
-
-
-@dataclass(slots=True)
-class Missing:
-    """Stands for an implementation whose library is not installed; refuses every device."""
-
-    name: str
-    reason: str
-
-    def refusal(self, device: torch.device) -> str | None:
-        """Why it cannot run."""
-        return self.reason
-
-    def prepare(
-        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
-    ) -> Any:
-        """Never called, for the device is refused."""
-        raise AssertionError(self.reason)
-
-    def attend(
-        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
-    ) -> tuple[Tensor, Tensor]:
-        """Never called, for the device is refused."""
-        raise AssertionError(self.reason)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from treegen.attention import Level, attend, prepare
-from treegen.attention.implementations import LOADERS
+from treegen.attention.implementations import LOADERS, load
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.common.formats import format_bytes
@@ -73,7 +73,7 @@ class CascadeResult:
 def implementations(device: torch.device) -> list[str]:
     """Names of the implementations to time on a device: all that run there but the reference."""
     names = [name for name in LOADERS if name != "reference"]
-    return [name for name in names if LOADERS[name]().refusal(device) is None]
+    return [name for name in names if not isinstance(load(name, device), str)]
 
 
 def measure(

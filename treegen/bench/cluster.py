@@ -14,7 +14,7 @@ from treegen.cluster.worker import from_checkpoint
 from treegen.common.closing import Closing
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
-from treegen.options import LOADING, EngineOptions
+from treegen.model.options import LOADING, EngineOptions
 from treegen.prompts.tree import Node
 
 _SEED = 0

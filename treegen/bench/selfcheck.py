@@ -15,7 +15,7 @@ from typing import Any, Final
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
-from treegen.options import LOADING, EngineOptions
+from treegen.model.options import LOADING, EngineOptions
 from treegen.prompts.tree import Node
 from treegen.report.tables import Listing
 

@@ -21,6 +21,7 @@ from treegen.bench.timing import Spread
 from treegen.common.params import SamplingParams
 from treegen.common.unreadable import unreadable
 from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.rows.token_store import lengthen
 from treegen.errors import InputError
 from treegen.prompts.tree import MAX_TOKEN_ID, Node
 from treegen.report.tables import Listing
@@ -155,7 +156,7 @@ class _Forced(ThinkingBudgets):
         """Note the tokens of new rows, which also say how long they become."""
         self.used = True
         rows = self._run.rows
-        self._grow(len(rows.phase))
+        lengthen(self, len(rows.phase), -1)
         for request, slots in zip(requests, slots_PN, strict=True):
             for slot in slots.tolist():
                 tokens = self.samples[request.spec.id][int(rows.sample[slot])]

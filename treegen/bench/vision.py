@@ -146,8 +146,8 @@ def load_vision_model(path: str, **kind: Any) -> tuple[Model, Any]:
     """
     from treegen.images.table import take_images
     from treegen.model.leading import load_named
+    from treegen.model.options import EngineOptions
     from treegen.model.tokenizer import load_tokenizer, processor_of
-    from treegen.options import EngineOptions
 
     options = EngineOptions(model=path, images=True, **kind)
     tokenizer = load_tokenizer(path)

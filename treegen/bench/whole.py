@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treegen.bench.latent import LatentResult
     from treegen.cluster.places import Places
     from treegen.images.table import PlacedImage
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
 _Each = TypeVar("_Each", "AttentionResult", "CascadeResult", "LatentResult")
 _RANDOM = "a random 4-layer Llama of width 256"

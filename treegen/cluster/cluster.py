@@ -32,8 +32,8 @@ from treegen.errors import InputError
 from treegen.images.table import images_of, take_images
 from treegen.llm import LLM
 from treegen.llm.calls import Calls
+from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_tokenizer, processor_of
-from treegen.options import EngineOptions, check_known
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import check_vocabulary, token_ids
 from treegen.plan.unnamed import DrawnBefore, origin_of

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.cluster.importing import sendable_result
 from treegen.cluster.packed import PackedPlan
-from treegen.common.outputs import LevelRows, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.images.table import PlacedImage, images_of
 
@@ -33,17 +32,12 @@ Result = tuple[int, int, Any]
 
 
 class Share(ABC):
-    """A worker's share of a job, under way."""
+    """A worker's share of a job, under way.
 
-    @property
-    @abstractmethod
-    def has_work(self) -> bool:
-        """Whether anything that was dealt is not done."""
+    run: what does it, and tells how far it is.
+    """
 
-    @property
-    @abstractmethod
-    def usage(self) -> Usage:
-        """What was computed so far."""
+    run: DealtStream | SearchRun
 
     @abstractmethod
     def deal(self, parts: Iterable[Part]) -> None:
@@ -56,18 +50,6 @@ class Share(ABC):
     @abstractmethod
     def step(self) -> list[Result]:
         """Run one forward pass; returns what is done."""
-
-    @abstractmethod
-    def status(self) -> Status:
-        """What is under way now."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop."""
-
-    def levels(self) -> tuple[LevelRows, ...]:
-        """Which levels of the tree the rows being decoded read now."""
-        return ()
 
     def set_floors(self, floors: Mapping[int, float]) -> None:
         """Set the min_confidence of what is dealt of some keys from now on."""
@@ -147,33 +129,9 @@ class WithImages(DealtJob):
         return self.job.begin(llm)
 
 
-class _Following(Share):
-    """A run of a plan that is dealt out."""
-
+class _Sampling(Share):
     def __init__(self, stream: DealtStream) -> None:
-        self._stream = stream
-
-    @property
-    def has_work(self) -> bool:
-        return self._stream.has_work
-
-    @property
-    def usage(self) -> Usage:
-        return self._stream.usage
-
-    def status(self) -> Status:
-        return self._stream.status()
-
-    def levels(self) -> tuple[LevelRows, ...]:
-        return self._stream.levels()
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-class _Sampling(_Following):
-    def __init__(self, stream: DealtStream) -> None:
-        super().__init__(stream)
+        self.run = self._stream = stream
         self._key_of = {request.id: place for place, request in enumerate(stream.plan.requests)}
 
     def set_floors(self, floors: Mapping[int, float]) -> None:
@@ -189,9 +147,9 @@ class _Sampling(_Following):
         return [(self._key_of[c.prompt_id], c.sample_index, c) for c in self._stream.step()]
 
 
-class _Scoring(_Following):
+class _Scoring(Share):
     def __init__(self, stream: DealtStream, groups: Sequence[Sequence[int]]) -> None:
-        super().__init__(stream)
+        self.run = self._stream = stream
         self._groups = groups
         self._part_of = {
             place: (key, index)
@@ -216,29 +174,15 @@ class _Scoring(_Following):
 
 class _Searching(Share):
     def __init__(self, run: SearchRun) -> None:
-        self._run = run
+        self.run = self._searches = run
         self._key_of = {name: key for key, name in enumerate(run.names)}
 
-    @property
-    def has_work(self) -> bool:
-        return self._run.has_work
-
-    @property
-    def usage(self) -> Usage:
-        return self._run.backend.scheduler.usage
-
-    def status(self) -> Status:
-        return self._run.status()
-
     def deal(self, parts: Iterable[Part]) -> None:
-        self._run.deal(self._run.names[key] for key, _ in parts)
+        self._searches.deal(self._searches.names[key] for key, _ in parts)
 
     def take_back(self, most: int) -> list[Part]:
-        return [(self._key_of[name], [0]) for name in self._run.take_back(most)]
+        return [(self._key_of[name], [0]) for name in self._searches.take_back(most)]
 
     def step(self) -> list[Result]:
-        self._run.step()
-        return [(self._key_of[r.name], 0, sendable_result(r)) for r in self._run.ended()]
-
-    def close(self) -> None:
-        self._run.close()
+        self._searches.step()
+        return [(self._key_of[r.name], 0, sendable_result(r)) for r in self._searches.ended()]

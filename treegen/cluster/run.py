@@ -92,7 +92,7 @@ class CrewRun:
     def _begin(self, slot: Slot) -> None:
         """A worker that has its model takes part."""
         slot.actor.begin.remote(self._id, self._job)
-        status = Status(0, 0, _num_pages(slot))
+        status = Status(0, 0, slot.loaded.num_pages if slot.loaded else 0)
         self._shares[slot] = _Share(deque(), Usage(), status, seen=time.monotonic())
         self._dealer.add(slot.number)
 
@@ -309,7 +309,3 @@ def none_left(slots: Iterable[Slot]) -> WorkerError:
     """What to raise if all workers have been given up."""
     told = "; ".join(f"{slot.name}: {slot.told}" for slot in slots if slot.told)
     return WorkerError(f"no worker is left ({told})")
-
-
-def _num_pages(slot: Slot) -> int:
-    return slot.loaded.num_pages if slot.loaded else 0

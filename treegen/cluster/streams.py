@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from treegen.cluster.dealer import WorkItem
+from treegen.cluster.jobs import Result
 from treegen.cluster.run import CrewRun
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.turns import Alone, in_turn
@@ -78,16 +80,19 @@ class ClusterStream(_OnWorkers, Stream):
         Raises what workers raise, and WorkerError if none is left.
         """
         try:
-            return [completion for _, _, completion in self._run.step()]
+            return self._noted(self._run.step())
         except BaseException:
             self.close()
             raise
+
+    def _noted(self, results: list[Result]) -> list[Completion]:
+        return [completion for _, _, completion in results]
 
     @in_turn
     def ended(self) -> list[Completion]:
         """Samples that have ended and were not returned yet, for whoever leaves the run now."""
         rest, self._finished = self._finished[::-1], []
-        return rest + [completion for _, _, completion in self._run.ended()]
+        return rest + self._noted(self._run.ended())
 
     def deal(
         self,
@@ -122,15 +127,9 @@ class ClusterScores(ClusterStream):
         super().__init__(plan, run)
         self._groups = groups
 
-    @in_turn
-    def step(self) -> list[Completion]:
-        """Wait for what workers send."""
-        try:
-            for key, index, score in self._run.step():
-                self._known[self._groups[key][index]] = score
-        except BaseException:
-            self.close()
-            raise
+    def _noted(self, results: list[Result]) -> list[Completion]:
+        for key, index, score in results:
+            self._known[self._groups[key][index]] = score
         return []
 
 
@@ -143,7 +142,7 @@ class ClusterSearchRun(_OnWorkers, SearchRun):
         self._problems = problems
         self._left_out = 0  # whose results have come out
         self._run = run
-        self._found: list[SearchResult] = []
+        self._results = deque()
         self.closed = False
         self._alone = Alone("run")
 
@@ -153,42 +152,20 @@ class ClusterSearchRun(_OnWorkers, SearchRun):
         return self._run.num_open
 
     @property
-    def num_unknown(self) -> int:
-        """Searches begun, or about to be, whose results have not come out."""
-        return self._run.num_open + len(self._found)
-
-    @property
     def has_work(self) -> bool:
         """Whether a search is not over, or its result was not returned."""
-        return not self.closed and (self._run.has_work or bool(self._found))
-
-    def ended(self) -> list[SearchResult]:
-        """Results that are there and were not returned yet."""
-        found, self._found = self._found, []
-        return found
-
-    def step(self) -> None:
-        """Wait for what workers send, a fifth of a second at most."""
-        with self._alone():
-            self._step()
+        return not self.closed and (self._run.has_work or bool(self._results))
 
     def _step(self) -> None:
+        """Wait for what workers send, a fifth of a second at most."""
         try:
-            self._found += [result for _, _, result in self._run.step()]
+            self._results += [result for _, _, result in self._run.step()]
             for key, told in list(self._run.left_out.items())[self._left_out :]:
                 self._left_out += 1
-                self._found.append(SearchResult.left_out(self._problems[key], told))
+                self._results.append(SearchResult.left_out(self._problems[key], told))
         except BaseException:
             self.close()
             raise
-
-    def __next__(self) -> SearchResult:
-        while not self._found:
-            if not self.has_work:
-                self.close()
-                raise StopIteration
-            self.step()
-        return self._found.pop(0)
 
     def close(self) -> None:
         """End all searches; those that have not finished have no result."""

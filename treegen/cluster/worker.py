@@ -20,7 +20,7 @@ from treegen.errors import (
     TreegenError,
     WorkerError,
 )
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
@@ -156,23 +156,23 @@ class Worker:
             task.deal(parts)
             given_back = task.take_back(recall) if recall else []
             end = time.monotonic() + seconds
-            while task.has_work and time.monotonic() < end:
+            while task.run.has_work and time.monotonic() < end:
                 results += task.step()
         except Exception as error:
             failure = WorkerFailure.of(error)
         return TurnOutcome(
             results=results,
             given_back=given_back,
-            usage=replace(task.usage),
-            status=task.status(),
-            levels=task.levels() if failure is None else (),
+            usage=replace(task.run.usage),
+            status=task.run.status(),
+            levels=task.run.levels() if failure is None else (),
             failure=failure,
         )
 
     def end(self, number: int) -> None:
         """Leave a job."""
         if number == self._number and self._task is not None:
-            self._task.close()
+            self._task.run.close()
             self._task = None
         self._number = -1 if number == self._number else self._number
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Self, TypeVar
+
+_T = TypeVar("_T")
 
 
 class Closing(ABC):
@@ -18,3 +23,13 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+@contextmanager
+def having(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    """Give a context variable a value until the end of a `with` block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)

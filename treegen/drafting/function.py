@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 
 import numpy as np
@@ -64,7 +64,7 @@ class FunctionDrafter:
         except (TypeError, ValueError):
             raise InputError(
                 f"speculate's function must return a list of token ids for each of {len(slots)} "
-                f"samples, got {_shortened(found)}"
+                f"samples, got {found!r:.80}"
             ) from None
         chance_R = np.full(len(slots), self._chance.value)
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
@@ -72,8 +72,3 @@ class FunctionDrafter:
     def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         """Adjust the chance that a guess is right."""
         self._chance.learn(tried_R, accepted_R)
-
-
-def _shortened(found: Sequence[Sequence[int]]) -> str:
-    text = repr(found)
-    return text if len(text) < 80 else text[:77] + "..."

@@ -25,8 +25,8 @@ from treegen.images.table import images_of
 from treegen.model.facts import ModelFacts
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
+from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
-from treegen.options import EngineOptions
 from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import plan_requests

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from treegen.common.device import current
-from treegen.common.outputs import Completion
+from treegen.common.outputs import Completion, Status
 from treegen.engine.guessing.speculation import Speculation, SpeculationOptions
 from treegen.engine.passes.decode import DecodeSteps, Flight, Pending
 from treegen.engine.passes.prefill import PrefillFlight, PrefillPasses
@@ -115,6 +115,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether anything is left to do."""
         return self._admission.has_work or self._endings.has_more or self._error is not None
+
+    def status(self) -> Status:
+        """What is under way now."""
+        pool = self.run.pool
+        return Status(self.queue.num_active, pool.num_used, pool.num_pages)
 
     def add(
         self,

@@ -50,7 +50,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
 
     def status(self) -> Status:
         """Return what is under way now."""
-        return status_of(self.scheduler)
+        return self.scheduler.status()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Return what each worker does now; none where one LLM does all."""
@@ -225,12 +225,6 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
         """Stop; the other pairs get no scores."""
         self._known.clear()
         self._stream.close()
-
-
-def status_of(scheduler: Scheduler) -> Status:
-    """What a scheduler has under way now."""
-    pool = scheduler.run.cache.pool
-    return Status(scheduler.queue.num_active, pool.num_used, pool.num_pages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from treegen.errors import InputError
 from treegen.evals.asked.given import beside, named
 from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.job import AnyJob, Job, load_job
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
 
 # How a user sets a field of run.json, if not by an argument that has the field's name.

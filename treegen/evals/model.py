@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import ModelError
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:

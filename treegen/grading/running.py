@@ -17,7 +17,7 @@ from treegen.grading.deciding import Deciding
 from treegen.grading.judged import Judged, of_one_kind, read_judged
 from treegen.grading.prompts import JudgedAnswers, cases_of
 from treegen.grading.store import adding, begin
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:

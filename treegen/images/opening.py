@@ -122,7 +122,8 @@ def source_of(part: Mapping[str, Any]) -> Source:
         source = source.get("url")
     if key == "base64" and isinstance(source, str):
         source = f"data:image;base64,{source}"
-    if not isinstance(source, str | os.PathLike | bytes) and not _is_pil(source):
+    is_pil = hasattr(source, "convert") and hasattr(source, "getbands")
+    if not isinstance(source, str | os.PathLike | bytes) and not is_pil:
         raise InputError(
             f"an image is a {type(source).__name__}; give a path, a data URL, bytes or an image of "
             "PIL"
@@ -278,7 +279,3 @@ def _bytes_of(path: Path, name: str) -> bytes:
     if data is None:
         raise InputError(f"{name} cannot be read: it is no regular file; give one that is")
     return data
-
-
-def _is_pil(source: object) -> bool:
-    return hasattr(source, "convert") and hasattr(source, "getbands")

@@ -17,7 +17,7 @@ from treegen.inspect_ai.outputs import output_of
 from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
-from treegen.options import check_known
+from treegen.model.options import check_known
 
 _OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
 _SAMPLING: Final = ("recommended", "neutral")

@@ -24,8 +24,8 @@ from treegen.model.config import resolve_device
 from treegen.model.leading import load_named
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
+from treegen.model.options import LOADING, EngineOptions, check_known
 from treegen.model.tokenizer import load_tokenizer, processor_of
-from treegen.options import LOADING, EngineOptions, check_known
 from treegen.plan.cost import Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import sample_requests

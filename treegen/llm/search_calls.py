@@ -62,9 +62,7 @@ class SearchCalls(ABC):
         The result of a search that fails has the error and the tree so far. If all searches fail,
         a warning says so. Raises what `search_stream` and its iterator raise.
         """
-        from treegen.search.tree.result import warn_if_all_failed
-
-        stream = self.search_stream(
+        return self.search_stream(
             fn,
             problems,
             params,
@@ -73,11 +71,7 @@ class SearchCalls(ABC):
             rows=rows,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
-        )
-        with stream as run:
-            results = {result.name: result for result in run}
-        warn_if_all_failed(list(results.values()))
-        return [results[name] for name in run.names]
+        ).in_order()
 
     def search_stream(
         self,

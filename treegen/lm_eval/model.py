@@ -31,7 +31,7 @@ from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import HarnessTokenizer
 from treegen.model.checkpoint.files import locate
 from treegen.model.config import read_config
-from treegen.options import check_known
+from treegen.model.options import check_known
 from treegen.runs import model_identity
 from treegen.runs.made import Made
 

@@ -21,8 +21,8 @@ from treegen.model.checkpoint.quantized import quantisation_of, what_becomes
 from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
 from treegen.model.load import stays_fp8, stays_mxfp4
+from treegen.model.options import EngineOptions
 from treegen.model.recommended import recommendation
-from treegen.options import EngineOptions
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
 _WIDTH: Final = 100  # of a line

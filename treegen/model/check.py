@@ -7,7 +7,7 @@ Keys and values stay in that dtype, whatever the cache keeps them in.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -123,25 +123,16 @@ def _toy_window(model: "Model") -> Iterator[None]:
             holder.sliding_window = window
 
 
-class _Counted(Sequence[LayerKV]):
+class _Counted(list[LayerKV]):
     """The page pools of the layers, which note each layer that asks for its pool."""
 
     def __init__(self, pools: Sequence[LayerKV]) -> None:
-        self.pools = pools
+        super().__init__(pools)
         self.asked: list[int] = []
 
-    @overload
-    def __getitem__(self, index: int) -> LayerKV: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
-    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
-        if isinstance(index, slice):
-            return self.pools[index]
+    def __getitem__(self, index: Any) -> Any:
         self.asked.append(index)
-        return self.pools[index]
-
-    def __len__(self) -> int:
-        return len(self.pools)
+        return super().__getitem__(index)
 
 
 def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
@@ -283,19 +274,17 @@ def _stock_logits(
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
     embeddings = model.module.get_input_embeddings()
-    hooks = [embeddings.register_forward_hook(round_again)] if perturb else []
+    hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
     config = model.module.config
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers step by other formulas than those of a whole text. What counts is what
     # generate does: the prompt as a whole, and then the last token.
     alone = _stepped if model.spec.states else _whole
     try:
-        with without_autocast(model.device):
+        with without_autocast(model.device), hook:
             return [model.whole(alone(module, s[None])).float() for s in sequences]
     finally:
         model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
-        for hook in hooks:
-            hook.remove()
 
 
 def _whole(module: nn.Module, ids_1N: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ all layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ import torch._dynamo.exc
 from torch import Tensor, nn
 
 from treegen.cache.pool import LayerKV
+from treegen.common.closing import having
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.text_part import attention_of_text
@@ -38,7 +40,7 @@ from treegen.model.latent import keeps_latents
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.joined import JoinedLinears
-from treegen.model.recurrent.layers import wrap_recurrent
+from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.ops import OPERATORS
 from treegen.model.recurrent.own_layers import forward
 
@@ -55,14 +57,9 @@ _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models togeth
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
-@contextmanager
-def passing(batch: Batch) -> Iterator[None]:
+def passing(batch: Batch) -> AbstractContextManager[None]:
     """While open, the operator attends by this batch."""
-    token = _current.set(batch)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return having(_current, batch)
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=("keys", "values"))
@@ -78,9 +75,8 @@ def _write_and_attend(
     softcap: float | None,
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend` on the batch of this pass."""
-    batch = _current.get()
     return write_and_attend(
-        q_THK, k_TGK, v_TGV, keys, values, batch.slots_T, batch.levels_of(window),
+        q_THK, k_TGK, v_TGV, keys, values, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -105,9 +101,8 @@ def _write_and_attend_latents(
     softcap: float | None,
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
-    batch = _current.get()
     return write_and_attend_latents(
-        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, batch.slots_T, batch.levels_of(window),
+        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -133,14 +128,10 @@ class _OnSlots(nn.Module):
         return forward(self, hidden_states, tensors, OPERATORS)
 
 
-_kinds: dict[type, Any] = {}
-
-
+@cache
 def _on_slots(kind: type[nn.Module]) -> Any:
     """The class of a layer, but on states that are its buffers; always the same one."""
-    if kind not in _kinds:
-        _kinds[kind] = type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
-    return _kinds[kind]
+    return type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
 
 
 class CompiledLayers:
@@ -181,7 +172,9 @@ class CompiledLayers:
             attention.register_buffer(KEYS, pool.keys, persistent=False)
             if not keeps_latents(attention):
                 attention.register_buffer(VALUES, pool.values, persistent=False)
-        self._wrapped = [(each, type(each.module)) for each in recurrent]
+        self._wrapped: list[tuple[RecurrentLayer, Any]] = [
+            (each, type(each.module)) for each in recurrent
+        ]
         for (each, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
                 each.module.register_buffer(name, tensor, persistent=False)

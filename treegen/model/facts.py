@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treegen.common.spec import ModelSpec
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import plan_requests
 

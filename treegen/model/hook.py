@@ -8,13 +8,14 @@ builds no mask: the levels say what is causal, and each call has its window.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from treegen.attention import Prepared, attend
+from treegen.attention import attend
+from treegen.attention.api import AttendOptions
 from treegen.attention.latent import attend_latents
 from treegen.cache.writes import write
 from treegen.common.spec import LatentSpec
@@ -148,27 +149,19 @@ def write_and_attend(
     v_TGV: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots_T: Tensor,
-    levels: Prepared,
-    *,
-    scale: float | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    batch: Batch,
+    **options: Unpack[AttendOptions],
 ) -> Tensor:
-    """Store the new keys and values in a layer's pool, then attend to all levels.
+    """Store the new keys and values in a layer's pool, then attend to all levels of a batch.
 
     They are stored first, so a token finds its own key in its own level.
 
     keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
-    slots_T: where each token goes, page * page_size + offset.
 
     Returns out [T, H, V].
     """
-    write(keys, values, slots_T, k_TGK, v_TGV)
-    return attend(
-        q_THK, keys, values, levels, scale=scale, window=window, softcap=softcap, sinks=sinks
-    )
+    write(keys, values, batch.slots_T, k_TGK, v_TGV)
+    return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
 
 
 def write_and_attend_latents(
@@ -177,13 +170,8 @@ def write_and_attend_latents(
     rotated_TGP: Tensor,
     keys: Tensor,
     up_HXR: Tensor,
-    slots_T: Tensor,
-    levels: Prepared,
-    *,
-    scale: float | None,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
+    batch: Batch,
+    **options: Unpack[AttendOptions],
 ) -> Tensor:
     """`write_and_attend` for a layer that keeps latents.
 
@@ -192,14 +180,13 @@ def write_and_attend_latents(
     up_HXR: what makes keys and values of latents.
     """
     rank, rope = latent_TGR.shape[-1], rotated_TGP.shape[-1]
-    write(keys[..., :rank], keys[..., rank:], slots_T, latent_TGR, rotated_TGP)
+    write(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)
     heads, nope = q_THK.shape[1], q_THK.shape[2] - rope
     form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
-    return attend_latents(
-        q_THK, keys, up_HXR, form, levels,
-        scale=form.k_dim**-0.5 if scale is None else scale,
-        window=window, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+    if options["scale"] is None:
+        options["scale"] = form.k_dim**-0.5
+    levels = batch.levels_of(options.get("window"))
+    return attend_latents(q_THK, keys, up_HXR, form, levels, **options)
 
 
 def _attention(
@@ -218,14 +205,13 @@ def _attention(
     call = read_call(module, query, key, value, attention_mask, **options)
     pool = treegen.layers[call.layer]
     new = call.q_THK, call.k_TGK, call.v_TGV
-    at = treegen.slots_T, treegen.levels_of(call.window)
-    kind: Any = {
+    asked: AttendOptions = {
         "scale": call.scale, "window": call.window, "softcap": call.softcap, "sinks": call.sinks_H
     }  # fmt: skip
     if call.latent is not None:
-        out_THV = write_and_attend_latents(*new, pool.keys, up_of(module), *at, **kind)
+        out_THV = write_and_attend_latents(*new, pool.keys, up_of(module), treegen, **asked)
     else:
-        out_THV = write_and_attend(*new, pool.keys, pool.values, *at, **kind)
+        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **asked)
     return out_THV[None], None
 
 

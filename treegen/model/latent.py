@@ -8,6 +8,7 @@ them by the layer's own weights. Under any other attention function the layers d
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -34,18 +35,18 @@ class _KeepsLatents(nn.Module):
         return expanded
 
 
-_kinds: dict[type, Any] = {}
+@cache
+def _kind(stock: type[nn.Module]) -> Any:
+    """The class of a layer that hands its latents on; always the same one."""
+    return type(stock.__name__, (_KeepsLatents, stock), {"__module__": __name__})
 
 
 def keep_latents(module: nn.Module) -> None:
     """From now on, the layers of a model that can hand latents to treegen do so."""
     for part in module.modules():
-        if latent_of(part) is None or isinstance(part, _KeepsLatents):
-            continue
-        kind = type(part)
-        if kind not in _kinds:
-            _kinds[kind] = type(kind.__name__, (_KeepsLatents, kind), {"__module__": __name__})
-        part.__class__ = _kinds[kind]
+        if latent_of(part) is not None and not isinstance(part, _KeepsLatents):
+            stock: Any = type(part)
+            part.__class__ = _kind(stock)
 
 
 def undo_latents(module: nn.Module) -> None:

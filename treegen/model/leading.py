@@ -30,8 +30,8 @@ from treegen.errors import InputError, TreegenError, WorkerError
 from treegen.model.config import load_spec, resolve_device
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.options import EngineOptions
 from treegen.model.parallel.ranks import check_free, join, leave
-from treegen.options import EngineOptions
 from treegen.runs.leftovers import hold, sweep
 
 # It ends with this process from the beginning: to import torch may take a minute on a busy machine.

@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.attention.implementations import choose
@@ -399,10 +398,6 @@ def prepare(module: PreTrainedModel) -> None:
     keep_latents(module)
     for part in module.modules():
         # treegen never pads. Some families look for padding in each pass, which would wait for the
-        # device.
+        # device; nothing is done in its place.
         if isinstance(part, PreTrainedModel):
-            part.warn_if_padding_and_no_attention_mask = _no_padding
-
-
-def _no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """Does nothing, in place of a search for padding."""
+            part.warn_if_padding_and_no_attention_mask = lambda *_given: None

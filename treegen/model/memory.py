@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from treegen.model.model import Model
-    from treegen.options import EngineOptions
+    from treegen.model.options import EngineOptions
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
 _ROW_TOKENS: Final = 512  # that a row is thought to have keys of, beside its recurrent state
@@ -139,7 +139,8 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         windows = max(min(max_rows, memory // 16 // window), 1)
         memory -= windows * window + spec.state_bytes  # and the spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
-    states = min(max(memory * state // row, memory // 4) // state - 1, _most_states(max_rows))
+    most = 2 * max_rows + _SPARE_STATES
+    states = min(max(memory * state // row, memory // 4) // state - 1, most)
     if states < _FEWEST_STATES:
         least = (_FEWEST_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
@@ -148,10 +149,6 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         )
     left = memory - (states + 1) * state
     return CacheSize(pages_in(left, spec, page_size), states, windows)
-
-
-def _most_states(max_rows: int) -> int:
-    return 2 * max_rows + _SPARE_STATES
 
 
 def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:

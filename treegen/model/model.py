@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -360,27 +360,19 @@ class Model:
         return self.ranks.whole(logits_SV, self.spec.vocab_size)
 
 
-class _InOrder(Sequence[LayerKV]):
+class _InOrder(list[LayerKV]):
     """The page pools of layers that attend, of which each call takes the next, whatever its number.
 
     Of a hybrid model some layers attend, and some of these may be one module.
     """
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
+        super().__init__(layers)
         self._layers, self._next = layers, 0
 
-    @overload
-    def __getitem__(self, index: int) -> LayerKV: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
-    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
-        if isinstance(index, slice):
-            return self._layers[index]
+    def __getitem__(self, index: Any) -> Any:
         self._next += 1
         return self._layers[self._next - 1]
-
-    def __len__(self) -> int:
-        return len(self._layers)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

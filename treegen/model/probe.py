@@ -244,11 +244,8 @@ def _calls() -> Iterator[set[nn.Module]]:
     def note(module: nn.Module, _inputs: object) -> None:
         called.add(module)
 
-    hook = register_module_forward_pre_hook(note)
-    try:
+    with register_module_forward_pre_hook(note):
         yield called
-    finally:
-        hook.remove()
 
 
 def _reason(error: Exception) -> str:

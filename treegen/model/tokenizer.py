@@ -16,8 +16,8 @@ from treegen.model.checkpoint.files import (
 from treegen.model.checkpoint.gguf_file import gguf_arguments
 from treegen.model.checkpoint.mistyped import check_fields, is_length, is_template
 from treegen.model.config import read_config
+from treegen.model.options import EngineOptions
 from treegen.model.vision.processor import Processor, load_processor
-from treegen.options import EngineOptions
 
 
 def load_tokenizer(

@@ -51,19 +51,16 @@ def sample_requests(
         raise InputError(
             f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
         )
-    _check_total(sum(prompt.samples for prompt in prompts))
+    total = sum(prompt.samples for prompt in prompts)
+    if total > _MOST_SAMPLES:
+        raise CapacityError(
+            f"{total:,} samples are too many for one run, which has {_MOST_SAMPLES:,} at most; "
+            "ask for fewer, or for several runs with other seeds"
+        )
     return [
         _request(prompt, prompt.samples, each, spec, images_of(tokenizer))
         for prompt, each in zip(prompts, of_each, strict=True)
     ]
-
-
-def _check_total(samples: int) -> None:
-    if samples > _MOST_SAMPLES:
-        raise CapacityError(
-            f"{samples:,} samples are too many for one run, which has {_MOST_SAMPLES:,} at most; "
-            "ask for fewer, or for several runs with other seeds"
-        )
 
 
 def flat_requests(

@@ -51,7 +51,7 @@ class LeastTokens:
         if (
             type(backend.model).__name__ != "BPE"
             or shrinks is None
-            or not all(map(_cuts_only, cutters))
+            or any(c["type"] not in _CUTTING or c.get("behavior") == "Removed" for c in cutters)
             or not _has_all_bytes(backend.model, cutters, vocab)
         ):
             return
@@ -95,10 +95,6 @@ def _shrinks(normalizers: Sequence[Mapping[str, Any]]) -> int | None:
         elif part["type"] != "Prepend":
             return None
     return times
-
-
-def _cuts_only(part: Mapping[str, Any]) -> bool:
-    return part["type"] in _CUTTING and part.get("behavior") != "Removed"
 
 
 def _has_all_bytes(

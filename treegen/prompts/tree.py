@@ -59,9 +59,11 @@ class Node:
 
     def __post_init__(self) -> None:
         _check_content(self.content)
-        if not isinstance(self.children, tuple):
-            # A list could still be changed, and a generator can be read only once.
-            object.__setattr__(self, "children", _as_tuple(self.children))
+        children: object = self.children
+        if isinstance(children, str | Node) or not isinstance(children, Iterable):
+            raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
+        # A list could still be changed, and a generator can be read only once.
+        object.__setattr__(self, "children", tuple(children))
         for index, child in enumerate(self.children):
             if not isinstance(child, Node):
                 raise TreeError(f"children[{index}] is a {type(child).__name__}; wrap it in a Node")
@@ -247,12 +249,6 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
 
 def _name(node: Node, indices: Sequence[int]) -> str:
     return node.id if node.id is not None else "/".join(map(str, indices))
-
-
-def _as_tuple(children: object) -> tuple[Node, ...]:
-    if isinstance(children, str | Node) or not isinstance(children, Iterable):
-        raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
-    return tuple(children)
 
 
 def _as_levels(levels: object) -> tuple[Expand, ...]:

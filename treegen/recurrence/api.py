@@ -46,7 +46,8 @@ def convolve(
     """
     reads_T, writes_T = rows.inputs_RT
     if not _has_kernels(windows):
-        return reference.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+        out_TC = reference.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
+        return out_TC.to(mixed_TC.dtype)
     from treegen.recurrence import gpu
 
     return gpu.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)

@@ -31,7 +31,7 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
     mixed_TC = silu(
-        _convolved(given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *window_at)
+        convolve(given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *window_at)
     )
     q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
     step_TH = softplus(given.a_TH.float() + given.dt_bias_H.float())
@@ -48,14 +48,9 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     base_THKV = on.states[inputs[BASE]]
     listed_T = inputs[LISTED]
     k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
-    last_T = (listed_T - 1).clamp(min=0)
-    sum_TH = gate_TH.clone()
+    sum_TH, weight_TNH = gate_TH, sum_TNH
     if k_TNHK.shape[1]:
-        before_TH = sum_TNH[torch.arange(len(last_T), device=last_T.device), last_T]
-        sum_TH += torch.where((listed_T > 0)[:, None], before_TH, 0.0)
-    index_N = torch.arange(k_TNHK.shape[1], device=listed_T.device)
-    live_TN1 = (index_N < listed_T[:, None])[..., None]
-    weight_TNH = torch.where(live_TN1, (sum_TH[:, None] - sum_TNH).exp(), 0.0)
+        sum_TH, weight_TNH = _weights(sum_TNH, listed_T, gate_TH)
 
     def read(x_THK: Tensor) -> Tensor:
         part_TNH = torch.einsum("tnhk,thk->tnh", k_TNHK, x_THK) * weight_TNH
@@ -78,15 +73,26 @@ def fold(
     k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
     states_FHKV = on.states[base_F].clone()
     if k_FNHK.shape[1]:
-        last_F = (listed_F - 1).clamp(min=0)
-        index_N = torch.arange(k_FNHK.shape[1], device=listed_F.device)
-        live_FN1 = (index_N < listed_F[:, None])[..., None]
-        last_FH = sum_FNH[torch.arange(len(last_F), device=last_F.device), last_F]
-        sum_FH = torch.where((listed_F > 0)[:, None], last_FH, 0.0)
-        weight_FNH = torch.where(live_FN1, (sum_FH[:, None] - sum_FNH).exp(), 0.0)
+        sum_FH, weight_FNH = _weights(sum_FNH, listed_F)
         states_FHKV *= sum_FH.exp()[..., None, None]
         states_FHKV += torch.einsum("fnhk,fnhv->fhkv", k_FNHK * weight_FNH[..., None], u_FNHV)
     on.states[target_F] = states_FHKV
+
+
+def _weights(
+    sum_TNH: Tensor, listed_T: Tensor, gate_TH: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sums of gates [T, H] up to now, and by what each update of a list counts now, [T, N, H].
+
+    gate_TH: of the tokens after the lists.
+    """
+    num_T, num_N = sum_TNH.shape[:2]
+    index_N = torch.arange(num_N, device=listed_T.device)
+    last_T = (listed_T - 1).clamp(min=0)
+    before_TH = sum_TNH[torch.arange(num_T, device=last_T.device), last_T]
+    sum_TH = gate_TH + torch.where((listed_T > 0)[:, None], before_TH, 0.0)
+    live_TN1 = (index_N < listed_T[:, None])[..., None]
+    return sum_TH, torch.where(live_TN1, (sum_TH[:, None] - sum_TNH).exp(), 0.0)
 
 
 def convolve(
@@ -97,20 +103,7 @@ def convolve(
     reads_T: Tensor,
     writes_T: Tensor,
 ) -> Tensor:
-    """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards."""
-    out_TC = _convolved(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
-    return out_TC.to(mixed_TC.dtype)
-
-
-def _convolved(
-    mixed_TC: Tensor,
-    conv_CW: Tensor,
-    bias_C: Tensor | None,
-    windows: Tensor,
-    reads_T: Tensor,
-    writes_T: Tensor,
-) -> Tensor:
-    """The same in float32."""
+    """The convolution's outputs [T, C] at the new tokens, in float32; windows have these then."""
     whole_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
     windows[writes_T] = whole_TCW[..., 1:]
     out_TC = (whole_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)

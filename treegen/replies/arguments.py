@@ -14,6 +14,7 @@ from treegen.replies.scan import NoCall
 _TYPES: Final = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
     "list": "array", "tuple": "array", "none": "null",
+    "NoneType": "null",
 }  # fmt: skip
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER: Final = re.compile(r"[+-]?[0-9.]{1,400}([eE][+-]?[0-9]{1,4})?")
@@ -73,7 +74,7 @@ def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
         if isinstance(each, str):
             found.add(_TYPES.get(each.lower(), each.lower()))
     if not found and "enum" in schema and isinstance(schema["enum"], list):
-        found |= {_type_of(value) for value in schema["enum"]}
+        found |= {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
     for name in ("anyOf", "oneOf", "allOf"):
         options = schema.get(name)
         for option in options if isinstance(options, list) else ():
@@ -85,12 +86,6 @@ def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
             target = target.get(step) if isinstance(target, Mapping) else None
         found |= _types(target, whole, depth + 1)
     return found
-
-
-def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    return _TYPES.get(type(value).__name__, "string")
 
 
 _UNREAD: Final = object()

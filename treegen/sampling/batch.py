@@ -6,7 +6,7 @@ Shape letters: P distributions, U kinds of biases, K biased tokens, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
+from treegen.sampling.columns import column
 from treegen.sampling.penalties import Penalties, Words
 from treegen.sampling.signals import Signals
 
@@ -125,27 +126,6 @@ class SamplingBatch:
         temperature_P = torch.ones(num, device=device)
         return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
 
-    def of_rows(self, rows: slice) -> SamplingBatch:
-        """The parameters of some of the distributions."""
-
-        def part(column: Tensor | None) -> Tensor | None:
-            return None if column is None else column[rows]
-
-        return replace(
-            self,
-            temperature_P=self.temperature_P[rows],
-            greedy_P=part(self.greedy_P),
-            top_p_P=part(self.top_p_P),
-            top_k_P=part(self.top_k_P),
-            min_p_P=part(self.min_p_P),
-            biases=None
-            if self.biases is None
-            else replace(self.biases, index_P=self.biases.index_P[rows]),
-            signals=None if self.signals is None else self.signals.of_rows(rows),
-            processed_P=part(self.processed_P),
-            penalties=None if self.penalties is None else self.penalties.of_rows(rows),
-        )
-
     def load(self, other: SamplingBatch) -> None:
         """Write the parameters of plain draws over those of the first rows, in place.
 
@@ -167,19 +147,16 @@ class SamplingBatch:
         def of_each(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
 
-        def column(values: list[float], default: float) -> Tensor | None:
-            return None if all(value == default for value in values) else of_each(values)
-
         temperatures = [p.temperature for p in params]
         processed = [p.reports_processed for p in params]
-        top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0)
+        top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0, index_P)
         return SamplingBatch(
             temperature_P=of_each([t or 1.0 for t in temperatures]),
             greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
             all_greedy=all(t == 0 for t in temperatures),
-            top_p_P=column([p.top_p for p in params], 1.0),
+            top_p_P=column([p.top_p for p in params], 1.0, index_P),
             top_k_P=None if top_k is None else top_k.long(),
-            min_p_P=column([p.min_p for p in params], 0.0),
+            min_p_P=column([p.min_p for p in params], 0.0, index_P),
             num_logprobs=max(p.logprobs for p in params),
             biases=Biases.of(biases, index_P),
             signals=Signals.of(params, index_P),

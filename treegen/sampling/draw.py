@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from treegen.sampling.batch import SamplingBatch
+from treegen.sampling.columns import of_rows
 from treegen.sampling.masks import Masks
 from treegen.sampling.texts import Texts
 
@@ -68,14 +69,9 @@ class Draws:
 
     def first(self, num: int) -> Draws:
         """The draws of the first distributions."""
-        return Draws(
-            self.tokens_PN[:num],
-            self.logprobs_PN[:num],
-            self.lse_P[:num],
-            None if self.top_tokens_PK is None else self.top_tokens_PK[:num],
-            None if self.top_logprobs_PK is None else self.top_logprobs_PK[:num],
-            None if self.signals_P2 is None else self.signals_P2[:num],
-        )
+        told = (getattr(self, each.name) for each in fields(self))
+        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in told]
+        return Draws(*parts)
 
 
 def draw(
@@ -111,8 +107,8 @@ def draw(
     for start in range(0, len(logits_PV), most):
         rows = slice(start, start + most)
         forced = None if forced_P is None else forced_P[rows]
-        mine = None if texts is None else texts.of_rows(rows)
-        how, may = params.of_rows(rows), None if masks is None else masks.of_rows(rows)
+        mine = None if texts is None else of_rows(texts, rows)
+        how, may = of_rows(params, rows), None if masks is None else of_rows(masks, rows)
         parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine, may))
     return _joined(parts)
 

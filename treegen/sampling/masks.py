@@ -5,7 +5,7 @@ Shape letters: P distributions, K masks, W words of 32 tokens, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,10 +21,6 @@ class Masks:
 
     bits_KW: Tensor
     index_P: Tensor
-
-    def of_rows(self, rows: slice) -> Masks:
-        """Those of some of the distributions."""
-        return replace(self, index_P=self.index_P[rows])
 
     def apply(self, logits_PV: Tensor) -> Tensor:
         """The logits, minus infinity for all other tokens."""

@@ -7,7 +7,7 @@ W words, K tokens of a word before its last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
+from treegen.sampling.columns import column
 from treegen.sampling.texts import NOTHING, Texts
 
 Words = Sequence[Sequence[int]]
@@ -89,38 +90,17 @@ class Penalties:
     ) -> Penalties | None:
         """Those of P rows; row p has params[index_P[p]] and words[index_P[p]]. None for none."""
 
-        def column(values: list[float], neutral: float) -> Tensor | None:
-            if all(value == neutral for value in values):
-                return None
-            return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
-
-        ngram = column([each.no_repeat_ngram_size for each in params], 0)
+        ngram = column([each.no_repeat_ngram_size for each in params], 0, index_P)
         found = Penalties(
-            presence_P=column([each.presence_penalty for each in params], 0),
-            frequency_P=column([each.frequency_penalty for each in params], 0),
-            repetition_P=column([each.repetition_penalty for each in params], 1),
+            presence_P=column([each.presence_penalty for each in params], 0, index_P),
+            frequency_P=column([each.frequency_penalty for each in params], 0, index_P),
+            repetition_P=column([each.repetition_penalty for each in params], 1, index_P),
             ngram_P=None if ngram is None else ngram.long(),
             ngrams=sorted({each.no_repeat_ngram_size for each in params} - {0}),
             words=BannedWords.of(words, index_P),
         )
         columns = (found.presence_P, found.frequency_P, found.repetition_P, ngram, found.words)
         return None if all(each is None for each in columns) else found
-
-    def of_rows(self, rows: slice) -> Penalties:
-        """Those of some of the distributions."""
-
-        def part(column: Tensor | None) -> Tensor | None:
-            return None if column is None else column[rows]
-
-        words = self.words
-        return replace(
-            self,
-            presence_P=part(self.presence_P),
-            frequency_P=part(self.frequency_P),
-            repetition_P=part(self.repetition_P),
-            ngram_P=part(self.ngram_P),
-            words=None if words is None else replace(words, index_P=words.index_P[rows]),
-        )
 
     def apply(self, logits_PV: Tensor, texts: Texts) -> Tensor:
         """Return the penalised logits.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
+from treegen.sampling.columns import of_rows
 
 CONFIDENCE, CERTAINTY = range(2)
 _AT_ONCE = 2**25  # logits at most that are read in one go
@@ -44,10 +45,6 @@ class Signals:
         likeliest = np.array([each.confidence for each in params], dtype=np.int64)
         return Signals(to_device(likeliest, index_P.device)[index_P], most, certainty)
 
-    def of_rows(self, rows: slice) -> Signals:
-        """What some of the rows ask for."""
-        return Signals(self.likeliest_P[rows], self.most, self.certainty)
-
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
         """The confidence and the self-certainty of each row, float32 [P, 2]; 0 if not asked for.
 
@@ -63,7 +60,7 @@ class Signals:
         parts = []
         for start in range(0, max(len(logits_PV), 1), most):
             rows = slice(start, start + most)
-            parts.append(self.of_rows(rows)._read(logits_PV[rows].float(), lse_P[rows]))
+            parts.append(of_rows(self, rows)._read(logits_PV[rows].float(), lse_P[rows]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:

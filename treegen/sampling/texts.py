@@ -11,7 +11,7 @@ tokens, S cache slots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -103,13 +103,6 @@ class Texts:
         parts = [_Part.of(level, num, device) for level in levels if len(level.start_G)]
         length_P, drawn_PI2 = to_device_together([lengths, drawn], device)
         return Texts(tokens_S, page_size, parts, length_P, int(lengths.max(initial=0)), drawn_PI2)
-
-    def of_rows(self, rows: slice) -> Texts:
-        """The texts before some of the draws."""
-        parts = [replace(part, group_P=part.group_P[rows]) for part in self.parts]
-        return replace(
-            self, parts=parts, length_P=self.length_P[rows], drawn_PI2=self.drawn_PI2[rows]
-        )
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The tokens, int64 [P, L], NOTHING behind each text; and which the model has drawn."""

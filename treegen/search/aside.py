@@ -237,9 +237,8 @@ async def in_thread(
 
     threads: where it runs; by default in one of 32 threads of the run.
     """
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:  # a session's own loop: there is nothing else to go on with
+    loop = running_loop()
+    if loop is None:  # a session's own loop: there is nothing else to go on with
         return function(*args)
     call = partial(contextvars.copy_context().run, function, *args)
     aside = _aside()
@@ -256,7 +255,12 @@ def place_of(node: Placed) -> Place:
 
 def _aside() -> Aside | None:
     """What is waited for in the running loop of searches; None in another loop, and in none."""
+    return getattr(running_loop(), "aside", None)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread; None if none does."""
     try:
-        return getattr(asyncio.get_running_loop(), "aside", None)
+        return asyncio.get_running_loop()
     except RuntimeError:
         return None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
+from treegen.common.closing import having
 from treegen.errors import InputError
-from treegen.search.aside import Aside
+from treegen.search.aside import Aside, running_loop
 from treegen.search.budget import BudgetReached, StillAsking
 
 _ROUNDS: Final = 1000
@@ -47,17 +48,16 @@ LEFT: Final[list[object]] = []
 
 async def stay_behind() -> None:
     """Suspend for good the task that awaits this, because no exception ends it."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:  # `Session.tell` drives the coroutine
+    loop = running_loop()
+    if loop is None:  # `Session.tell` drives the coroutine
         await _Nothing()
-    else:
-        task = asyncio.current_task()
-        if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
-            loop.behind.add(task)
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            LEFT.append(task)
-        await loop.create_future()
+        return
+    task = asyncio.current_task()
+    if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
+        loop.behind.add(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        LEFT.append(task)
+    await loop.create_future()
 
 
 class _Nothing:
@@ -105,23 +105,15 @@ _loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
 _driven: ContextVar[object] = ContextVar("_driven", default=None)
 
 
-@contextmanager
-def driven(backend: object) -> Iterator[None]:
+def driven(backend: object) -> AbstractContextManager[None]:
     """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
-    token = _driven.set(backend)
-    try:
-        yield
-    finally:
-        _driven.reset(token)
+    return having(_driven, backend)
 
 
 def check_loop(backend: object) -> None:
     """Raise InputError if nothing would ever compute what is awaited of a backend."""
-    if _driven.get() is backend:
-        return
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
+    loop = running_loop()
+    if loop is None or _driven.get() is backend:
         return
     own = _loops.get(id(backend))
     if own is not None and own is not loop and not isinstance(loop, IdleLoop):
@@ -138,19 +130,11 @@ def check_loop(backend: object) -> None:
 
 def run_apart(run: Callable[[], object]) -> None:
     """Run an event loop, in a thread of its own if a loop runs already, as in a notebook."""
-    if _has_running_loop():
+    if running_loop() is not None:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(run).result()
     else:
         run()
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def end_loop(loop: IdleLoop) -> None:

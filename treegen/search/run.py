@@ -8,17 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from treegen.common.closing import Closing
-from treegen.common.outputs import Status, WorkerStatus
+from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.turns import Alone
-from treegen.engine.stream import status_of
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
 from treegen.search.loop import IdleLoop, end_loop, run_apart
 from treegen.search.running import Running
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.problems import SearchProblem
-from treegen.search.tree.result import SearchResult
+from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
@@ -108,7 +107,16 @@ class SearchRun(Iterator[SearchResult], Closing):
 
     def status(self) -> Status:
         """What is under way now."""
-        return status_of(self.backend.scheduler)
+        return self.backend.scheduler.status()
+
+    @property
+    def usage(self) -> Usage:
+        """What was computed so far."""
+        return self.backend.scheduler.usage
+
+    def levels(self) -> tuple[LevelRows, ...]:
+        """Which levels of a tree rows read; of searches nobody tells."""
+        return ()
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """What each worker does now; none where one LLM does all."""
@@ -122,7 +130,7 @@ class SearchRun(Iterator[SearchResult], Closing):
     @property
     def num_unknown(self) -> int:
         """Searches that have begun and whose results the iterator has not given."""
-        return len(self._running) + len(self._results)
+        return self.num_running + len(self._results)
 
     def deal(self, names: Iterable[str]) -> None:
         """Begin the searches of some problems, as soon as fewer than `concurrency` run."""
@@ -144,14 +152,19 @@ class SearchRun(Iterator[SearchResult], Closing):
         return found
 
     def __next__(self) -> SearchResult:
-        while not self._results and not self.closed:
-            if not self._waiting and not self._running:
+        while not self._results:
+            if not self.has_work:
                 self.close()
-                break
+                raise StopIteration
             self.step()
-        if not self._results:
-            raise StopIteration
         return self._results.popleft()
+
+    def in_order(self) -> list[SearchResult]:
+        """Use the run up; results in the order of the problems."""
+        with self:
+            results = {result.name: result for result in self}
+        warn_if_all_failed(list(results.values()), stacklevel=4)
+        return [results[name] for name in self.names]
 
     def step(self) -> None:
         """Run all searches until they wait, then one forward pass over what they wait for.

@@ -62,11 +62,9 @@ class Running:
         """End a search that goes on asking whatever is raised; its task stays behind."""
         if not self.search.is_abandoned or self._is_over:
             return False
-        self._end(None, StillAsking(str(self.search.stopped or self._reached())))
+        reached = self.search.budget.exceeded(self.search.usage) or "the search was given up"
+        self._end(None, StillAsking(str(self.search.stopped or reached)))
         return True
-
-    def _reached(self) -> str:
-        return self.search.budget.exceeded(self.search.usage) or "the search was given up"
 
     async def _run(self, fn: SearchFn) -> None:
         returned: object = None

@@ -17,7 +17,7 @@ from treegen.search.budget import Budget, SearchUsage, check_budget
 from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchFn
 from treegen.search.tree.problems import named
-from treegen.search.tree.result import SearchResult, warn_if_all_failed
+from treegen.search.tree.result import SearchResult
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
@@ -240,10 +240,7 @@ def search_with(
             budget=budget,
             rows=rows,
         )
-        with run:
-            results = {result.name: result for result in run}
-    warn_if_all_failed(list(results.values()))
-    return [results[name] for name in run.names]
+        return run.in_order()
 
 
 def _as_given(content: Any) -> Any:

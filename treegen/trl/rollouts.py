@@ -14,7 +14,7 @@ from treegen.errors import InputError, ModelError
 from treegen.llm import LLM
 from treegen.model.borrow import borrowed
 from treegen.model.load import from_module
-from treegen.options import check_known
+from treegen.model.options import check_known
 from treegen.trl.settings import sampling_params, seed_of
 from treegen.trl.tree import RolloutTree, tree_of
 

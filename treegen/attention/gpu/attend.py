@@ -19,9 +19,9 @@ from torch import Tensor
 from treegen.attention.gpu.dense import attend_dense, takes
 from treegen.attention.gpu.kernels import attend_units, merge_parts
 from treegen.attention.gpu.launch import LayerCall, width_of
-from treegen.attention.gpu.state import TritonState, WorkShape
+from treegen.attention.gpu.state import TritonState
 from treegen.attention.gpu.tuning import latent_tuning, shared_memory, tallest, tuning
-from treegen.attention.gpu.units import HEIGHTS
+from treegen.attention.gpu.units import HEIGHTS, WorkShape
 from treegen.attention.level import HostLevel
 from treegen.attention.types import NEEDS_AMPERE, KVPair, Options, Prepared
 from treegen.common.device import current

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treegen.attention.gpu.units import WorkShape
 from treegen.attention.level import HostLevel
 from treegen.attention.types import Options
 
@@ -55,18 +56,10 @@ class DenseRun:
 
 
 def find_run(
-    levels: Sequence[HostLevel],
-    num_rows: int,
-    live_rows: int,
-    kv_heads: int,
-    per_head: int,
-    page_size: int,
-    processors: int,
+    levels: Sequence[HostLevel], shape: WorkShape, live_rows: int, processors: int
 ) -> DenseRun | None:
-    """The longest run of keys that all live rows read, if it is long enough.
-
-    num_rows: with those past the live ones, for which nothing of use is computed.
-    """
+    """The longest run of keys that all live rows read, if it is long enough."""
+    num_rows, kv_heads, per_head = shape.num_rows, shape.kv_heads, shape.per_head
     is_pass = any(level.causal for level in levels)
     align, min_work = (_PASS_ALIGN, _PASS_MIN_WORK) if is_pass else (_ALIGN, _MIN_WORK)
     rows = -(-num_rows // align) * align
@@ -83,7 +76,7 @@ def find_run(
         keys = int(level.kv_len_G[0])
         if is_pass:
             keys = keys // align * align
-        pages = level.pages_GP[0, : -(-keys // page_size)]
+        pages = level.pages_GP[0, : -(-keys // shape.page_size)]
         longest = found.num_keys if found is not None else _MIN_KEYS - 1
         if keys <= longest or keys * num_rows * kv_heads * per_head < min_work:
             continue

@@ -23,6 +23,7 @@ from treegen.attention.gpu.units import (
     TABLE,
     UNIT,
     WorkList,
+    WorkShape,
     kind_of,
 )
 from treegen.attention.level import HostLevel, IntArray
@@ -31,29 +32,19 @@ PART = 4096  # positions whose keys are summed one after another
 _TALL = HEIGHTS[-1]
 
 
-def fold_list(
-    levels: Sequence[HostLevel],
-    num_rows: int,
-    kv_heads: int,
-    per_head: int,
-    processors: int,
-    tallest: int,
-) -> WorkList:
-    """Cut levels into units: row blocks of one height a level, times the parts of their keys.
-
-    num_rows: with those past the live ones. tallest: the largest of HEIGHTS that may be used.
-    """
+def fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: int) -> WorkList:
+    """Cut levels into units: row blocks of one height a level, times the parts of their keys."""
     tables, kinds = [], []
     offset, parts = 0, 1
     for index, level in enumerate(levels):
-        key = "fold", kv_heads, per_head, processors, tallest, offset
+        key = "fold", shape.kv_heads, shape.per_head, processors, shape.tallest, offset
         if key not in level.memo:
-            kind = _kind_of(level, kv_heads, per_head, processors, tallest)
-            level.memo[key] = _units(level, kind, per_head, offset), kind
+            kind = _kind_of(level, shape, processors)
+            level.memo[key] = _units(level, kind, shape.per_head, offset), kind
         table, kind = level.memo[key]
         parts = max(parts, int(table[:, PART_AT].max(initial=0)) + 1)
         if index == len(levels) - 1:
-            table = np.concatenate([table, _idle_rows(table, num_rows)])
+            table = np.concatenate([table, _idle_rows(table, shape.num_rows)])
         tables.append(table)
         kinds.append(kind)
         offset += level.pages_GP.size
@@ -69,17 +60,17 @@ def fold_list(
     )
 
 
-def _kind_of(level: HostLevel, kv_heads: int, per_head: int, processors: int, tallest: int) -> int:
+def _kind_of(level: HostLevel, shape: WorkShape, processors: int) -> int:
     """Index of the height of a level's units; no height changes a bit."""
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G
     groups = (rows_G > 0) & (keys_G > 0)
     rows_G, keys_G = rows_G[groups], keys_G[groups]
     # Below 16 rows there is no matrix product, and none sums as it does.
-    kind = max(kind_of(rows_G * per_head, keys_G, tallest), 1)
-    blocks = int((-(-rows_G // max(HEIGHTS[kind] // per_head, 1))).sum())
+    kind = max(kind_of(rows_G * shape.per_head, keys_G, shape.tallest), 1)
+    blocks = int((-(-rows_G // max(HEIGHTS[kind] // shape.per_head, 1))).sum())
     parts = -(-int((level.kv_start_G[groups] + keys_G).max(initial=1)) // PART)
     # Keys are not split further, so few tall units would leave most processors idle.
-    if HEIGHTS[kind] == _TALL and blocks * kv_heads * parts < processors:
+    if HEIGHTS[kind] == _TALL and blocks * shape.kv_heads * parts < processors:
         return kind - 1
     return kind
 

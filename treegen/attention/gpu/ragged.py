@@ -20,6 +20,7 @@ from treegen.attention.gpu.units import (
     STOP,
     UNIT,
     WorkList,
+    WorkShape,
     kind_of,
     splits_of,
     table_of,
@@ -35,25 +36,16 @@ def are_ragged(levels: Sequence[HostLevel]) -> bool:
     return all(level.items is not None for level in levels)
 
 
-def ragged_list(
-    levels: Sequence[HostLevel],
-    num_rows: int,
-    kv_heads: int,
-    per_head: int,
-    page_size: int,
-    processors: int,
-    tallest: int,
-) -> WorkList:
-    """As `work_list`, of levels that have items. num_rows: with those past the live ones.
+def ragged_list(levels: Sequence[HostLevel], shape: WorkShape, processors: int) -> WorkList:
+    """As `work_list`, of levels that have items.
 
-    How levels are cut follows from `num_rows`, not from how many each item has. So it is the same
-    for all passes that one CUDA graph computes.
+    How levels are cut follows from `shape.num_rows`, not from how many each item has. So it is the
+    same for all passes that one CUDA graph computes.
     """
     entries: list[list[IntArray]] = [[] for _ in HEIGHTS]
     part = offset = 0
     for level in levels:
-        given = num_rows, kv_heads, per_head, page_size, processors, tallest
-        table, kind, splits = _entries(level, part, offset, given)
+        table, kind, splits = _entries(level, part, offset, shape, processors)
         if len(table):
             entries[kind].append(table)
             part += splits
@@ -62,7 +54,7 @@ def ragged_list(
     assert items is not None
     return WorkList(
         units=tuple(
-            _cut(into, items.offsets, max(height // per_head, 1))
+            _cut(into, items.offsets, max(height // shape.per_head, 1))
             for into, height in zip(entries, HEIGHTS, strict=True)
         ),
         kinds=tuple(range(len(HEIGHTS))),
@@ -76,7 +68,7 @@ def ragged_list(
 
 
 def _entries(
-    level: HostLevel, part: int, offset: int, given: tuple[int, ...]
+    level: HostLevel, part: int, offset: int, shape: WorkShape, processors: int
 ) -> tuple[IntArray, int, int]:
     """Units of a level whose rows are not cut, with items in place of rows; kind and splits."""
     items = level.items
@@ -84,24 +76,23 @@ def _entries(
     if level.causal:
         # An item's own keys grow from pass to pass. There is always one.
         size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
-        own = "own", size, given
+        own = "own", size, shape, processors
         if own not in items.memo:
-            items.memo[own] = _shape_of(level, items, *given)
+            items.memo[own] = _shape_of(level, items, shape, processors)
         groups, kind, splits = items.memo[own]
-        return _table(level, items, groups, splits, part, offset, given[3]), kind, splits
-    key = "shared", part, offset, given
+        return _table(level, items, groups, splits, part, offset, shape.page_size), kind, splits
+    key = "shared", part, offset, shape, processors
     if key not in items.memo:
-        groups, kind, splits = _shape_of(level, items, *given)
-        table = _table(level, items, groups, splits, part, offset, given[3])
+        groups, kind, splits = _shape_of(level, items, shape, processors)
+        table = _table(level, items, groups, splits, part, offset, shape.page_size)
         items.memo[key] = table, kind, splits
     found: tuple[IntArray, int, int] = items.memo[key]
     return found
 
 
 def _shape_of(
-    level: HostLevel, items: Items, num_rows: int, kv_heads: int, per_head: int, page_size: int,
-    processors: int, tallest: int,
-) -> tuple[IntArray, int, int]:  # fmt: skip
+    level: HostLevel, items: Items, shape: WorkShape, processors: int
+) -> tuple[IntArray, int, int]:
     """The groups that have items and keys, the height of units, and the splits.
 
     Few of them for many kinds of passes: each is another graph.
@@ -109,17 +100,16 @@ def _shape_of(
     num_G = items.stop_G - items.start_G
     groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
     keys = level.kv_len_G[groups]
-    rows = -(-num_G[groups] * num_rows // items.num)
-    kind = 1
+    rows = -(-num_G[groups] * shape.num_rows // items.num)
+    kind, tallest = 1, shape.tallest
     if int(keys.max(initial=0)) > _FEW_KEYS:
-        kind = max(
-            kind_of((1 << np.ceil(np.log2(rows)).astype(np.int64)) * per_head, keys, tallest), 1
-        )
+        folded = (1 << np.ceil(np.log2(rows)).astype(np.int64)) * shape.per_head
+        kind = max(kind_of(folded, keys, tallest), 1)
     elif not level.causal:
         # What suits them best matters less than that all passes have the same.
-        one = np.array([num_rows])
-        kind = max(kind_of(one * per_head, one, tallest), 1)
-    splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
+        one = np.array([shape.num_rows])
+        kind = max(kind_of(one * shape.per_head, one, tallest), 1)
+    splits = splits_of(rows, keys, kind, shape, processors)
     low = 1 << (splits.bit_length() - 1)
     return groups, kind, low + low // 2 if splits >= low + low // 2 else low
 

@@ -17,27 +17,9 @@ from torch import Tensor
 from treegen.attention.gpu.dense import DenseRun, find_run
 from treegen.attention.gpu.fold import fold_list
 from treegen.attention.gpu.ragged import are_ragged, ragged_list
-from treegen.attention.gpu.units import HEIGHTS, UNIT, WorkList, work_list
+from treegen.attention.gpu.units import UNIT, WorkList, WorkShape, work_list
 from treegen.attention.level import HostLevel
 from treegen.common.device import Staging, to_device_together
-
-
-@dataclass(frozen=True, slots=True)
-class WorkShape:
-    """What a work list depends on beside the levels.
-
-    may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
-    query rows of a unit that the card has memory for. merges: query heads of a key head for which
-    the last launch merges parts at most.
-    """
-
-    num_rows: int
-    kv_heads: int
-    per_head: int
-    page_size: int
-    may_be_dense: bool
-    tallest: int = HEIGHTS[-1]
-    merges: int = HEIGHTS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +72,12 @@ class TritonState:
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
         levels, processors = self.levels, _processors(self.device)
         if self.invariant:
-            heads = shape.kv_heads, shape.per_head
-            return fold_list(levels, shape.num_rows, *heads, processors, shape.tallest), None
-        form = shape.kv_heads, shape.per_head, shape.page_size
+            return fold_list(levels, shape, processors), None
         if are_ragged(levels):
-            return ragged_list(levels, shape.num_rows, *form, processors, shape.tallest), None
-        dense = None
-        if shape.may_be_dense:
-            dense = find_run(levels, shape.num_rows, live_rows, *form, processors)
-        work = work_list(
-            levels, shape.num_rows, live_rows, *form, processors, dense, shape.tallest, shape.merges
-        )
-        return work, dense
+            return ragged_list(levels, shape, processors), None
+        dense = find_run(levels, shape, live_rows, processors) if shape.may_be_dense else None
+        elsewhere = (-1, 0) if dense is None else (dense.level, dense.num_keys)
+        return work_list(levels, shape, live_rows, processors, elsewhere), dense
 
     def _name_kernels(self) -> None:
         names = ["invariant" if self.invariant else "triton"] * len(self.levels)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treegen.attention.gpu.dense import DenseRun
 from treegen.attention.level import HostLevel, IntArray
 
 # Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
@@ -25,6 +24,25 @@ KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not 
 PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
 _MOST_MERGED = 4  # parts that the last launch merges itself
+
+
+@dataclass(frozen=True, slots=True)
+class WorkShape:
+    """What a work list depends on beside the levels.
+
+    num_rows: with those past the live ones, of which nothing is used.
+    may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
+    query rows of a unit that the card has memory for. merges: query heads of a key head for which
+    the last launch merges parts at most.
+    """
+
+    num_rows: int
+    kv_heads: int
+    per_head: int
+    page_size: int
+    may_be_dense: bool
+    tallest: int = HEIGHTS[-1]
+    merges: int = HEIGHTS[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,38 +68,32 @@ class WorkList:
 
 def work_list(
     levels: Sequence[HostLevel],
-    num_rows: int,
+    shape: WorkShape,
     live_rows: int,
-    kv_heads: int,
-    per_head: int,
-    page_size: int,
     processors: int,
-    dense: DenseRun | None = None,
-    tallest: int = HEIGHTS[-1],
-    merges: int = HEIGHTS[1],
+    elsewhere: tuple[int, int] = (-1, 0),
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
-    num_rows: with those past the live ones, of which nothing is used. dense: keys that are not to
-    be read, for they are read elsewhere. tallest: the largest of HEIGHTS that may be used. merges:
-    as in `WorkShape`.
+    elsewhere: a level, and how many of its first keys are read elsewhere.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
     part = offset = 0
     complete = True
     for index, level in enumerate(levels):
-        first_key = dense.num_keys if dense is not None and dense.level == index else 0
-        cut = _cut_of(level, first_key, kv_heads, per_head, processors, tallest)
-        may_merge = cut.splits == 1 and part <= _MOST_MERGED and per_head <= merges
+        first_key = elsewhere[1] if index == elsewhere[0] else 0
+        cut = _cut_of(level, first_key, shape, processors)
+        may_merge = cut.splits == 1 and part <= _MOST_MERGED and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
-            last_kind = 0 if per_head == 1 else 1
-            last = _one_unit_a_row(level, num_rows, live_rows, part, offset)
+            last_kind = 0 if shape.per_head == 1 else 1
+            last = _one_unit_a_row(level, shape.num_rows, live_rows, part, offset)
         elif cut.num_rows:
-            key = "units", part, offset, first_key, page_size, cut.kind, cut.height, cut.splits
+            size = shape.page_size
+            key = "units", part, offset, first_key, size, cut.kind, cut.height, cut.splits
             if key not in level.memo:
-                level.memo[key] = _units(level, cut, part, offset, first_key, page_size)
+                level.memo[key] = _units(level, cut, part, offset, first_key, size)
             tables[cut.kind].append(level.memo[key])
             complete &= cut.num_rows == live_rows
             part += cut.splits
@@ -116,38 +128,30 @@ class _Cut:
     is_flat: bool
 
 
-def _cut_of(
-    level: HostLevel,
-    first_key: int,
-    kv_heads: int,
-    per_head: int,
-    processors: int,
-    tallest: int,
-) -> _Cut:
-    key = "cut", first_key, kv_heads, per_head, processors, tallest
+def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _Cut:
+    per_head = shape.per_head
+    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest
     if key in level.memo:
         found: _Cut = level.memo[key]
         return found
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
-    kind = kind_of(rows * per_head, keys, tallest)
+    kind = kind_of(rows * per_head, keys, shape.tallest)
     height = max(HEIGHTS[kind] // per_head, 1)
-    splits = splits_of(rows, keys, kind, per_head, kv_heads, processors)
+    splits = splits_of(rows, keys, kind, shape, processors)
     is_flat = int(rows_G.max(initial=0)) <= 1
     cut = _Cut(kind, height, splits, groups, int(rows.sum()), is_flat)
     level.memo[key] = cut
     return cut
 
 
-def splits_of(
-    rows: IntArray, keys: IntArray, kind: int, per_head: int, kv_heads: int, processors: int
-) -> int:
+def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, processors: int) -> int:
     """Into how many splits keys are cut, so that all processors are busy. rows: of each group."""
     if not len(rows):
         return 1
-    height = max(HEIGHTS[kind] // per_head, 1)
-    programs = int((-(-rows // height)).sum()) * kv_heads
+    height = max(HEIGHTS[kind] // shape.per_head, 1)
+    programs = int((-(-rows // height)).sum()) * shape.kv_heads
     wanted = _PROGRAMS[kind] * processors // programs
     return max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
 

@@ -133,9 +133,20 @@ class XFormers(Library):
     name = "xformers"
     windows = False
 
-    def __init__(self, fmha: Any) -> None:
-        """fmha: the module xformers.ops.fmha."""
-        self._fmha = fmha
+    def __init__(self) -> None:
+        self._missing: str | None = None
+        try:
+            xformers, self._fmha = packages.xformers()
+        except ImportError as error:
+            self._missing = f"xformers cannot be imported ({error}); {install('xformers')}"
+            return
+        if not getattr(xformers, "_has_cpp_library", True):
+            told = "xformers was built for another torch or CUDA and cannot load its kernels"
+            self._missing = told
+
+    def refusal(self, device: torch.device) -> str | None:
+        """There must be the package, with its kernels."""
+        return self._missing or super().refusal(device)
 
     def run(
         self, q_NHD: Tensor, k_SKD: Tensor, v_SKD: Tensor, call: KernelCall, options: Options

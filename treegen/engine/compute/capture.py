@@ -7,33 +7,58 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from treegen.attention.types import Implementation, is_in_graphs
+from treegen.common.device import Staging
+from treegen.model.batch import Batch
+
 _capturing = threading.Lock()  # a capture fails if another one waits for the whole GPU meanwhile
 _T = TypeVar("_T")
+_Entry = TypeVar("_Entry")
 
 
-class Captures:
-    """Graphs of one kind, of which only one runs at a time: all use the same memory."""
+class Graphs(Generic[_Entry]):
+    """Graphs of one model and one kind, of which only one runs at a time: all use the same memory.
 
-    def __init__(self) -> None:
-        """Nothing is captured yet."""
+    off: why graphs are not used; None while they are.
+    """
+
+    _kind: str  # what is captured, in words
+
+    def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
+        """`forward` computes a batch eagerly."""
+        self._forward = forward
+        self._graphs: list[_Entry] = []
         self._pool: Any = None
+        self._staging = Staging()
+        self.off: str | None = None
 
-    def forget(self) -> None:
-        """All graphs are gone. Torch takes a pool that no graph uses for a fault."""
+    @property
+    def num_graphs(self) -> int:
+        """Graphs captured so far."""
+        return len(self._graphs)
+
+    def take(self, implementation: Implementation) -> bool:
+        """Whether passes with this attention are captured."""
+        return self.off is None and is_in_graphs(implementation)
+
+    def _forget(self) -> None:
+        """Drop all graphs. Torch takes a pool that no graph uses for a fault."""
+        self._graphs.clear()
         self._pool = None
 
-    def capture(
+    def _captured_as_graph(
         self, compute: Callable[[], _T], device: torch.device
-    ) -> tuple[torch.cuda.CUDAGraph, _T]:
+    ) -> tuple[torch.cuda.CUDAGraph, _T] | None:
         """A graph of what `compute` does, and its output, which a replay fills.
 
-        Raises:
-            RuntimeError: it cannot be captured. Nothing has changed.
+        None if it cannot be captured; then there are no graphs any more. So it is if a model asks
+        the device for a number in the middle of a layer, as some mixtures of experts do, or if no
+        memory is left for the capture.
         """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         before = torch.cuda.current_stream(device)
@@ -48,12 +73,15 @@ class Captures:
                     capture_error_mode="thread_local",
                 ):
                     out = compute()
-        except RuntimeError:
+        except RuntimeError as error:
             # If even the end of a capture fails, torch leaves its stream current, the pool open.
             torch.cuda.set_stream(before)
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
-            raise
+            self._forget()
+            self.off = f"the {self._kind} cannot be captured: {str(error).splitlines()[0]}"
+            torch.cuda.synchronize()
+            return None
         return graph, out
 
 

@@ -20,11 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState, live_rows_of
-from treegen.attention.types import is_in_graphs
-from treegen.common.device import Staging
-from treegen.engine.compute.capture import Captures, borrowed
+from treegen.engine.compute.capture import Graphs, borrowed
 from treegen.engine.compute.padding import padded_rows, several_rows
 from treegen.engine.compute.patience import Patience
 from treegen.engine.compute.step import NUM_INPUTS, POSITION, DecodeStep, Undrawn
@@ -61,34 +58,22 @@ class _Graph:
     several: bool
 
 
-class DecodeGraphs:
+class DecodeGraphs(Graphs[_Graph]):
     """Captures and replays decode steps of one model.
 
-    off: why graphs are not used; None while they are.
     num_captured: steps that were captured, or could not be.
     """
 
+    _kind = "step"
+
     def __init__(self, forward: Callable[[Batch], Tensor], row_seconds: float) -> None:
         """`forward` computes a batch eagerly. row_seconds: what a row takes in a pass of many."""
-        self._forward = forward
-        self._graphs: list[_Graph] = []
+        super().__init__(forward)
         self._patience = Patience(row_seconds)
-        self._captures = Captures()
         # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
         # `_known_as` is the tensor under which the caller knows these tokens.
         self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
-        self._staging = Staging()
-        self.off: str | None = None
         self.num_captured = 0
-
-    @property
-    def num_graphs(self) -> int:
-        """Graphs captured so far."""
-        return len(self._graphs)
-
-    def take(self, implementation: Implementation) -> bool:
-        """Whether steps with this attention are captured."""
-        return self.off is None and is_in_graphs(implementation)
 
     @torch.inference_mode()
     def run(self, step: DecodeStep) -> Draws | Undrawn:
@@ -110,10 +95,10 @@ class DecodeGraphs:
     def _take_drawn(self, step: DecodeStep, device: torch.device) -> None:
         """Put the last step's tokens where graphs read them, unless a graph has done so."""
         drawn_P1 = step.drawn_P1
-        rows = max(_most_padded(step.num_rows), 0 if drawn_P1 is None else len(drawn_P1))
+        padded = max(padded_rows(step.num_rows), several_rows(step.num_rows))
+        rows = max(padded, 0 if drawn_P1 is None else len(drawn_P1))
         if rows > len(self._drawn_P1):
-            self._graphs.clear()
-            self._captures.forget()
+            self._forget()
             self._drawn_P1 = torch.zeros(
                 max(2 * rows, _FIRST_ROOM), 1, dtype=torch.int64, device=device
             )
@@ -172,16 +157,10 @@ class DecodeGraphs:
         static = _static_step(step, size, static_state, copies, self._drawn_P1)
         draws = self._draws(self._compute(static), step, static)
         _name_kernels(step, static_state, copies)
-        try:
-            graph, out = self._captures.capture(lambda: self._compute(static), state.device)
-        except RuntimeError as error:
-            # A model cannot be captured if it asks the device for a number in the middle of a
-            # layer, as some mixtures of experts do. Or no memory is left for the capture.
-            self._graphs.clear()
-            self._captures.forget()
-            self.off = f"the step cannot be captured: {str(error).splitlines()[0]}"
-            torch.cuda.synchronize()
+        captured = self._captured_as_graph(lambda: self._compute(static), state.device)
+        if captured is None:
             return draws
+        graph, out = captured
         if isinstance(out, Tensor):
             out = borrowed(out)
         several = _draws_several(state)
@@ -251,10 +230,6 @@ def _size_of(step: DecodeStep, state: TritonState) -> int:
     if not _draws_several(state):
         return padded_rows(step.num_rows)
     return several_rows(step.num_rows)
-
-
-def _most_padded(num_rows: int) -> int:
-    return max(padded_rows(num_rows), several_rows(num_rows))
 
 
 def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | None) -> None:

@@ -20,11 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention import Implementation
 from treegen.attention.gpu.state import StaticState, TritonState
-from treegen.attention.types import is_in_graphs
 from treegen.common.device import Staging, to_device_together
-from treegen.engine.compute.capture import Captures, borrowed
+from treegen.engine.compute.capture import Graphs, borrowed
 from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.model.batch import Batch
 
@@ -51,30 +49,17 @@ class _Graph:
     out: Tensor
 
 
-class PrefillGraphs:
-    """Captures and replays prefill passes of one model.
+class PrefillGraphs(Graphs[_Graph]):
+    """Captures and replays prefill passes of one model."""
 
-    off: why graphs are not used; None while they are.
-    """
+    _kind = "pass"
 
     def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
         """`forward` computes a batch eagerly."""
-        self._forward = forward
-        self._captures, self._staging = Captures(), Staging()
-        self._graphs: list[_Graph] = []
+        super().__init__(forward)
         # By size: passes that fitted no graph since the last capture, and captures.
         self._missed: Counter[tuple[int, int]] = Counter()
         self._captured: Counter[tuple[int, int]] = Counter()
-        self.off: str | None = None
-
-    @property
-    def num_graphs(self) -> int:
-        """Graphs captured so far."""
-        return len(self._graphs)
-
-    def take(self, implementation: Implementation) -> bool:
-        """Whether passes with this attention are captured."""
-        return self.off is None and is_in_graphs(implementation)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
@@ -124,14 +109,10 @@ class PrefillGraphs:
         _fill(memory, size[0], batch, self._staging)
         logits_SV = self._compute(static)[: len(batch.logits_at_S)]
         state.kernels = static_state.kernels
-        try:
-            graph, out = self._captures.capture(lambda: self._compute(static), state.device)
-        except RuntimeError as error:
-            self._graphs.clear()
-            self._captures.forget()
-            self.off = f"the pass cannot be captured: {str(error).splitlines()[0]}"
-            torch.cuda.synchronize()
+        captured = self._captured_as_graph(lambda: self._compute(static), state.device)
+        if captured is None:
             return logits_SV
+        graph, out = captured
         self._graphs.append(_Graph(static, memory, static_state, graph, borrowed(out)))
         return logits_SV
 

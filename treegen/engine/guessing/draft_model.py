@@ -34,8 +34,8 @@ from treegen.engine.rows.run import EngineRun
 from treegen.errors import InputError
 from treegen.model.batch import Batch, Forward
 from treegen.model.config import load_spec
+from treegen.model.options import EngineOptions
 from treegen.model.tokenizer import load_tokenizer
-from treegen.options import EngineOptions
 from treegen.sampling.draw import Draws
 
 _LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right

@@ -19,7 +19,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.run import EngineRun
 from treegen.model.load import load_model
 from treegen.model.model import Model
-from treegen.options import DRAFT_TOKENS, EngineOptions
+from treegen.model.options import DRAFT_TOKENS, EngineOptions
 
 if TYPE_CHECKING:
     from treegen.drafting.types import DraftFunction

@@ -22,7 +22,7 @@ from treegen.engine.rows.guesses import Guesses
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.run import EngineRun
 from treegen.errors import InputError
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 _CERTAIN: Final = 0.95  # the chance of a token that a grammar spells in one way, or nearly so
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from treegen.engine.compute.layout import Ints
 from treegen.engine.rows.run import EngineRun
+from treegen.engine.rows.token_store import lengthen
 from treegen.engine.segments.segment import LiveRequest
 
 _NEVER: Final = -1
@@ -45,7 +46,8 @@ class ThinkingBudgets:
         self.used |= any(budget is not None for budget in budgets)
         if not self.used:
             return
-        self._grow(len(self._run.rows.phase))
+        if (num := len(self._run.rows.phase)) > len(self._due):
+            lengthen(self, num, _NEVER)
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
             tags = self._run.param_sets[request.params].stopping.thinking
@@ -115,10 +117,3 @@ class ThinkingBudgets:
         slots = slots_PN[:, 0]
         forced = self.forced(slots, np.zeros_like(slots))
         return forced if (forced >= 0).any() else None
-
-    def _grow(self, num: int) -> None:
-        more = num - len(self._due)
-        if more > 0:
-            self._due = np.pad(self._due, (0, more), constant_values=_NEVER)
-            self._start = np.pad(self._start, (0, more), constant_values=_NEVER)
-            self._tokens = np.pad(self._tokens, ((0, more), (0, 0)), constant_values=-1)

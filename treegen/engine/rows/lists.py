@@ -16,6 +16,7 @@ from treegen.cache.states import NO_STATE, Slots, StateCache
 from treegen.engine.compute.execute import StateInputs
 from treegen.engine.compute.layout import Ints
 from treegen.engine.rows.table import RowTable
+from treegen.engine.rows.token_store import lengthen
 from treegen.engine.segments.states import StateSpan
 from treegen.model.recurrent.states import fold_lists
 
@@ -45,18 +46,11 @@ class RowLists:
         self.window = self.window_at = self.inputs = self.num_pages = nothing
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
 
-    _PER_SLOT = (
-        "base", "listed", "fold_at", "own", "window", "window_at", "inputs", "num_pages", "pages",
-    )  # fmt: skip
-
     def _fit(self) -> None:
         """Let the arrays be as long as the row table's."""
-        more = len(self._rows.request) - len(self.base)
-        if more:
-            for name in self._PER_SLOT:
-                before = getattr(self, name)
-                new = np.zeros((more, *before.shape[1:]), dtype=np.int64)
-                setattr(self, name, np.concatenate([before, new]))
+        num = len(self._rows.request)
+        if num > len(self.base):
+            lengthen(self, num)
 
     def _needs(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
         """How many pages and slots new rows need, of which each has so many siblings."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final, overload
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FEW: Final = 256
 
 
-class ParamTable(Sequence[ParamSet]):
+class ParamTable(list[ParamSet]):
     """Sampling parameters by index. Equal ones have one index.
 
     A run that goes on for long is given ever more of them, such as a seed for each request. Those
@@ -26,7 +26,7 @@ class ParamTable(Sequence[ParamSet]):
 
     def __init__(self, first: ParamSet) -> None:
         """A table of the first parameters, whose index is always 0."""
-        self._sets = [first]
+        super().__init__([first])
         self._index = {first.params.drawing: 0}
         self._free: list[int] = []
         self._most = _FEW
@@ -34,18 +34,6 @@ class ParamTable(Sequence[ParamSet]):
         self._stoppings: dict[Stopping, int] = {first.stopping: 0}
         self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
         self._stopping_of = np.zeros(1, dtype=np.int64)
-
-    @overload
-    def __getitem__(self, index: int) -> ParamSet: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ParamSet]: ...
-
-    def __getitem__(self, index: int | slice) -> ParamSet | Sequence[ParamSet]:
-        return self._sets[index]
-
-    def __len__(self) -> int:
-        return len(self._sets)
 
     def may_end(self, params: Ints, tokens: Ints) -> NDArray[np.bool_]:
         """Whether a row may be over after a token. params: the index of each row's parameters."""
@@ -64,10 +52,10 @@ class ParamTable(Sequence[ParamSet]):
             self._drop_all_but({0, *in_use()})
         if self._free:
             index = self._free.pop()
-            self._sets[index] = each
+            self[index] = each
         else:
-            index = len(self._sets)
-            self._sets.append(each)
+            index = len(self)
+            self.append(each)
             self._stopping_of = np.append(self._stopping_of, 0)
         if each.stopping not in self._stoppings:
             self._stoppings[each.stopping] = len(self._stoppings)
@@ -78,10 +66,10 @@ class ParamTable(Sequence[ParamSet]):
 
     def _drop_all_but(self, needed: Collection[int]) -> None:
         self._index = {key: index for key, index in self._index.items() if index in needed}
-        self._free = [index for index in range(len(self._sets)) if index not in needed]
+        self._free = [index for index in range(len(self)) if index not in needed]
         self._most = max(2 * len(self._index), _FEW)
         for index in self._free:
-            self._sets[index] = self._sets[0]
+            self[index] = self[0]
             self._stopping_of[index] = 0
         places, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
         self._may_end = self._may_end[places]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -50,19 +50,14 @@ class Resources:
     copied: CopyOptions | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRun:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun(Resources):
     """One run. Each part of the engine is handed this one object and changes what is in it.
 
-    model: the model, as far as the engine sees it.
-    executor: computes the passes.
-    cache: the pages of keys and values.
-    kept: prefixes whose pages stay between runs.
     store: the segments.
     rows: the samples that are being drawn, by slot.
     usage: the account of what was computed.
     param_sets: sampling parameters; requests name them by index. More may be added.
-    max_rows: most rows to decode at once.
     requests: the requests that are not over, by index.
     scores: the scores of requests that are over and asked for them, by index.
     grown: the segments of samples that have ended in a search, by request and sample index. Each
@@ -70,15 +65,10 @@ class EngineRun:
     copies: keys and values of all heads beside latents; None for a model without latents.
     """
 
-    model: Forward
-    executor: Executor
-    cache: PagedCache
-    kept: KeptPrefixes
     store: SegmentStore
     rows: RowTable
     usage: Usage
     param_sets: ParamTable
-    max_rows: int
     requests: dict[int, LiveRequest] = field(default_factory=dict)
     scores: dict[int, Score] = field(default_factory=dict)
     grown: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
@@ -142,10 +132,7 @@ def new_run(
         rotary, blocks = encodings.rotary, encodings.table.blocks
     store = SegmentStore(plan, cache, given.kept, rewinds=rewinds, rotary=rotary, blocks=blocks)
     run = EngineRun(
-        model=given.model,
-        executor=executor,
-        cache=cache,
-        kept=given.kept,
+        **{each.name: getattr(given, each.name) for each in fields(Resources)},
         store=store,
         copies=None if given.copied is None else Copies(cache, store, executor, given.copied),
         rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
@@ -159,7 +146,6 @@ def new_run(
             ),
         ),
         param_sets=ParamTable(first),
-        max_rows=given.max_rows,
     )
     if any(each.params.tells for each in param_sets):
         run.rows.record_signals()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.cache.pool import Pages
-from treegen.engine.rows.token_store import TokenStore, grown
+from treegen.engine.rows.token_store import TokenStore, grown, lengthen
 
 
 class RowPhase(IntEnum):
@@ -73,26 +73,12 @@ class RowTable:
         """An empty table that records `num_logprobs` alternatives per token."""
         self.num_logprobs = num_logprobs
         self.phase = np.zeros(0, dtype=np.int8)
-        self.request = np.zeros(0, dtype=np.int64)
-        self.sample = np.zeros(0, dtype=np.int64)
-        self.key = np.zeros(0, dtype=np.int64)
-        self.seed = np.zeros(0, dtype=np.int64)
-        self.stop = np.zeros(0, dtype=np.int64)
-        self.limit = np.zeros(0, dtype=np.int64)
-        self.count = np.zeros(0, dtype=np.int64)
-        self.last = np.zeros(0, dtype=np.int64)
-        self.base = np.zeros(0, dtype=np.int64)
-        self.num_pages = np.zeros(0, dtype=np.int64)
-        self.params = np.zeros(0, dtype=np.int64)
-        self.serial = np.zeros(0, dtype=np.int64)
-        self.state_now = np.zeros(0, dtype=np.int64)
-        self.state_before = np.zeros(0, dtype=np.int64)
-        self.state_from = np.zeros(0, dtype=np.int64)
-        self.inputs = np.zeros(0, dtype=np.int64)
-        self.shift = np.zeros(0, dtype=np.int64)
-        self.floor = np.zeros(0, dtype=np.float64)
-        self.window = np.zeros(0, dtype=np.int64)
-        self.sum_confidence = np.zeros(0, dtype=np.float64)
+        numbers: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.request = self.sample = self.key = self.seed = self.stop = self.limit = numbers
+        self.params = self.serial = self.count = self.last = self.base = self.num_pages = numbers
+        self.state_now = self.state_before = self.state_from = self.inputs = numbers
+        self.shift = self.window = numbers
+        self.floor = self.sum_confidence = np.zeros(0, dtype=np.float64)
         self.is_unsure = np.zeros(0, dtype=np.bool_)
         self.watches = False
         self._num_added = 0
@@ -100,12 +86,6 @@ class RowTable:
         self.table = np.zeros((0, 4), dtype=np.int32)
         self.generated = TokenStore(num_logprobs)
         self._free: list[int] = []
-
-    _PER_SLOT = (
-        "phase", "request", "sample", "key", "seed", "stop", "limit", "params", "serial", "count",
-        "last", "base", "num_pages", "state_now", "state_before", "state_from", "inputs", "shift",
-        "floor", "window", "sum_confidence", "is_unsure",
-    )  # fmt: skip
 
     def record(self, num_logprobs: int) -> None:
         """Record at least so many alternatives per token from now on."""
@@ -122,9 +102,7 @@ class RowTable:
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
-            for name in (*self._PER_SLOT, "table", "chain"):
-                array = getattr(self, name)
-                setattr(self, name, grown(array, new, *array.shape[1:]))
+            lengthen(self, new)
             self.generated.add_slots(new)
             self._free.extend(range(new - 1, old - 1, -1))
         slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
@@ -240,7 +218,9 @@ class RowTable:
         """Append `num` pages to the table of each slot; `pages` lists them slot by slot."""
         at = self.num_pages[slots]
         num = np.broadcast_to(num, at.shape)
-        self._widen(int((at + num).max(initial=0)))
+        width = int((at + num).max(initial=0))
+        if width > self.table.shape[1]:
+            self.table = grown(self.table, len(self.table), max(width, 2 * self.table.shape[1]))
         place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
         self.table[np.repeat(slots, num), place] = pages
         self.num_pages[slots] = at + num
@@ -252,7 +232,3 @@ class RowTable:
         self.table[slots] = 0
         self.num_pages[slots] = 0
         return pages
-
-    def _widen(self, width: int) -> None:
-        if width > self.table.shape[1]:
-            self.table = grown(self.table, len(self.table), max(width, 2 * self.table.shape[1]))

@@ -145,6 +145,14 @@ class TokenStore:
         self._free = self._free[: len(self._free) - len(slots)]
 
 
+def lengthen(owner: object, num: int, fill: int = 0) -> None:
+    """Make each array of an object `num` long; what is new is `fill`."""
+    for name, array in list(vars(owner).items()):
+        if isinstance(array, np.ndarray):
+            more = np.full((num - len(array), *array.shape[1:]), fill, dtype=array.dtype)
+            setattr(owner, name, np.concatenate([array, more]))
+
+
 def grown(array: NDArray[Any], *shape: int) -> NDArray[Any]:
     """A copy of an array in a larger shape; what is new is 0."""
     larger = np.zeros(shape, dtype=array.dtype)

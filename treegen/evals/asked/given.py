@@ -16,7 +16,7 @@ from treegen.common.spelling import hint_at
 from treegen.errors import InputError, RunError
 from treegen.evals.registry import LM_EVAL, code_of, is_lm_eval, place_of
 from treegen.evals.task import Task, TaskOptions
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.runs import RunInfo

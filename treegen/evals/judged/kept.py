@@ -18,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-import treegen
 from treegen.evals.job import Job
 from treegen.evals.registry import comes_with_treegen
 from treegen.evals.verdict import Verdict
@@ -137,7 +136,7 @@ def _code() -> str:
     """Return a hash of the code that judges, which may be under work in a checkout."""
     found = hashlib.sha256()
     for room in _ROOMS:
-        folder = Path(treegen.__file__).with_name(room)
+        folder = Path(__file__).parents[2] / room
         for path in sorted(folder.rglob("*.py")):
             name = os.fsencode(path.relative_to(folder))
             found.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))

@@ -18,7 +18,7 @@ from treegen.evals.search import settings as search_settings
 from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.task import Task
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.runs.made import check_directory
 

@@ -24,7 +24,7 @@ from treegen.evals.search.own_method import find_method
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
 from treegen.evals.search.value_functions import ValueFunction
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:

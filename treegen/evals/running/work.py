@@ -21,7 +21,7 @@ from treegen.evals.model import (
 )
 from treegen.evals.running.discarding import all_new, discarding
 from treegen.evals.running.listener import Listener, Stop
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:

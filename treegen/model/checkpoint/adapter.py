@@ -179,8 +179,10 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
             )
         _replace(modules[name], kind, tensor, shared)
     for name, parts in given.items():
-        base = _weight_of(modules, name, adapter)
-        _replace(modules[name], "weight", _merged(base, parts, name, adapter), shared)
+        base = getattr(modules.get(name), "weight", None)
+        if not isinstance(base, nn.Parameter) or base.ndim != 2:
+            raise _strange(adapter, name)
+        _replace(modules[name], "weight", _merged(base.data, parts, name, adapter), shared)
     return len(given) + len(whole)
 
 
@@ -206,13 +208,6 @@ def _merged(base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapt
     if (lengths := parts.get("lora_magnitude_vector")) is not None:
         weight = weight * (lengths.to(weight).flatten() / weight.norm(dim=1))[:, None]
     return weight.T if turned else weight
-
-
-def _weight_of(modules: Mapping[str, nn.Module], name: str, adapter: Adapter) -> Tensor:
-    weight = getattr(modules.get(name), "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.ndim != 2:
-        raise _strange(adapter, name)
-    return weight.data
 
 
 def _strange(adapter: Adapter, name: str) -> ModelError:

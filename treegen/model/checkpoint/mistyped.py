@@ -19,20 +19,13 @@ def is_length(value: Any) -> bool:
 
 def _is_token(value: Any) -> bool:
     text = value.get("content") if isinstance(value, dict) else value
-    return value is None or (isinstance(text, str) and _is_text(text))
+    is_text = isinstance(text, str) and not any("\ud800" <= char <= "\udfff" for char in text)
+    return value is None or is_text
 
 
 def _are_tokens(value: Any) -> bool:
     each = list(value.values()) if isinstance(value, dict) else value
     return value is None or (isinstance(each, list) and all(t and _is_token(t) for t in each))
-
-
-def _is_list_of_tokens(value: Any) -> bool:
-    return not isinstance(value, dict) and _are_tokens(value)
-
-
-def _is_list_of_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _are_added(value: Any) -> bool:
@@ -52,17 +45,9 @@ def is_template(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _is_side(value: Any) -> bool:
-    return value in ("left", "right")
-
-
-def _is_text(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 _TOKEN: Final = ("a token, or an object with its content", _is_token)
 _TOKENS: Final = ("a list of tokens, or an object of them", _are_tokens)
-_SIDE: Final = ('"left" or "right"', _is_side)
+_SIDE: Final = ('"left" or "right"', lambda value: value in ("left", "right"))
 _ENDS: Final = {
     f"{name}_token": _TOKEN for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")
 }
@@ -70,16 +55,21 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     **_ENDS,
     "model_max_length": ("a number of tokens", is_length),
     "added_tokens_decoder": ("an object from ids to tokens", _are_added),
-    "additional_special_tokens": ("a list of tokens", _is_list_of_tokens),
+    "additional_special_tokens": (
+        "a list of tokens", lambda value: not isinstance(value, dict) and _are_tokens(value)
+    ),
     "extra_special_tokens": _TOKENS,
     "chat_template": ("a text, or templates with their names", is_template),
     "padding_side": _SIDE,
     "truncation_side": _SIDE,
     "split_special_tokens": ("true or false", lambda value: isinstance(value, bool)),
-    "model_input_names": ("a list of names", _is_list_of_names),
+    "model_input_names": (
+        "a list of names",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    ),
     "auto_map": ("an object", lambda value: isinstance(value, dict)),
     "tokenizer_class": ("a name", lambda value: value is None or isinstance(value, str)),
-}
+}  # fmt: skip
 
 
 def check_fields(directory: Path) -> None:

@@ -10,6 +10,7 @@ Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -83,16 +84,17 @@ class GroupedExperts(nn.Module):
         return out
 
 
-_kinds: dict[tuple[type, type], Any] = {}
+@cache
+def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
+    """The subclass of both; always the same one."""
+    name = f"{kind.__name__}{stock.__name__}"
+    return type(name, (kind, stock), {"__module__": __name__})
 
 
 def become(found: Fused, kind: type[nn.Module]) -> None:
     """Turn experts into a kind of `GroupedExperts`."""
-    stock = type(found.module)
-    if (kind, stock) not in _kinds:
-        name = f"{kind.__name__}{stock.__name__}"
-        _kinds[kind, stock] = type(name, (kind, stock), {"__module__": __name__})
-    found.module.__class__ = _kinds[kind, stock]
+    both: tuple[Any, Any] = kind, type(found.module)
+    found.module.__class__ = _kind(*both)
     found.module.treegen_up, found.module.treegen_down = found.tensors
 
 

@@ -7,6 +7,7 @@ computes each number twice: once for the largest of its row, once to round it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import cast
 
 import torch
@@ -28,16 +29,15 @@ class GatedLinears:
         """
         self._parts: list[_Gated] = []
         calls: list[_Call] = []
-        hooks = [
-            part.register_forward_hook(lambda part, given, out: calls.append((part, given[0], out)))
-            for part in module.modules()
-            if isinstance(part, Fp8Linear)
-        ]
-        try:
+
+        def note(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+            calls.append((part, given[0], out))
+
+        with ExitStack() as hooks:
+            for part in module.modules():
+                if isinstance(part, Fp8Linear):
+                    hooks.enter_context(part.register_forward_hook(note))
             run()
-        finally:
-            for hook in hooks:
-                hook.remove()
         for gate, up, down in zip(calls, calls[1:], calls[2:], strict=False):
             if (
                 type(down[0]) is Fp8Linear

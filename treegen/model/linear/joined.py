@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Final, cast
 
 import torch
@@ -142,16 +143,11 @@ def _siblings(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Line
         calls.extend((part, tensor) for tensor in inputs)  # an input given by name is not seen
 
     uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
-    hooks = [
-        part.register_forward_pre_hook(note)
-        for part in module.modules()
-        if type(part) in _PARTS and all(uses[mine] == 1 for mine in part.parameters())
-    ]
-    try:
+    with ExitStack() as hooks:
+        for part in module.modules():
+            if type(part) in _PARTS and all(uses[mine] == 1 for mine in part.parameters()):
+                hooks.enter_context(part.register_forward_pre_hook(note))
         run()
-    finally:
-        for hook in hooks:
-            hook.remove()
     times = Counter(part for part, _ in calls)
     parents = {child: parent for parent in module.modules() for child in parent.children()}
     groups: dict[tuple[object, ...], list[nn.Linear]] = defaultdict(list)

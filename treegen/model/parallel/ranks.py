@@ -82,7 +82,8 @@ class Ranks:
 
     def beside(self, tensor: Tensor) -> Tensor:
         """The tensors [..., W] of all ranks side by side, dense; each rank must call this."""
-        return gather_columns(tensor, self.size)
+        whole: Tensor = gather_columns(tensor, self.size)
+        return whole
 
     def total(self, tensor: Tensor) -> Tensor:
         """A dense tensor overwritten by the sum over all ranks; each rank must call this."""
@@ -90,7 +91,7 @@ class Ranks:
 
     def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
         """Logits [S, V] of the whole vocabulary, put together of every rank's part of it."""
-        return gather_columns(logits_SV, self.size)[:, :vocab_size]
+        return self.beside(logits_SV)[:, :vocab_size]
 
 
 def check_free() -> None:
@@ -141,14 +142,13 @@ def leave() -> None:
         dist.distributed_c10d._abort_process_group()
 
 
-def _check_joined() -> None:
-    assert _here, "a part of a model is computed without the other ranks"
+_ALONE: Final = "a part of a model is computed without the other ranks"
 
 
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
 def _sum_over_ranks(partial: Tensor) -> None:
     """Add up what the ranks have, in place."""
-    _check_joined()
+    assert _here, _ALONE
     dist.all_reduce(partial)
 
 
@@ -158,47 +158,35 @@ def _(partial: Tensor) -> None:
 
 
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
-def _linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
-    """The sum over all ranks of input @ weight.T."""
-    _check_joined()
+def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
+    """The sum over all ranks of input [..., I] @ weight [O, I].T."""
+    assert _here, _ALONE
     partial = linear(input, weight)
     dist.all_reduce(partial)
     return partial
 
 
-@_linear_over_ranks.register_fake
+@linear_over_ranks.register_fake
 def _(input: Tensor, weight: Tensor) -> Tensor:
     return input.new_empty(*input.shape[:-1], weight.shape[0])
 
 
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
-def _gather_columns_op(part: Tensor, size: int) -> Tensor:
+def gather_columns(part: Tensor, size: int) -> Tensor:
     """The parts [..., W] of `size` ranks as one dense [..., size * W]."""
-    _check_joined()
+    assert _here, _ALONE
     whole = part.new_empty(size, *part.shape)
     _all_gather(whole.view(-1), part.contiguous().view(-1))
     # Where the parts have one column, a reshape alone would be a view that is not dense.
     return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
 
 
-@_gather_columns_op.register_fake
+@gather_columns.register_fake
 def _(part: Tensor, size: int) -> Tensor:
     return part.new_empty(*part.shape[:-1], size * part.shape[-1])
 
 
 def sum_over_ranks(partial: Tensor) -> Tensor:
     """The sum of a dense tensor over all ranks, which takes its place."""
-    torch.ops.treegen.sum_over_ranks(partial)
+    _sum_over_ranks(partial)
     return partial
-
-
-def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
-    """The sum over all ranks of input [..., I] @ weight [O, I].T."""
-    output: Tensor = torch.ops.treegen.linear_over_ranks(input, weight)
-    return output
-
-
-def gather_columns(part: Tensor, size: int) -> Tensor:
-    """The parts [..., W] of all ranks as one dense [..., size * W]."""
-    gathered: Tensor = torch.ops.treegen.gather_columns(part, size)
-    return gathered

@@ -49,7 +49,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The output, whole."""
-        output = linear_over_ranks(input, self.weight)
+        output: Tensor = linear_over_ranks(input, self.weight)
         return output if self.bias is None else output + self.bias
 
 
@@ -70,7 +70,8 @@ class GatheredLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The output, whole."""
-        return gather_columns(super().forward(input), self.ranks)
+        whole: Tensor = gather_columns(super().forward(input), self.ranks)
+        return whole
 
 
 class VocabLinear(nn.Linear):

@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.states import StateRun, states_of_pass
-from treegen.model.recurrent.windows import convolved
-from treegen.recurrence import DeltaInputs, DeltaStates, step
+from treegen.model.recurrent.runs import delta_pass, keeps
+from treegen.model.recurrent.states import StateRun
+from treegen.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
 # H value heads, G key heads, K key dim, V value dim, N sequences that run together, of L tokens
@@ -77,10 +77,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     conv = layer.conv1d
     seen = conv.weight.shape[-1]
     # A window has a column to spare. So a row also has the one that it had a token earlier.
-    fits = [(each.kind, each.shape, each.dtype) for each in states] == [
-        ("conv", (channels, seen), str(dtype).removeprefix("torch.")),
-        ("recurrent", (spec.v_heads, spec.k_dim, spec.v_dim), "float32"),
-    ]
+    fits = keeps(states, dtype, (channels, seen), (spec.v_heads, spec.k_dim, spec.v_dim))
     plain = conv.bias is None and getattr(layer, "activation", None) in ("silu", "swish")
     return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
 
@@ -122,40 +119,27 @@ def gated_delta(
     strength: float,
 ) -> Tensor:
     """What the tokens of this pass read from their states, [T, H, V]."""
-    batch = states_of_pass()
     _, v_heads, k_dim, v_dim = states.shape
     on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
     given = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    if batch.rows is not None:
-        return step(given, on, batch.rows)
-    out_THV = mixed_TC.new_empty(len(mixed_TC), v_heads, v_dim)
-    for run in batch.runs:
-        if (slots := run.one_token) is not None:
-            out_THV[run.rows] = step(given.rows(run.rows), on, slots)
-        else:
-            out_THV[run.rows] = _run(given.rows(run.rows), on, run)
-    return out_THV
+    return delta_pass(given, on, _rule)
 
 
-def _run(given: DeltaInputs, on: DeltaStates, run: StateRun) -> Tensor:
-    """What N sequences of L tokens read from their states, [N * L, H, V], by transformers' rule."""
+def _rule(
+    given: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
+) -> tuple[Tensor, Tensor]:
     # Here, because it takes long to import.
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-    spec, conv_C1W = on.spec, given.conv_CW[:, None]
-    out = convolved(given.mixed_TC, conv_C1W, None, on.windows, run)
-    state = None if run.reads_N is None else on.states[run.reads_N]
     keys = spec.k_heads * spec.k_dim
-    parts = silu(out).split([keys, keys, spec.v_heads * spec.v_dim], -1)
+    parts = mixed_NLC.split([keys, keys, spec.v_heads * spec.v_dim], -1)
     each = spec.v_heads // spec.k_heads
     q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
     a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
-    out_NLHV, last = torch_chunk_gated_delta_rule(
+    found: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
         q, k, parts[2].unflatten(-1, (spec.v_heads, -1)),
         g=-given.a_log_H.float().exp() * softplus(a.float() + given.dt_bias_H),
         beta=b.sigmoid() * given.strength,
         initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True,
     )  # fmt: skip
-    on.states[run.writes_N] = last.to(on.states.dtype)
-    read: Tensor = out_NLHV.flatten(0, 1)
-    return read
+    return found

@@ -10,8 +10,8 @@ states. These are gathered from slots before and go back into slots after it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from treegen.common.closing import having
 from treegen.common.spec import StateSpec
 from treegen.errors import ModelError
 from treegen.model.recurrent.layer_states import LayerStates, StateKey
@@ -112,14 +113,9 @@ def _keeps_state(kind: type[nn.Module]) -> bool:
     return False
 
 
-@contextmanager
-def on_states(current: _Pass | None) -> Iterator[None]:
+def on_states(current: _Pass | None) -> AbstractContextManager[None]:
     """Let recurrent layers run on the states of a pass meanwhile; None: as they would alone."""
-    token = _pass.set(current)
-    try:
-        yield
-    finally:
-        _pass.reset(token)
+    return having(_pass, current)
 
 
 class StateProbe:

@@ -9,6 +9,7 @@ its norm are transformers' own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.states import StateRun, states_of_pass
-from treegen.model.recurrent.windows import convolved
-from treegen.recurrence import DeltaInputs, DeltaStates, step
+from treegen.model.recurrent.runs import delta_pass, keeps
+from treegen.model.recurrent.states import StateRun
+from treegen.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
 # H heads, V numbers of a head's input, G groups, K numbers of a group's key, N sequences that run
@@ -46,10 +47,8 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
         corrects=False,
     )  # fmt: skip
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
-    fits = [(each.kind, each.shape, each.dtype) for each in states] == [
-        ("conv", (channels, layer.conv1d.weight.shape[-1]), str(dtype).removeprefix("torch.")),
-        ("recurrent", (spec.v_heads, spec.v_dim, spec.k_dim), "float32"),
-    ]
+    window = channels, layer.conv1d.weight.shape[-1]
+    fits = keeps(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
     is_known = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
     return spec if fits and is_known else None
 
@@ -107,34 +106,28 @@ def mamba2(
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
     on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
-    whole = DeltaInputs(
+    given = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    batch = states_of_pass()
-    if batch.rows is not None:
-        return step(whole, on, batch.rows)
-    out_THV = mixed_TC.new_empty(len(mixed_TC), heads, v_dim)
-    for run in batch.runs:
-        given, slots = whole.rows(run.rows), run.one_token
-        if slots is not None:
-            out_THV[run.rows] = step(given, on, slots)
-        else:
-            out_THV[run.rows] = _run(given, on, run, (least, most))
-    return out_THV
+    return delta_pass(given, on, partial(_scan, limits=(least, most)))
 
 
-def _run(given: DeltaInputs, on: DeltaStates, run: StateRun, limits: tuple[float, float]) -> Tensor:
-    """What N sequences of L tokens read from their states, [N * L, H, V], by transformers' scan."""
+def _scan(
+    given: DeltaInputs,
+    spec: DeltaSpec,
+    mixed_NLC: Tensor,
+    state: Tensor | None,
+    run: StateRun,
+    *,
+    limits: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
     # Here, because it takes long to import.
     from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
 
-    spec, conv_C1W = on.spec, given.conv_CW[:, None]
-    out = convolved(given.mixed_TC, conv_C1W, given.conv_bias_C, on.windows, run)
-    state = None
-    if run.reads_N is not None:
-        state = on.states[run.reads_N].transpose(-1, -2).contiguous()
+    if state is not None:
+        state = state.transpose(-1, -2).contiguous()
     keys = spec.k_heads * spec.k_dim
-    x, b, c = silu(out).split([spec.v_heads * spec.v_dim, keys, keys], -1)
+    x, b, c = mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1)
     out_NLHV, last = mamba2_chunk_scan(
         x.unflatten(-1, (spec.v_heads, -1)), given.a_TH.view(run.num, run.length, -1),
         -given.a_log_H.float().exp(), b.unflatten(-1, (spec.k_heads, -1)),
@@ -142,9 +135,7 @@ def _run(given: DeltaInputs, on: DeltaStates, run: StateRun, limits: tuple[float
         z=None, dt_bias=given.dt_bias_H, dt_softplus=True, initial_states=state,
         dt_limit=limits, return_final_states=True,
     )  # fmt: skip
-    on.states[run.writes_N] = last.transpose(-1, -2).to(on.states.dtype)
-    read: Tensor = out_NLHV.flatten(0, 1)
-    return read.to(given.mixed_TC.dtype)
+    return out_NLHV, last.transpose(-1, -2)
 
 
 def _chunk(length: int) -> int:

@@ -5,6 +5,7 @@ The states of the pass reach them around the traced code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -12,74 +13,42 @@ from torch import Tensor
 
 from treegen.model.recurrent.own_layers import PLAIN, Operators
 
-# T tokens, C channels, H heads, V numbers of a head's output
+# T tokens, C channels
 
 
-@torch.library.custom_op("treegen::gated_delta", mutates_args=("windows", "states"))
+def _opaque(
+    plain: Callable[..., Tensor], changes: tuple[str, ...], shape: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """An operator that the compiler takes as one piece.
+
+    changes: the arguments that it writes into. shape: an output without values.
+    """
+    name = plain.__name__
+    torch.library.custom_op(f"treegen::{name}", plain, mutates_args=changes).register_fake(shape)
+    operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
+    return operator
+
+
 def _gated_delta(
-    mixed_TC: Tensor,
-    b_TH: Tensor,
-    a_TH: Tensor,
-    conv_C1W: Tensor,
-    a_log_H: Tensor,
-    dt_bias_H: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    k_heads: int,
-    strength: float,
-) -> Tensor:
-    return PLAIN.gated_delta(
-        mixed_TC, b_TH, a_TH, conv_C1W, a_log_H, dt_bias_H, windows, states, k_heads, strength
-    ).contiguous()
-
-
-@_gated_delta.register_fake
-def _(
-    mixed_TC: Tensor, b_TH: Tensor, a_TH: Tensor, conv_C1W: Tensor, a_log_H: Tensor,
-    dt_bias_H: Tensor, windows: Tensor, states: Tensor, *options: Any,
+    mixed_TC: Tensor, b: Tensor, a: Tensor, conv: Tensor, a_log: Tensor, bias: Tensor,
+    windows: Tensor, states: Tensor, *options: Any,
 ) -> Tensor:  # fmt: skip
     return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[3])
 
 
-@torch.library.custom_op("treegen::mamba2", mutates_args=("windows", "states"))
 def _mamba2(
-    mixed_TC: Tensor,
-    dt_TH: Tensor,
-    conv_C1W: Tensor,
-    conv_bias_C: Tensor | None,
-    a_log_H: Tensor,
-    dt_bias_H: Tensor,
-    skip_H: Tensor,
-    windows: Tensor,
-    states: Tensor,
-    groups: int,
-    least: float,
-    most: float,
-) -> Tensor:
-    return PLAIN.mamba2(
-        mixed_TC, dt_TH, conv_C1W, conv_bias_C, a_log_H, dt_bias_H, skip_H, windows, states, groups,
-        least, most,
-    ).contiguous()  # fmt: skip
-
-
-@_mamba2.register_fake
-def _(
-    mixed_TC: Tensor, dt_TH: Tensor, conv_C1W: Tensor, conv_bias_C: Tensor | None, a_log_H: Tensor,
-    dt_bias_H: Tensor, skip_H: Tensor, windows: Tensor, states: Tensor, *options: Any,
+    mixed_TC: Tensor, dt: Tensor, conv: Tensor, conv_bias: Tensor | None, a_log: Tensor,
+    bias: Tensor, skip: Tensor, windows: Tensor, states: Tensor, *options: Any,
 ) -> Tensor:  # fmt: skip
     return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[2])
 
 
-@torch.library.custom_op("treegen::short_conv", mutates_args=("windows",))
-def _short_conv(x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor) -> Tensor:
-    return PLAIN.short_conv(x_TC, conv_C1W, bias_C, windows).contiguous()
-
-
-@_short_conv.register_fake
-def _(x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor) -> Tensor:
+def _short_conv(x_TC: Tensor, *options: Any) -> Tensor:
     return x_TC.new_empty(x_TC.shape)
 
 
 OPERATORS: Final = Operators(
-    torch.ops.treegen.gated_delta, torch.ops.treegen.mamba2, torch.ops.treegen.short_conv
+    _opaque(PLAIN.gated_delta, ("windows", "states"), _gated_delta),
+    _opaque(PLAIN.mamba2, ("windows", "states"), _mamba2),
+    _opaque(PLAIN.short_conv, ("windows",), _short_conv),
 )

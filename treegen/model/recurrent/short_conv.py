@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from treegen.common.spec import StateSpec
+from treegen.model.recurrent.runs import convolved, keeps
 from treegen.model.recurrent.states import states_of_pass
-from treegen.model.recurrent.windows import convolved
 from treegen.recurrence import convolve
 
 # T tokens of a pass, D width of the model, which is the number of channels
@@ -26,8 +26,7 @@ def fits(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> bool:
     if not all(hasattr(layer, name) for name in ("in_proj", "conv", "out_proj")):
         return False
     width = layer.conv.weight.shape[0], layer.conv.weight.shape[-1]
-    kept = [(each.kind, each.shape, each.dtype) for each in states]
-    return kept == [("conv", width, str(dtype).removeprefix("torch."))]
+    return keeps(states, dtype, width)
 
 
 def forward(
@@ -47,7 +46,7 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     """The convolution at the tokens of a pass, [T, D]."""
     batch, weights = states_of_pass(), conv_D1W[:, 0]
     if batch.rows is not None:
-        return convolve(x_TD, weights, bias_D, windows, batch.rows)
+        return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()
     out_TD = torch.empty_like(x_TD)
     for run in batch.runs:
         mine = x_TD[run.rows]

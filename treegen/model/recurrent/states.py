@@ -8,8 +8,8 @@ of the same pass leaves runs in a later stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.cache.states import NO_STATE, StateCache
+from treegen.common.closing import having
 from treegen.common.device import to_device, to_device_together
 from treegen.recurrence import DeltaStates, RowSlots, fold
 
@@ -87,14 +88,9 @@ class StateBatch:
 _current: ContextVar[StateBatch] = ContextVar("treegen_states")
 
 
-@contextmanager
-def on_slots(batch: StateBatch) -> Iterator[None]:
+def on_slots(batch: StateBatch) -> AbstractContextManager[None]:
     """While open, layers that have an operator of treegen's run on the states of this pass."""
-    token = _current.set(batch)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    return having(_current, batch)
 
 
 def states_of_pass() -> StateBatch:

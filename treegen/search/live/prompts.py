@@ -121,12 +121,9 @@ class PromptIndex:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
         self._num_noted += 1
         if self._num_noted > 2 * len(self._store.segments) + self._max_held:
-            self._forget_freed()
-
-    def _forget_freed(self) -> None:
-        below = {key: [s for s in each if s.refs > 0] for key, each in self._below.items()}
-        self._below = {key: each for key, each in below.items() if each}
-        self._num_noted = sum(map(len, self._below.values()))
+            below = {key: [s for s in each if s.refs > 0] for key, each in self._below.items()}
+            self._below = {key: each for key, each in below.items() if each}
+            self._num_noted = sum(map(len, self._below.values()))
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:
         """Hold a new segment by the caller's reference until many others have been used."""

@@ -25,7 +25,7 @@ from treegen.model.judges.judge import RIGHT
 from treegen.model.judges.scorer import Scorer
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
-from treegen.options import EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.plan.plan import Request
 from treegen.plan.requests import plan_requests
 from treegen.prompts.radix import Tokens

@@ -14,7 +14,6 @@ from treegen.common.spec import ModelSpec
 from treegen.common.uncopied import Uncopied
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.engine.stream import status_of
 from treegen.errors import InputError
 from treegen.plan.plan import Request
 from treegen.plan.requests import check_scored
@@ -242,7 +241,7 @@ class LiveRun(Closing, Uncopied):
 
     def status(self) -> Status:
         """What is under way now."""
-        return status_of(self.scheduler)
+        return self.scheduler.status()
 
     @property
     def usage(self) -> Usage:

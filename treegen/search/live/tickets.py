@@ -14,6 +14,7 @@ from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TAIL, Given
 from treegen.search.account import Account
+from treegen.search.aside import running_loop
 from treegen.search.line import LineCall
 
 T = TypeVar("T")
@@ -83,10 +84,10 @@ class Ticket(Generic[T]):
 
     def __await__(self) -> Generator[Any, None, list[T | None]]:
         if not self.is_done:
-            try:
-                self.future = asyncio.get_running_loop().create_future()
-            except RuntimeError:  # No event loop: `Session.step` drives the coroutine.
+            loop = running_loop()
+            if loop is None:  # `Session.step` drives the coroutine.
                 yield
             else:
+                self.future = loop.create_future()
                 yield from self.future
         return self.results

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from treegen.common.closing import having
 from treegen.errors import InputError
 
 
@@ -31,14 +31,9 @@ def register(search: Findable) -> str:
     return token
 
 
-@contextmanager
-def leaving() -> Iterator[None]:
+def leaving() -> AbstractContextManager[None]:
     """Inside, what is pickled goes to another process, where no node would be found."""
-    token = _leaving.set(True)
-    try:
-        yield
-    finally:
-        _leaving.reset(token)
+    return having(_leaving, True)
 
 
 def check_stays(key: str) -> None:

@@ -62,11 +62,11 @@ class NodeRecord:
     def to_json(self) -> dict[str, Any]:
         """The record as a JSON object."""
         found = {name: getattr(self, name) for name in _TYPES}
-        more = {name: getattr(self, name) for name in _MORE}
-        return found | {
-            name: dict(value) if name == "scores" else value
-            for name, value in more.items()
-            if value != _DEFAULTS[name]
+        found["scores"] = dict(self.scores)
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in _DEFAULTS or value != _DEFAULTS[name]
         }
 
 
@@ -81,9 +81,6 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "leaf": (bool,),
     "pruned": (bool,),
     "finish_reason": (str,),
-}
-# Fields that a record may lack: those of runs from before have none of them.
-_MORE: Final[dict[str, tuple[type, ...]]] = {
     "visits": (int,),
     "prior": (int, float, type(None)),
     "scores": (Mapping,),
@@ -91,6 +88,7 @@ _MORE: Final[dict[str, tuple[type, ...]]] = {
     "restart": (int,),
     "data": (object,),
 }
+# Of fields that a record may lack: those of runs from before have none of them.
 _DEFAULTS: Final[dict[str, object]] = {
     "visits": 0, "prior": None, "scores": {}, "pruned_because": "", "restart": 0, "data": None,
 }  # fmt: skip
@@ -174,7 +172,7 @@ class SearchTree:
             reason = _wrong(record, index, nodes)
             if reason:
                 raise DataError(f"node {index} of the search tree {reason}; restore it from a copy")
-            known = {name: record[name] for name in (*_TYPES, *_MORE) if name in record}
+            known = {name: record[name] for name in _TYPES if name in record}
             nodes.append(NodeRecord(**known))
         if not nodes:
             raise DataError("the search tree has no nodes; give the text of to_jsonl()")
@@ -231,10 +229,10 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
     """Why a record cannot be the next node after others; None if it can."""
     if not isinstance(record, Mapping):
         return f"is a {type(record).__name__}, not an object"
-    for name, types in (_TYPES | _MORE).items():
-        if name not in record and name in _MORE:
-            continue
+    for name, types in _TYPES.items():
         if name not in record:
+            if name in _DEFAULTS:
+                continue
             return f"lacks {name!r}"
         value = record[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):

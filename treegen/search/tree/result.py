@@ -93,6 +93,7 @@ class SearchResult:
         if isinstance(error, BudgetReached | StillAsking):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
+        told = " ".join(str(error).split())
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
@@ -103,7 +104,7 @@ class SearchResult:
             usage=replace(search.usage, seconds=search.usage.elapsed()),
             stopped=stopped,
             stopped_by=stopped_by,
-            error=None if error is None else _one_line(error),
+            error=None if error is None else f"{type(error).__name__}: {told}"[:300],
             value=None if found else returned,
             exception=None if error is None else detach(error),
         )
@@ -163,7 +164,7 @@ class SearchResult:
             ) from None
 
 
-def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
+def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) -> None:
     """Warn if all searches failed, with the failure of the first."""
     if results and all(result.error is not None for result in results):
         first = results[0]
@@ -171,7 +172,7 @@ def warn_if_all_failed(results: Sequence[SearchResult]) -> None:
         warnings.warn(
             f"all {len(results):,} searches failed; the first: {first.error}{more}",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 
@@ -210,8 +211,3 @@ def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
                 "below its root that are not of another search, nor of a prompt made with `prompt`"
             )
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]

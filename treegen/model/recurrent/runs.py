@@ -1,0 +1,78 @@
+"""What operators have in common: runs of a pass, on windows and states in their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv1d, silu
+
+from treegen.common.spec import DeltaSpec, StateSpec
+from treegen.model.recurrent.states import StateRun, states_of_pass
+from treegen.recurrence import DeltaInputs, DeltaStates, step
+
+# T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
+# each, H heads, V numbers of a head's output
+
+Rule = Callable[[DeltaInputs, DeltaSpec, Tensor, Tensor | None, StateRun], tuple[Tensor, Tensor]]
+"""What N sequences read, [N, L, H, V], and their states after it, by transformers' own rule.
+
+It is given their inputs, what the convolution makes of these, [N, L, C], and the states before;
+None at the start of texts.
+"""
+
+
+def keeps(
+    states: Sequence[StateSpec],
+    dtype: torch.dtype,
+    window: tuple[int, ...],
+    state: tuple[int, ...] | None = None,
+) -> bool:
+    """Whether a layer keeps a window and a state of some shapes, and nothing else."""
+    wanted = [("conv", window, str(dtype).removeprefix("torch."))]
+    if state is not None:
+        wanted.append(("recurrent", state, "float32"))
+    return [(each.kind, each.shape, each.dtype) for each in states] == wanted
+
+
+def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
+    """What the tokens of this pass read from their states, [T, H, V].
+
+    rule: of sequences of several tokens.
+    """
+    batch = states_of_pass()
+    if batch.rows is not None:
+        return step(given, on, batch.rows).contiguous()
+    out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
+    for run in batch.runs:
+        rows = given.rows(run.rows)
+        if (slots := run.one_token) is not None:
+            out_THV[run.rows] = step(rows, on, slots)
+            continue
+        weights_C1W = given.conv_CW[:, None]
+        out = convolved(rows.mixed_TC, weights_C1W, given.conv_bias_C, on.windows, run)
+        state = None if run.reads_N is None else on.states[run.reads_N]
+        out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
+        on.states[run.writes_N] = last.to(on.states.dtype)
+        out_THV[run.rows] = out_NLHV.flatten(0, 1)
+    return out_THV
+
+
+def convolved(
+    x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor, run: StateRun
+) -> Tensor:
+    """The convolution's outputs at a run's tokens, [N, L, C]; windows have these afterwards.
+
+    x_TC: of these N * L tokens. conv_C1W: may see fewer tokens than a window has.
+    """
+    x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
+    width, seen = windows.shape[-1], conv_C1W.shape[-1]
+    if run.reads_N is None:
+        before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
+    else:
+        before = windows[run.reads_N]
+    whole = torch.cat([before, x_NCL], -1)
+    windows[run.writes_N] = whole[..., -width:]
+    whole = whole[..., width - seen + 1 :].to(conv_C1W.dtype)
+    return conv1d(whole, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)
