@@ -257,7 +257,7 @@ def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path)
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
     job = _job(path)
     with RunDir.open(path) as run:
-        assert kept.Kept.of(job, run)
+        assert kept.KeptVerdicts.of(job, run)
         for task in (
             "tasks.py:Mine",
             "lm-eval:gsm8k",
@@ -266,8 +266,8 @@ def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path)
             job.task,
         ):
             settings = replace(job.settings, task=task)
-            assert kept.Kept.of(replace(job, settings=settings), run) is None
-    mine = kept.Kept(job, folder)
+            assert kept.KeptVerdicts.of(replace(job, settings=settings), run) is None
+    mine = kept.KeptVerdicts(job, folder)
     right = Verdict("1", True)
     mine.write("0", [{"numeric": Measured("1", True), "strict-match": right}])
     mine.write("0", [{"numeric": right, "strict-match": right, "another": right}])
@@ -295,7 +295,7 @@ def test_the_files_have_a_bound(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    mine = kept.Kept(_job(path), folder)
+    mine = kept.KeptVerdicts(_job(path), folder)
     found = dict.fromkeys(("numeric", "strict-match", "flexible-extract"), Verdict("1", True))
     for number in range(4):
         mine.write(str(number), [found])

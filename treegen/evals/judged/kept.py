@@ -37,7 +37,7 @@ _ROOMS: Final = ("common", "evals", "tasks")
 _Verdicts = Mapping[str, Verdict]
 
 
-class Kept:
+class KeptVerdicts:
     """The verdicts on a run's samples, as they are kept."""
 
     def __init__(self, job: Job, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Kept:
         self._filters = tuple(job.task.filters)
 
     @classmethod
-    def of(cls, job: Job, run: RunDir) -> "Kept | None":
+    def of(cls, job: Job, run: RunDir) -> "KeptVerdicts | None":
         """Return those of a run; None if it is small, unfinished, or not of treegen's own task."""
         if len(run.done) < _LEAST or run.missing > 0 or not comes_with_treegen(job.settings.task):
             return None

@@ -18,7 +18,7 @@ from treegen.evals.calls import asked, verdicts_on
 from treegen.evals.choices import likeliest_by_length
 from treegen.evals.job import Job
 from treegen.evals.judged.execution import Judging
-from treegen.evals.judged.kept import Kept
+from treegen.evals.judged.kept import KeptVerdicts
 from treegen.evals.judged.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
@@ -53,7 +53,7 @@ def judged(
     types = {} if judging else answer_types(job.task)
     once = _Once()
     # Rounds are told what a task reads, before equal answers are equal strings.
-    kept = None if judging or rounds else Kept.of(job, run)
+    kept = None if judging or rounds else KeptVerdicts.of(job, run)
     digest = run.digest() if kept and not anew else ""
     known = kept.read(digest) if kept and digest else None
     read = hashlib.sha256()
