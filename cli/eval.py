@@ -1,5 +1,6 @@
 """`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
 
+from contextlib import closing
 from typing import Any
 
 import click
@@ -58,6 +59,7 @@ def command(
     from treegen.evals.running.adapters import evaluate_adapters
     from treegen.evals.running.evaluation import evaluate_all
     from treegen.evals.running.work import Models
+    from treegen.grading.models import JudgeModels
     from treegen.report.load import compared
 
     tasks = task_names(params)
@@ -65,10 +67,10 @@ def command(
     several = adapter if len(adapter) > 1 else ()
     asked = asked_for(params if several else {**params, "adapter": adapter})
     judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
-    check_judge(judge, judging)
+    check_judge(judge, judging, asked)
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
-    models = Models(places=places_for(cluster, asked))
+    models = Models(places=places_for(cluster, asked), stays=bool(judge))
     how: dict[str, Any] = {
         "output": output, "resume": resume, "execution": execution, "show_prompts": write_out,
     }  # fmt: skip
@@ -89,11 +91,12 @@ def command(
         render.echo(f"results: {each.path / 'results.json'}\n")
     documents = [{"run": str(each.path), **render.without_parts(each.results)} for each in found]
     complaints = [each.complaint for each in found if each.complaint]
-    for each, document in zip(found, documents, strict=True) if judge else ():
-        judged = judge_with(each.path, judge, judging, asked, terminal)
-        show_judged(judged, quiet=quiet)
-        document["judged"] = judged.to_json()
-        complaints += judged.complaints
+    with closing(models), JudgeModels(models) as judges:
+        for each, document in zip(found, documents, strict=True) if judge else ():
+            judged = judge_with(each.path, judge, judging, asked, judges, terminal)
+            show_judged(judged, quiet=quiet)
+            document["judged"] = judged.to_json()
+            complaints += judged.complaints
     differences = []
     for a, b, told in compared(rows, allow_task_code="allow_task_code" in asked):
         if not quiet:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, counts, options_of
+from treegen.cli.typed.options import QUIET, options_of, whole_numbers
 
 
 @click.command("power")
@@ -41,7 +41,7 @@ def command(
     from treegen.report.load import load_run
     from treegen.report.spread import Wish, spread_of_runs
 
-    ks = counts(num_samples, "--n-samples")
+    ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     runs_read = [load_run(path, **asked) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
     wish = Wish(difference, wanted, alpha, n_problems)

@@ -16,28 +16,20 @@ from treegen.cli.typed.options import QUIET, asked_for, options_of, take_executi
 @QUIET
 def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
+    from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.cli.terminal.render import (
-        complain,
-        echo,
-        json_line,
-        notice,
-        pictures,
-        show_report,
-        without_parts,
-    )
     from treegen.evals.running.again import score_again
 
     execution = take_execution(params, anew=rejudge)
     found = score_again(run, asked_for(params), Terminal(quiet=quiet), execution)
     if not quiet:
-        show_report(found.results, found.report)
-        pictures(found.report, run)
+        render.show_report(found.results, found.report)
+        render.pictures(found.report, run)
     if found.missing:
         planned = found.results["planned"]
-        notice(f"{found.missing:,} of {planned:,} samples are not drawn yet")
+        render.notice(f"{found.missing:,} of {planned:,} samples are not drawn yet")
     if not quiet:
-        echo("")
+        render.echo("")
     # The shape of `treegen eval`, which may have several runs.
-    json_line({"runs": [{"run": str(run), **without_parts(found.results)}]})
-    complain([found.complaint] if found.complaint else [])
+    render.json_line({"runs": [{"run": str(run), **render.without_parts(found.results)}]})
+    render.complain([found.complaint] if found.complaint else [])

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, asked_for, options_of
+from treegen.cli.typed.options import QUIET, engine_of, options_of
 from treegen.errors import InputError
 
 
@@ -26,12 +26,8 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     from dataclasses import asdict
 
     from treegen.cli.terminal.render import json_line, notice
-    from treegen.model.options import EngineOptions
 
-    given = asked_for(params)
-    if "model" not in given:
-        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
-    engine = EngineOptions(**given)
+    engine = engine_of(params)
     if not file.is_file():
         raise InputError(f"there is no file {file}; give one of JSON lines")
 

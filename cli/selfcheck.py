@@ -1,6 +1,5 @@
 """`treegen selfcheck`: whether samples depend on what runs beside them, on this machine."""
 
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -23,7 +22,6 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     from treegen import demo
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.errors import InputError
-    from treegen.evals.model import check_machine, look_at_model
     from treegen.model.options import EngineOptions
 
     if num_problems < 3:
@@ -32,24 +30,11 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
     if "model" not in given and not quiet:
         notice(demo.MODEL_NOTICE)
     engine = EngineOptions(**{"model": demo.NAME, **given})
-    check_machine(engine)
-    facts = look_at_model(engine)
+    from treegen.bench.selfcheck import self_check
 
-    from treegen.bench.selfcheck import SelfCheck, arrangement_table
-
-    check = SelfCheck(engine, problems=num_problems)
-    found = list(check.arrangements())
-    promised = engine.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
+    found = self_check(engine, num_problems)
     if not quiet:
-        echo(str(arrangement_table(found)))
-    samples, same = (sum(getattr(each, name) for each in found) for name in ("samples", "same"))
-    json_line(
-        {
-            "model": engine.model, "device": facts.device_type, "dtype": facts.dtype,
-            "impl": check.usage.impl, "reproducible": engine.reproducible, "promised": promised,
-            "samples": samples, "same": same,
-            "arrangements": [asdict(each) for each in found],
-        }
-    )  # fmt: skip
-    if promised and same < samples:
+        echo(str(found.table))
+    json_line(found.document)
+    if found.is_broken:
         raise click.exceptions.Exit(1)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from treegen.cli.typed.grouped import Grouped
-from treegen.cli.typed.options import asked_for, options_of
+from treegen.cli.typed.options import engine_of, options_of
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, install
 
@@ -52,19 +52,16 @@ def command(
         )
     from treegen.common.formats import parse_bytes
     from treegen.common.params import check_int
-    from treegen.model.options import EngineOptions
     from treegen.replies.formats import tool_format as check_tool_format
 
-    given = asked_for(params)
-    if "model" not in given:
-        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
+    engine = engine_of(params)
     if not api_key and host not in _LOCAL:
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("--max-waiting", max_waiting, least=1)
     if tool_format is not None:
         check_tool_format(tool_format)
-    body_bytes, engine = parse_bytes(max_body), EngineOptions(**given)
+    body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
 
     from treegen.serve.sockets import bound

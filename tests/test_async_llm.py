@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +15,7 @@ import pytest
 from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
+from treegen.prompts import grammars
 from treegen.search.live.run import LiveRun, News
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
@@ -112,6 +114,31 @@ def test_what_a_stream_tells_adds_up(served: AsyncLLM, temperature: float) -> No
         assert ended == 6 and not told
 
     asyncio.run(ask())
+
+
+def test_nobody_waits_for_the_grammar_of_another(
+    served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    is_served, compiled = threading.Event(), grammars._compiled
+
+    def slow(kind: str, text: str) -> str:
+        assert is_served.wait(60)
+        return compiled(kind, text)
+
+    monkeypatch.setattr(grammars, "_compiled", slow)
+
+    async def ask() -> str:
+        choice = SamplingParams(choice=["never", "ever"], max_tokens=20)
+        held = asyncio.ensure_future(served.generate([PROMPT], choice))
+        await asyncio.sleep(0.1)
+        await served.generate([PROMPT], SamplingParams(max_tokens=3))
+        assert not held.done()
+        is_served.set()
+        _, [[found]] = await held
+        return found.text
+
+    assert asyncio.run(asyncio.wait_for(ask(), 100)) in ("never", "ever")
 
 
 def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from treegen.cli.bench.options import DEVICE, count, counts, is_number
-from treegen.cli.typed.options import joined
+from treegen.cli.bench.options import DEVICE, count, counts
+from treegen.cli.typed.options import is_number, joined
 from treegen.errors import InputError
 
 

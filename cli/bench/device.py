@@ -1,22 +1,19 @@
 """The parts of `treegen bench` that compare the engine with the limits of the device."""
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from treegen.bench.decoding.modes import ALONE, DECODE_MODES, GRID_SECONDS, SECONDS, STOCK_MODES
 from treegen.cli.bench.options import ENGINE, bounded, count, counts, shape_or_model
 from treegen.cli.typed.options import Decorator, joined
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
+    from treegen.bench.decoding.asked import DecodeAsked
     from treegen.bench.decoding.result import WorkloadResult
     from treegen.bench.decoding.workloads import Case
-
-_STOCK: Final = ("generate", "continuous")
-_MODES: Final = ("all", "one", "off", "no-attention")  # as in `treegen.bench.decoding.decode`
-_ALONE: Final = {*_STOCK, "no-attention"}  # modes of one GPU alone
-_SECONDS: Final = 120.0
-_GRID_SECONDS: Final = 5.0  # so that a whole grid takes minutes
 
 
 def _some_of(flag: str, known: tuple[str, ...], told: str, **how: Any) -> Decorator:
@@ -41,15 +38,15 @@ def _is_share(value: float) -> bool:
 _MODEL: Final = (
     bounded("--time-limit", lambda seconds: seconds > 0, "above 0", type=float, metavar="S",
             help="Leave out what takes at least so many seconds a run. "
-            f"Default: {_SECONDS:g}, of a grid {_GRID_SECONDS:g}."),
+            f"Default: {SECONDS:g}, of a grid {GRID_SECONDS:g}."),
     count("--tensor-parallel-size", 1, "GPUs that compute together, each with a part of every "
           "layer. The roofline is theirs together.", "--tp", "ranks", metavar="N"),
     click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 "
                  "bits; mxfp4: experts of a gpt-oss shape in 4 bits."),
     click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in "
                  "8 bits."),
-    _some_of("--against", _STOCK, f"Engines of transformers to time as well: {', '.join(_STOCK)}.",
-             default=""),
+    _some_of("--against", STOCK_MODES, "Engines of transformers to time as well: generate, "
+             "continuous.", default=""),
     *ENGINE,
 )  # fmt: skip
 _PARTS: Final = (
@@ -76,7 +73,7 @@ _PARTS: Final = (
 @count("--image-tokens", 0, "The prefix begins with an image of about so many tokens.", least=0,
        metavar="N", show_default=False)  # fmt: skip
 @count("--new-tokens", None, "Tokens of each sample. Default: 64, with --grid 16.", least=2)
-@_some_of("--modes", _MODES, "Some of all, one, off and no-attention.")
+@_some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.")
 @click.option("--grid", is_flag=True, help="Sharing as the engine chooses it against none, for "
               "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
 @click.option("--refill", is_flag=True, help="Samples end at random, --new-tokens long on average, "
@@ -93,74 +90,31 @@ _PARTS: Final = (
 @click.option("--structured", is_flag=True, help="Also where every sample has to be JSON of a "
               "schema.")  # fmt: skip
 @joined(*_MODEL)
-def decode(
-    shape: str | None, rows: list[int] | None, prefix: list[int] | None, problems: int,
-    problem_tokens: int, new_tokens: int | None, modes: tuple[str, ...] | None, grid: bool,
-    refill: bool, against: tuple[str, ...], own_states: bool, structured: bool, speculate: bool,
-    own_tokens: int, trace: str | None, **options: Any,
-) -> None:  # fmt: skip
+def decode(shape: str | None, **params: Any) -> None:
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
-    from treegen.bench.vision import check_alone
+    from treegen.bench.decoding.asked import DecodeAsked
 
-    check_alone(
-        options["image_tokens"], grid=grid, refill=refill, speculate=speculate, against=against,
-        structured=structured, quantization=options["quantization"], tp=options["ranks"] > 1,
-    )  # fmt: skip
-    if speculate:
-        if grid or refill or against or modes or problem_tokens or problems != 1 or new_tokens:
-            raise InputError(
-                "--speculate takes --rows, --prefix, --own-tokens and --trace; leave others out"
-            )
-        _speculate(shape, rows, prefix, own_tokens, trace, options)
+    asked = DecodeAsked(**{each.name: params.pop(each.name) for each in fields(DecodeAsked)})
+    names = ("image_tokens", "quantization", "ranks", "model")
+    asked.check(**{name: params[name] for name in names})
+    if asked.speculate:
+        _speculate(shape, asked, params)
         return
-    if own_tokens or trace:
-        raise InputError("--own-tokens and --trace are for --speculate; give it too")
-    if modes == ():
-        raise InputError(f"--modes is empty; it takes some of {', '.join(_MODES)}")
-    if own_states and (grid or options["ranks"] > 1):
-        raise InputError("--own-states is for one GPU, and not for --grid; leave one out")
-    if structured and (grid or refill):
-        raise InputError("--structured is not for --grid, and not for --refill; leave one out")
-    if grid and (problem_tokens or against or modes or problems != 1):
-        raise InputError(
-            "--grid has modes of its own, no --problems, and no engines --against it; "
-            "leave them out"
-        )
-    if refill and (grid or against or options["model"]):
-        raise InputError("--refill takes random weights; leave --model, --grid and --against out")
-    from treegen.bench.decoding.decode import decode_cases, grid_cases
-    from treegen.bench.decoding.modes import OWN_STATES, STRUCTURED
-
-    if grid:
-        cases = grid_cases(
-            rows or [1, 4, 16, 64, 256, 1024, 4096], prefix or [64, 256, 1024, 4096, 16384],
-            new_tokens or 16,
-        )  # fmt: skip
-    else:
-        cases = decode_cases(
-            rows or [1024], prefix or [2048], new_tokens or 64, problems=problems,
-            problem_tokens=problem_tokens,
-            modes=modes or [mode for mode in _MODES if options["ranks"] == 1 or mode not in _ALONE],
-            against=(*[OWN_STATES] * own_states, *[STRUCTURED] * structured, *against),
-            refill=refill,
-        )  # fmt: skip
-    if options["time_limit"] is None:
-        options["time_limit"] = _GRID_SECONDS if grid else _SECONDS
-    usual = "qwen3-vl-4b" if options["image_tokens"] else "llama3-8b"
-    results, document = _run(cases, shape, usual, options)
+    cases = asked.cases(params["ranks"])
+    if params["time_limit"] is None:
+        params["time_limit"] = asked.seconds
+    usual = "qwen3-vl-4b" if params["image_tokens"] else "llama3-8b"
+    results, document = _run(cases, shape, usual, params)
     from treegen.cli.terminal import render
 
-    if grid:
+    if asked.grid:
         from treegen.bench.whole import tell_ratios
 
         document["never_slower"] = tell_ratios(render, results)
-    render.json_line({"bench": "grid" if grid else "decode", **document})
+    render.json_line({"bench": "grid" if asked.grid else "decode", **document})
 
 
-def _speculate(
-    shape: str | None, rows: list[int] | None, prefixes: list[int] | None, own_tokens: int,
-    trace: str | None, options: dict[str, Any],
-) -> None:  # fmt: skip
+def _speculate(shape: str | None, asked: "DecodeAsked", options: dict[str, Any]) -> None:
     """Time jobs of recorded samples without guesses and with them."""
     known = shape_or_model(shape, options["model"], "llama3-8b")
     from treegen.bench.whole import time_guesses
@@ -169,9 +123,9 @@ def _speculate(
     kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
     made = {name: options[name] for name in ("memory", "eager", "reproducible")}
     render.json_line(time_guesses(
-        render, known, options["model"], trace, rows=rows or [16, 64, 1024],
-        prefixes=prefixes or [1000], own_tokens=own_tokens, repeats=options["repeats"], kind=kind,
-        made=made,
+        render, known, options["model"], asked.trace, rows=asked.rows or [16, 64, 1024],
+        prefixes=asked.prefix or [1000], own_tokens=asked.own_tokens, repeats=options["repeats"],
+        kind=kind, made=made,
     ))  # fmt: skip
 
 
@@ -199,7 +153,7 @@ def _experiments(
     from treegen.bench.decoding.paper import cases_of, experiment_of
 
     if options["time_limit"] is None:
-        options["time_limit"] = _SECONDS
+        options["time_limit"] = SECONDS
     experiments = [experiment_of(name) for name in names]
     documents = []
     for each in experiments:
@@ -222,7 +176,7 @@ def _run(
 
     given = dict(options)
     model, ranks, quantization = given.pop("model"), given["ranks"], given["quantization"]
-    if ranks > 1 and (given["reproducible"] or any(set(case.modes) & _ALONE for case in cases)):
+    if ranks > 1 and (given["reproducible"] or any(set(case.modes) & ALONE for case in cases)):
         raise InputError(
             "--tp goes with the modes all, one and off, and not with --reproducible; "
             "leave the others out"

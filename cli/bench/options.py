@@ -5,10 +5,9 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.typed.options import JSON, Decorator
+from treegen.cli.typed.options import JSON, Decorator, whole_numbers
 from treegen.errors import InputError
 
-_MOST: Final = 9_999_999
 _TYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -39,24 +38,11 @@ def counts(flag: str, told: str, *, least: int = 1, once: bool = True, **how: An
     def check(_: click.Context, __: click.Parameter, text: str | None) -> list[int] | None:
         if text is None:
             return None
-        words = [word.strip() for word in text.split(",")]
-        if not all(is_number(word, least) for word in words):
-            raise InputError(
-                f"{flag} must be whole numbers from {least} to {_MOST:,} with commas between, got "
-                f"{text!r}"
-            )
-        found = [int(word) for word in words]
-        return list(dict.fromkeys(found)) if once else found
+        found = whole_numbers(text, flag, least)
+        return list(dict.fromkeys(found) if once else found)
 
     how = {"metavar": "N,...", "show_default": "default" in how, **how}
     return click.option(flag, help=told, callback=check, **how)
-
-
-def is_number(word: str, least: int = 1) -> bool:
-    """Return whether a word is a whole number that is neither too small nor too large."""
-    # A count of digits first, for Python reads no number of thousands of digits.
-    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
-    return is_short and least <= int(word) <= _MOST
 
 
 def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str | None:

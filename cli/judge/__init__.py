@@ -5,9 +5,10 @@ from typing import Any
 
 import click
 
-from treegen.cli.judge.options import ENGINE, JUDGE, show_judged
+from treegen.cli.judge.options import JUDGE, show_judged
 from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
+from treegen.cli.typed.pairs import MODEL_ARGS
 
 _PATH = click.Path(path_type=Path)
 
@@ -60,12 +61,16 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import complain, echo, json_line
     from treegen.errors import InputError
+    from treegen.grading.statistics.needs import check_half_width
     from treegen.report.judged import judging
 
-    engine = asked_for({name: params.pop(name) for name in ENGINE})
-    how = {name: value for name, value in params.items() if value not in (None, False)}
-    if params["chat"] is False:
-        how["chat"] = False
+    # How a judge is loaded; --judge names it.
+    engine = asked_for({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
+    # A flag that was not given is None or False, and --temperature 0 is neither.
+    how = {name: value for name, value in params.items() if value is not None and value != ()}
+    how = {name: value for name, value in how.items() if value is not False or name == "chat"}
+    if half_width is not None:
+        check_half_width(half_width)
     reading = {name: how.pop(name) for name in ("data", "task", "allow_task_code") if name in how}
     terminal = Terminal(quiet=quiet)
     about: dict[str, Any] = {"labels": labels, "weights": weights or None, "combine": combine}

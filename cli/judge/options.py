@@ -10,14 +10,11 @@ from treegen.cli.typed.options import joined
 
 if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
+    from treegen.grading.models import JudgeModels
     from treegen.report.judged.judging import Judgings
 
-# How a judge is loaded; --judge names it.
-ENGINE = (
-    "dtype", "quantization", "kv_cache_dtype", "device", "memory", "max_rows", "sharing",
-    "tensor_parallel_size", "reproducible", "eager", "trust_remote_code",
-)  # fmt: skip
-_OWN = ("dtype", "quantization", "kv_cache_dtype", "sharing", "tensor_parallel_size")
+# What a judge has of how the model of the run is loaded.
+_SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = joined(
     click.option("--judge", "judge", multiple=True, metavar="DIR|NAME", help="A model that judges; "
                  "several are a jury. Default: judgements that are stored, read again."),
@@ -32,30 +29,36 @@ JUDGE = joined(
 )  # fmt: skip
 
 
-def check_judge(judge: tuple[str, ...], how: Mapping[str, Any]) -> None:
+def check_judge(
+    judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any]
+) -> None:  # fmt: skip
     """Refuse what `judge_with` would, before anything is sampled."""
     from treegen.errors import InputError
-    from treegen.grading.rubric import load_rubric
+    from treegen.report.judged.judging import check_judges
 
     given = [name for name, value in how.items() if value is not None]
-    if not judge and given:
+    if judge:
+        check_judges(judge, **how, options=_options(asked))
+    elif given:
         raise InputError(f"{given[0]}= is of no use without judge=; give judge= too")
-    if judge and load_rubric(how["rubric"] or "correctness").pairs:
-        raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
 
 
 def judge_with(
     run: Path, judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any],
-    terminal: "Terminal",
+    models: "JudgeModels", terminal: "Terminal",
 ) -> "Judgings":  # fmt: skip
     """Judge a run that has just been drawn. asked: how its own model was loaded."""
     from treegen.report.judged import judging
 
-    # The type of one model's weights is not that of another's.
-    options = {name: asked[name] for name in ENGINE if name in asked and name not in _OWN}
     return judging.judge(
-        run, judge=judge, listener=terminal, follow=terminal.count, options=options, **how
-    )
+        run, judge=judge, listener=terminal, follow=terminal.count, options=_options(asked),
+        models=models, allow_task_code=True, **how,
+    )  # fmt: skip
+
+
+def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    # The type of one model's weights is not that of another's.
+    return {name: asked[name] for name in _SHARED if name in asked}
 
 
 def show_judged(found: "Judgings", *, quiet: bool) -> None:

@@ -1,6 +1,7 @@
 """The options that several commands share, and the settings that they stand for."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,10 +10,12 @@ import click
 from treegen.cli.typed.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
+from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.evals.judged.execution import Execution
 
+_MOST: Final = 9_999_999
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -265,26 +268,7 @@ def asked_for(params: Mapping[str, Any]) -> dict[str, Any]:
             given[name] = value
     if extra := read_arguments(given.pop("task_args", ())):
         given["extra"] = extra
-    if "stop" in given:
-        given["stop"] = tuple(_unescape(text) for text in given["stop"])
-    if "json_schema" in given:
-        given["json_schema"] = _read_schema(given["json_schema"])
-    if "thinking_end" in given:
-        given["thinking_end"] = _unescape(given["thinking_end"])
-    if "max_rows" in given:
-        given["max_rows"] = _rows(given["max_rows"])
-    if "confidence" in given:
-        words = [given["confidence"]] if given["confidence"] else []
-        given["confidence"] = read_pairs(words, "--confidence", CONFIDENCE)
-        if "warmup" in given["confidence"] and "keep" not in given["confidence"]:
-            raise InputError(
-                "--confidence warmup is of no use without keep, which ends samples; "
-                "give keep=SHARE too"
-            )
-    for name, flag in (("pass_ks", "--k"), ("maj_ks", "--maj")):
-        if name in given:
-            given[name] = counts(given[name], flag)
-    return given
+    return {name: _READERS[name](v) if name in _READERS else v for name, v in given.items()}
 
 
 def take_execution(params: dict[str, Any], *, anew: bool = False) -> "Execution | None":
@@ -336,6 +320,19 @@ def _read_schema(file: str) -> str:
         ) from None
 
 
+def _confidence(text: str) -> dict[str, Any]:
+    found = read_pairs([text], "--confidence", CONFIDENCE)
+    if "warmup" in found and "keep" not in found:
+        raise InputError(
+            "--confidence warmup is of no use without keep, which ends samples; give keep=SHARE too"
+        )
+    return found
+
+
+def _ks(text: str, flag: str) -> tuple[int, ...]:
+    return tuple(sorted(set(whole_numbers(text, flag))))
+
+
 def _rows(value: object) -> int | None:
     if isinstance(value, int):
         return value
@@ -346,8 +343,38 @@ def _rows(value: object) -> int | None:
     return int(str(value))
 
 
-def counts(text: str, flag: str) -> tuple[int, ...]:
+_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "stop": lambda texts: tuple(map(_unescape, texts)),
+    "json_schema": _read_schema,
+    "thinking_end": _unescape,
+    "max_rows": _rows,
+    "confidence": _confidence,
+    "pass_ks": partial(_ks, flag="--k"),
+    "maj_ks": partial(_ks, flag="--maj"),
+}
+
+
+def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
+    """Return whole numbers that have commas between; raise InputError for any other text."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
-        raise InputError(f"{flag} must be whole numbers with commas between, got {text!r}")
-    return tuple(sorted({int(word) for word in words}))
+    if not all(is_number(word, least) for word in words):
+        raise InputError(
+            f"{flag} must be whole numbers from {least} to {_MOST:,} with commas between, "
+            f"got {text!r}"
+        )
+    return tuple(map(int, words))
+
+
+def is_number(word: str, least: int = 1) -> bool:
+    """Return whether a word is a whole number that is neither too small nor too large."""
+    # A count of digits first, for Python reads no number of thousands of digits.
+    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
+    return is_short and least <= int(word) <= _MOST
+
+
+def engine_of(params: Mapping[str, Any]) -> EngineOptions:
+    """Return the model that the user named, and how it computes."""
+    given = asked_for(params)
+    if "model" not in given:
+        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
+    return EngineOptions(**given)

@@ -7,15 +7,12 @@ from typing import Any, Final
 from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import FOREIGN
 from treegen.errors import InputError
+from treegen.evals.arguments import TRUTHS
 from treegen.model.options import EngineOptions
 
 
 def _bool(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes"):
-        return True
-    if text.lower() in ("false", "0", "no"):
-        return False
-    raise ValueError
+    return TRUTHS[text.lower()]
 
 
 Reader = Callable[[str], Any]
@@ -75,7 +72,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
             raise InputError(f"{flag}: {what}; known: {', '.join(readers)}")
         try:
             read = readers[name](value.strip())
-        except ValueError:
+        except (KeyError, ValueError):
             raise InputError(
                 f"{flag}: {name} must be {_KINDS[readers[name]]}, got {value!r}"
             ) from None

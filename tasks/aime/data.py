@@ -1,17 +1,19 @@
 """Reading AIME problems: files with the columns of the hub's tables, or the tables themselves."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from treegen.errors import InputError
-from treegen.evals.problem import Problem, Skipped
-from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
+from treegen.evals.problem import Problem
+from treegen.tasks.common.base import Loaded
+from treegen.tasks.common.files import column, optional
+from treegen.tasks.common.problems import RowsToRead, problems_of_all
+from treegen.tasks.common.sources import HubTable, Source
 
 YEARS: Final = ("2024", "2025", "2026")
-BUNDLED: Final = "aime_sample.jsonl"
+_SOURCE: Final = Source(task="aime", bundled="aime_sample.jsonl")
 # The tables that "hf" stands for, by year, and others that hold the same problems.
 _OF_YEAR: Final = {
     "2024": HubTable("HuggingFaceH4/aime_2024", ("train",)),
@@ -29,8 +31,6 @@ _TABLES: Final = {
 # Some tables write 336^\circ for an angle of 336 degrees.
 _ANSWER: Final = re.compile(r"\$?([0-9]{1,3})(?:\.0)?(?:\s*\^\{?\\circ\}?)?\$?")
 
-Loaded = tuple[tuple[Problem, ...], tuple[Skipped, ...], str]
-
 
 def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> Loaded:
     """Return the problems of some years, the rows that cannot be used, and their source.
@@ -41,32 +41,21 @@ def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> 
         InputError: there is no such split, or a file does not tell the year that is asked for.
         DataError: the data cannot be read, or have no usable problem.
     """
-    if data == "hf":
-        problems: list[Problem] = []
-        skipped: list[Skipped] = []
-        tables = [_OF_YEAR[year] for year in years or YEARS]
-        for each, table in zip(years or YEARS, tables, strict=True):
-            found, bad = _collect(table.rows(split, "a file"), table.name, each)
-            problems += found
-            skipped += bad
-        return tuple(problems), tuple(skipped), " and ".join(table.name for table in tables)
-    year: str | None = None
-    rows: Rows
-    if data is None:
-        rows, source = bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
-    elif data in _TABLES:
-        year, table = _TABLES[data]
-        rows, source = table.rows(split, "a file"), data
-    else:
-        rows, source = file_rows(data, split)
-    found, bad = _collect(rows, source, year)
-    return _of_years(found, years, source), bad, source
+    problems, skipped, source = problems_of_all(_tables(data, split, years or YEARS))
+    return _of_years(problems, years if data != "hf" else (), source), skipped, source
 
 
-def _collect(
-    rows: Rows, source: str, year: str | None
-) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
-    return problems_of(rows, source, lambda row, line: _problem(row, line, year))
+def _tables(data: str | None, split: str | None, years: Sequence[str]) -> Iterator[RowsToRead]:
+    known = (
+        [(year, _OF_YEAR[year]) for year in years] if data == "hf" else [_TABLES.get(data or "")]
+    )
+    for each in known:
+        if each is None:
+            rows, source = _SOURCE.read(data, split)
+            yield rows, source, partial(_problem, year=None)
+        else:
+            year, table = each
+            yield table.rows(split), table.name, partial(_problem, year=year)
 
 
 def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
@@ -95,12 +84,10 @@ def _year(row: dict[str, Any], given: str | None) -> str | None:
     return None
 
 
-def _of_years(
-    problems: tuple[Problem, ...], years: Sequence[str], source: str
-) -> tuple[Problem, ...]:
+def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) -> Sequence[Problem]:
     if not years:
         return problems
-    found = tuple(problem for problem in problems if problem.metadata["year"] in years)
+    found = [problem for problem in problems if problem.metadata["year"] in years]
     if not found:
         told = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
         have = f"has those of {', '.join(told)}" if told else "does not tell the year of its rows"

@@ -10,13 +10,13 @@ The prompt is the problem and a line that asks for a boxed answer. Samples are d
 DeepSeek-R1 (2025): 64 of each problem, temperature 0.6, top-p 0.95, at most 32,768 tokens.
 """
 
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.errors import InputError
-from treegen.evals.arguments import check_arguments, words
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.arguments import words
+from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.tasks.aime.data import YEARS, load_problems
-from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
+from treegen.tasks.common.base import REASONING, Loaded
 from treegen.tasks.math.competition import Competition
 
 
@@ -24,22 +24,14 @@ class AIME(Competition):
     """AIME with 64 samples of each problem; the headline filter is math-verify's judgement."""
 
     name = "aime"
-    version = "1"
     groups = ("year",)
-    arguments: Final = {
+    arguments: ClassVar = {
         "year": "2024, 2025, 2026 or several with a comma; default: all that the data have"
     }
-    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=64, num_fewshot=0)
+    defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems of the years that are asked for.
-
-        Raises:
-            InputError: an option cannot be used.
-            DataError: the problems cannot be read.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        check_no_examples(self.name, options)
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the problems of the years that are asked for."""
         years = words(options.extra, "year")
         for year in years:
             if options.data == "hf" and year not in YEARS:
@@ -47,5 +39,4 @@ class AIME(Competition):
                     f"hf has AIME of {', '.join(YEARS)}, not of {year!r}; "
                     "give one of these, or a file"
                 )
-        problems, skipped, source = load_problems(options.data, options.split, years)
-        return chosen(problems, skipped, source, options)
+        return load_problems(options.data, options.split, years)

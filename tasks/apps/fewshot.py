@@ -1,6 +1,5 @@
 """Choosing the solved examples that stand before every APPS problem."""
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +17,7 @@ from treegen.tasks.apps.data import (
     load_split,
 )
 from treegen.tasks.apps.prompts import ask, with_tabs
+from treegen.tasks.common.fewshot import rank, same_text
 
 # Longer examples leave no room for anything else.
 _MAX_CHARS: Final = 12_000
@@ -43,11 +43,11 @@ def load_shots(
     if wanted == 0:
         return (), False
     bundled = load_bundled_shots()
-    taken = {_key(row) for row in problems}
+    taken = {same_text(row.question) for row in problems}
     if options.fewshot_file is not None:
         source = load_rows(options.fewshot_file, None)
         for number, row in enumerate(source.rows[:wanted], start=1):
-            if _key(row) in taken:
+            if same_text(row.question) in taken:
                 raise DataError(
                     f"example {number} of {source.source} is a problem of this run; remove it"
                 )
@@ -72,8 +72,12 @@ def _first(shots: Iterable[str], wanted: int) -> list[str]:
 
 
 def _drawn(source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool) -> list[Row]:
-    fit = [row for row in source.rows if bool(row.starter) == calls and _key(row) not in taken]
-    return sorted(fit, key=lambda row: _rank(seed, row))
+    fit = [
+        row
+        for row in source.rows
+        if bool(row.starter) == calls and same_text(row.question) not in taken
+    ]
+    return sorted(fit, key=lambda row: rank(seed, row.question))
 
 
 def _source(options: TaskOptions) -> LoadedRows:
@@ -105,13 +109,3 @@ def _shots(rows: Sequence[Row], form: str) -> Iterator[str]:
                 shot = asked + with_tabs(solutions[0])
                 if len(shot) <= _MAX_CHARS:
                     yield shot
-
-
-def _rank(seed: int, row: Row) -> bytes:
-    # Ranking by a hash gives the same draw on every Python, which random.sample does not promise.
-    return hashlib.sha256(f"{seed}\n{row.question}".encode()).digest()
-
-
-def _key(row: Row) -> str:
-    """Return a text that is the same for questions that differ in spacing or case only."""
-    return " ".join(row.question.split()).casefold()

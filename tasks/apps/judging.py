@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.evals.course.progress import Glance, RightSoFar, RunProgress
 from treegen.evals.judged.execution import Execution
-from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.thinking import answer_of
 from treegen.runs import Key
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
-from treegen.tasks.apps.judged import JudgedTask, ProgramCases
+from treegen.tasks.apps.judged import ProgramCases, ProgramTask
 from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.verdict_file import VerdictFile
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
@@ -53,18 +52,19 @@ class _Flight:
     future: Future[ProgramResult] | None = None
 
 
-class ProgramJudging:
+class ProgramJudging(RightSoFar):
     """The verdicts on one run's samples: those stored, and those still to come.
 
     Only one thread uses it. The judge's own threads only run programs. Equal programs for one
     problem are judged once.
     """
 
-    def __init__(self, task: "JudgedTask", run: "RunDir", execution: Execution | None) -> None:
+    def __init__(self, task: ProgramTask, run: "RunDir", execution: Execution | None) -> None:
         """Read the stored verdicts. The judge itself starts when it is needed.
 
         execution: how programs may run; None if they may not.
         """
+        super().__init__()
         self._task = task
         self._execution = execution
         self._judge: Judge | None = None
@@ -77,7 +77,6 @@ class ProgramJudging:
         self._errors: dict[Key, str] = {}
         # Finding out that a problem's reference solution fails may take its whole time limit.
         self._no_cases: dict[str, str] = {}
-        self._so_far = RightSoFar()
         self._file = VerdictFile(task, run.path, execution)
         for key, outcome in self._file.stored():
             if outcome.program is not None:
@@ -150,7 +149,7 @@ class ProgramJudging:
 
         stop: is asked again and again; when it returns true, waiting ends.
         """
-        start, started = time.monotonic(), self._so_far.num_judged
+        start, started = time.monotonic(), self.num_judged
         glance, interval = Glance(), None
         self.poll()
         while self._queued and not stop():
@@ -160,7 +159,7 @@ class ProgramJudging:
             if glance(now=not self._queued):
                 interval = self.estimate()
             yield RunProgress(
-                done=self._so_far.num_judged,
+                done=self.num_judged,
                 planned=len(self._added),
                 rows=len(self._flights),
                 pages=0,
@@ -179,18 +178,9 @@ class ProgramJudging:
         return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
 
     @property
-    def accuracy(self) -> float | None:
-        """Share of right samples; None before the first verdict."""
-        return self._so_far.accuracy
-
-    def estimate(self) -> Estimate | None:
-        """Return the accuracy as a mean over problems, with its interval."""
-        return self._so_far.estimate()
-
-    @property
     def missing(self) -> int:
         """How many of the samples added have no verdict, those with judge errors included."""
-        return len(self._added) - self._so_far.num_judged
+        return len(self._added) - self.num_judged
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were judged, as JSON holds it."""
@@ -202,7 +192,7 @@ class ProgramJudging:
             "verdicts": self._file.path.name,
             "sandbox": tiers,
             "unprotected": list(self._judge.report.missing) if self._judge else None,
-            "judged": self._so_far.num_judged,
+            "judged": self.num_judged,
             "judge_errors": len(self._errors),
             "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
         }
@@ -267,4 +257,4 @@ class ProgramJudging:
         self._count(key, outcome)
 
     def _count(self, key: Key, outcome: Outcome) -> None:
-        self._so_far.count(key[0], outcome.verdict == JudgeVerdict.ACCEPTED)
+        self.count(key[0], outcome.verdict == JudgeVerdict.ACCEPTED)

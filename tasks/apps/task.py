@@ -14,8 +14,7 @@ where the model begins another problem. Other tools also stop at "\n---" and "\n
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
@@ -24,41 +23,39 @@ from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.bundled import label_of, told_examples, told_problems
 from treegen.evals.chat import with_turns
 from treegen.evals.fitting import droppable
-from treegen.evals.judged.execution import Execution, Judging
+from treegen.evals.judged.execution import Execution
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
+from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
+from treegen.runs import RunDir
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import Row, load_rows
 from treegen.tasks.apps.fewshot import load_shots
+from treegen.tasks.apps.judged import ProgramTask
+from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, program_in
 from treegen.tasks.apps.suite import Cases
 from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.judge import Judge, Limits
 
-if TYPE_CHECKING:
-    from treegen.runs import RunDir
-
 _STARTER: Final = ("all", "with", "without")
 
 
-class APPS:
+class APPS(ProgramTask):
     """Programming problems by pass@k, in a sandbox.
 
     The filter is the name of the comparer: `strict`, or `apps-official` for published numbers.
-    Sampling needs no permission; scoring runs the programs, which the user has to allow.
     """
 
-    name: Final = "apps"
-    version: Final = "1"
-    executes_code: Final = True
-    all_tests: Final = True
-    arguments: Final = {
+    name = "apps"
+    all_tests = True
+    cases_kept = 16
+    arguments: ClassVar = {
         "difficulty": "introductory, interview or competition, several with commas between",
         "starter": "all, with or without: problems by starter code",
         "prompt": "train (default) or eval: the form of the published training or evaluation code",
@@ -77,14 +74,13 @@ class APPS:
 
     def __init__(self) -> None:
         """Take the default options until `load` says otherwise."""
-        self.filters: tuple[str, ...] = ("strict",)
+        super().__init__()
+        self.filters = ("strict",)
         self.comparer: Comparer = COMPARERS["strict"]
         self.limits = Limits()
         self.max_timeouts = 2
         self.extract = "raw"
         self._rows: dict[str, Row] = {}
-        # Samples of one problem are judged at about the same time, so few problems are cached.
-        self._known_cases = lru_cache(maxsize=16)(self._cases)
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read problems and examples. A problem is never among its own examples.
@@ -102,7 +98,7 @@ class APPS:
         self.filters = (self.comparer.name,)
         self.limits = judge_limits(extra, Limits())
         self.max_timeouts = whole_number(extra, "max_timeouts") or 2
-        self._known_cases.cache_clear()
+        self.forget_cases()
         loaded = load_rows(options.data, options.split)
         rows = _chosen(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
@@ -142,38 +138,23 @@ class APPS:
             children = [with_turns(node, [(f"{asked}{answer}", program)])]
         return Node("", children=children)
 
-    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse, because a program has to be run to be scored.
-
-        Raises:
-            InputError: always; use `judging`.
-        """
-        raise InputError("programs are scored by running them: with APPS.judging, not APPS.score")
-
-    @property
-    def judged_by(self) -> str:
-        """The name of the comparer."""
-        return self.comparer.name
-
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
         return program_in(text, self.extract)
 
-    def cases(self, problem_id: str, judge: Judge) -> Cases:
+    def read_cases(self, problem_id: str, judge: Judge) -> Cases:
         """Return the tests of a loaded problem."""
-        return self._known_cases(problem_id)
+        return self._rows[problem_id].suite.cases(self.comparer)
 
     def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
 
-    def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
+    def judging(self, run: RunDir, execution: Execution | None) -> ProgramJudging:
         """Return the verdicts on a run of the loaded task.
 
         execution: how programs may run; if None, only the stored verdicts are read.
         """
-        from treegen.tasks.apps.judging import ProgramJudging
-
         return ProgramJudging(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
@@ -181,9 +162,6 @@ class APPS:
         return report_programs(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
-
-    def _cases(self, problem_id: str) -> Cases:
-        return self._rows[problem_id].suite.cases(self.comparer)
 
     def solutions(self, problem_id: str) -> list[str]:
         """Return the reference solutions of a loaded problem."""

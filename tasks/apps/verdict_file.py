@@ -17,7 +17,7 @@ from typing import Any, Final
 from treegen.evals.judged.execution import Execution
 from treegen.runs import Key, RecordFile
 from treegen.runs.files import Lock
-from treegen.tasks.apps.judged import JudgedTask
+from treegen.tasks.apps.judged import ProgramTask
 from treegen.tasks.apps.verdicts import Outcome
 
 _VERSION: Final = 3
@@ -26,7 +26,7 @@ _VERSION: Final = 3
 class VerdictFile:
     """The verdicts of one way of judging. path: the file."""
 
-    def __init__(self, task: JudgedTask, folder: Path, execution: Execution | None) -> None:
+    def __init__(self, task: ProgramTask, folder: Path, execution: Execution | None) -> None:
         """Open the verdicts stored in a run directory, for writing if programs may run.
 
         execution: how programs may run; None if they may not.

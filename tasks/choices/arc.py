@@ -16,16 +16,14 @@ from typing import Any
 from treegen.tasks.choices.item import ChoiceItem, check, texts_of
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 
 
 def _source(task: str, part: str, bundled: str) -> Source:
     return Source(
         task=task,
         bundled=bundled,
-        hub="allenai/ai2_arc",
-        config=part,
-        splits=("test", "validation", "train"),
+        hub=HubTable("allenai/ai2_arc", ("test", "validation", "train"), (part,)),
         files={
             "test": (f"{part}-Test.jsonl",),
             "validation": (f"{part}-Dev.jsonl",),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from treegen.tasks.choices.item import ChoiceItem, check, place, texts_of
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 
 _BRACKETS: Final = re.compile(r"\[[^\]\n]*\]")
 
@@ -29,8 +29,7 @@ class HellaSwag(ChoiceTask):
     source = Source(
         task="hellaswag",
         bundled="hellaswag_sample.jsonl",
-        hub="Rowan/hellaswag",
-        splits=("validation", "train"),
+        hub=HubTable("Rowan/hellaswag", ("validation", "train")),
         files={"validation": ("hellaswag_val.jsonl",), "train": ("hellaswag_train.jsonl",)},
     )
 

@@ -15,13 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
 from treegen.tasks.choices.item import ChoiceItem, check, place
 from treegen.tasks.choices.task import ChoiceTask
-from treegen.tasks.common.files import Rows
+from treegen.tasks.common.files import Rows, read_text
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 
 
 class PIQA(ChoiceTask):
@@ -31,8 +30,7 @@ class PIQA(ChoiceTask):
     source = Source(
         task="piqa",
         bundled="piqa_sample.jsonl",
-        hub="baber/piqa",
-        splits=("validation", "train"),
+        hub=HubTable("baber/piqa", ("validation", "train")),
         files={"validation": ("valid.jsonl",)},
     )
 
@@ -55,12 +53,7 @@ class PIQA(ChoiceTask):
 
 
 def _labelled(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        labels = path.read_text("utf-8").split()
-    except OSError as error:
-        raise DataError(unreadable(path, error)) from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8; download it again") from None
+    labels = read_text(path).split()
     numbered = list(rows)
     if len(labels) != len(numbered):
         raise DataError(

@@ -17,7 +17,7 @@ from typing import Any, Final
 from treegen.tasks.choices.item import ChoiceItem, check, place
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 
 _BLANK: Final = "_"
 
@@ -30,9 +30,7 @@ class WinoGrande(ChoiceTask):
     source = Source(
         task="winogrande",
         bundled="winogrande_sample.jsonl",
-        hub="allenai/winogrande",
-        config="winogrande_xl",
-        splits=("validation", "train"),
+        hub=HubTable("allenai/winogrande", ("validation", "train"), ("winogrande_xl",)),
         files={"validation": ("dev.jsonl",), "train": ("train_xl.jsonl",)},
     )
 

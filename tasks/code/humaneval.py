@@ -22,7 +22,7 @@ from treegen.tasks.code.answers import block_that_defines, text_before
 from treegen.tasks.code.asserts import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.judge import Judge, Limits
 
 STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -51,7 +51,9 @@ class HumanEval(CodeTask):
 
     name = "humaneval"
     filters = ("tests",)
-    source = Source(task="humaneval", bundled="HumanEval.jsonl.gz", hub="openai/openai_humaneval")
+    source = Source(
+        task="humaneval", bundled="HumanEval.jsonl.gz", hub=HubTable("openai/openai_humaneval")
+    )
     arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
         "timeout": TIMEOUT.format(3),
@@ -74,11 +76,8 @@ class HumanEval(CodeTask):
         )
         if not function.entry_point.isidentifier():
             raise ValueError(f"entry_point {function.entry_point[:40]!r} is not a Python name")
-        return text_field(row, "task_id"), self.ask(function.prompt), function
-
-    def ask(self, prompt: str) -> str:
-        """Return the prompt of a problem in the task's form."""
-        return CHAT.format(prompt.strip()) if self.extract == "chat" else prompt
+        asked = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
+        return text_field(row, "task_id"), asked, function
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""

@@ -36,7 +36,7 @@ from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.judge import Judge, Limits
 
 _SYSTEM: Final = (
@@ -84,7 +84,7 @@ class LiveCodeBench(CodeTask):
 
     name = "livecodebench"
     filters = ("tests",)
-    source = Source(task="livecodebench", bundled="livecodebench_sample.jsonl", hub=_HUB)
+    source = Source(task="livecodebench", bundled="livecodebench_sample.jsonl", hub=HubTable(_HUB))
     extract = "last-fences"
     arguments: ClassVar[Mapping[str, str]] = {
         "from": "problems set on this day or later, such as 2024-08-01",

@@ -20,7 +20,7 @@ A program passes if it and its tests run to the end. `challenge_test_list` is no
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -36,7 +36,7 @@ from treegen.tasks.code.asserts import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.judge import Judge, Limits
 
 # The first and last task of each split, as the data's authors number them.
@@ -90,8 +90,7 @@ class MBPP(CodeTask):
     source = Source(
         task="mbpp",
         bundled="mbpp_sample.jsonl",
-        hub="google-research-datasets/mbpp",
-        splits=tuple(SPLITS),
+        hub=HubTable("google-research-datasets/mbpp", tuple(SPLITS)),
     )
     arguments: ClassVar[Mapping[str, str]] = {
         "form": FORM,
@@ -187,12 +186,10 @@ class MBPP(CodeTask):
 
     def _source(self, options: TaskOptions) -> Source:
         part = one_of(options.extra, "set", _SETS, _SETS[0])
-        return Source(
-            task=self.name,
-            bundled=self.source.bundled,
-            hub=self.source.hub,
-            config=part,
-            splits=self.source.splits,
+        assert self.source.hub is not None
+        return replace(
+            self.source,
+            hub=replace(self.source.hub, configs=(part,)),
             files={"test": (_FILES[part],)},
         )
 

@@ -140,7 +140,6 @@ class HumanEvalPlus(PlusBase):
     source = Source(
         task="humaneval-plus",
         bundled="humaneval_plus_sample.jsonl",
-        hub="",
         files={"test": ("HumanEvalPlus.jsonl", "HumanEvalPlus.jsonl.gz")},
     )
 
@@ -154,7 +153,6 @@ class MBPPPlus(PlusBase):
     source = Source(
         task="mbpp-plus",
         bundled="mbpp_plus_sample.jsonl",
-        hub="",
         files={"test": ("MbppPlus.jsonl", "MbppPlus.jsonl.gz")},
     )
 

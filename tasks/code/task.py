@@ -5,36 +5,30 @@ Sampling needs no permission; scoring runs the programs, which the user has to a
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import Turn
-from treegen.evals.judged.execution import Execution, Judging
+from treegen.evals.judged.execution import Execution
 from treegen.evals.problem import Problem
-from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.evals.verdict import SampleScore
+from treegen.runs import RunDir
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
-from treegen.tasks.apps.judged import ProgramCases
+from treegen.tasks.apps.judged import ProgramCases, ProgramTask
 from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.verdicts import Outcome
+from treegen.tasks.common.base import chosen, with_examples
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
-from treegen.tasks.common.tree import examples_above_problems
 from treegen.tasks.judge import Judge, Limits
-
-if TYPE_CHECKING:
-    from treegen.runs import RunDir
 
 FORMS: Final = ("completion", "chat")
 FORM: Final = (
@@ -45,39 +39,26 @@ TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by 
 MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
-class CodeTask(ABC):
-    """Programs by pass@k, in a sandbox. A task of this kind says how rows become prompts and tests.
+class CodeTask(ProgramTask):
+    """Programs by pass@k. A task of this kind says how rows become prompts and tests.
 
     Its problems' records are what `record` makes of their rows.
     """
 
-    name: ClassVar[str]
-    version: ClassVar[str] = "1"
     source: ClassVar[Source]
-    arguments: ClassVar[Mapping[str, str]]
     given_limits: ClassVar[Limits]
-    filters: tuple[str, ...]
-    executes_code: Final = True
-    max_timeouts: Final = 1
-    all_tests: Final = False
     extract = FORMS[0]
 
     def __init__(self) -> None:
         """Take the default options until `load` says otherwise."""
+        super().__init__()
         self.limits = self.given_limits
         self.records: dict[str, Any] = {}
-        # Samples of one problem are judged at about the same time, so few problems are cached.
-        self.cases = lru_cache(maxsize=64)(self._cases)
 
     @property
     @abstractmethod
     def defaults(self) -> TaskDefaults:
         """How the task is sampled in its form."""
-
-    @property
-    def judged_by(self) -> str:
-        """The name of the rule, which is that of the headline's filter."""
-        return self.filters[0]
 
     def configure(self, arguments: Mapping[str, str]) -> None:
         """Take the form that is asked for."""
@@ -93,10 +74,6 @@ class CodeTask(ABC):
         """
 
     @abstractmethod
-    def program(self, problem_id: str, text: str) -> str | None:
-        """Return the program in a sample; None if there is none."""
-
-    @abstractmethod
     def make_cases(self, record: Any, judge: Judge) -> ProgramCases:
         """Return the tests of a record."""
 
@@ -110,8 +87,7 @@ class CodeTask(ABC):
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
         """Return the solved examples, each as what is asked and what follows it."""
-        if options.num_fewshot or options.fewshot_file or options.fewshot_data:
-            raise InputError(f"{self.name} is asked without examples; leave num_fewshot out")
+        self.check_no_examples(options)
         return ()
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -124,7 +100,7 @@ class CodeTask(ABC):
         check_arguments(self.name, options.extra, self.arguments)
         self.configure(options.extra)
         self.limits = judge_limits(options.extra, self.given_limits)
-        self.cases.cache_clear()
+        self.forget_cases()
         rows, source = self.rows(options)
         records: dict[str, Any] = {}
 
@@ -135,24 +111,14 @@ class CodeTask(ABC):
             # The tests themselves may be megabytes. Their digest is enough to notice a change.
             return Problem(id, prompt, f"tests {_digest(row)}", metadata)
 
-        made, skipped = problems_of(rows, source, make)
-        problems = select(made, options)
-        self.records = {problem.id: records[problem.id] for problem in problems}
-        turns = self.examples(options, problems)
-        return TaskData(
-            problems=problems,
-            source=source,
-            fewshot="".join(f"{asked}{answer}\n\n" for asked, answer in turns),
-            num_fewshot=len(turns),
-            skipped=skipped,
-            turns=turns,
-            label=", ".join(filter(None, [self.label(options), self._chat])),
-            notes=(self.told(options, source, len(problems)),),
+        data = chosen(*problems_of(rows, source, make), source, options)
+        self.records = {problem.id: records[problem.id] for problem in data.problems}
+        chat = "chat form" if self.extract == FORMS[1] else ""
+        return replace(
+            with_examples(data, self.examples(options, data.problems), gap=""),
+            label=", ".join(filter(None, [self.label(options), chat])),
+            notes=(self.told(options, source, len(data.problems)),),
         )
-
-    @property
-    def _chat(self) -> str:
-        return "chat form" if self.extract == FORMS[1] else ""
 
     def label(self, options: TaskOptions) -> str:
         """Return what tells these problems from others of the task's name, for tables."""
@@ -162,28 +128,16 @@ class CodeTask(ABC):
         """Return one line that says where the problems are from."""
         return told_problems(options.data, source, num)
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples."""
-        return examples_above_problems(data, num_samples, lambda problem: problem.question)
+    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+        """Return the verdict on a program by filter."""
+        return {self.filters[0]: whole(outcome)}
 
-    def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse, because a program has to be run to be scored.
-
-        Raises:
-            InputError: always; use `judging`.
-        """
-        raise InputError(f"programs are scored by running them: with judging of {self.name}")
-
-    def judging(self, run: "RunDir", execution: Execution | None) -> Judging:
+    def judging(self, run: RunDir, execution: Execution | None) -> ProgramJudging:
         """Return the verdicts on a run of the loaded task.
 
         execution: how programs may run; if None, only the stored verdicts are read.
         """
         return ProgramJudging(self, run, execution)
-
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
-        """Return the verdict on a program by filter."""
-        return {self.filters[0]: whole(outcome)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
@@ -198,7 +152,8 @@ class CodeTask(ABC):
             by_test=False,
         )
 
-    def _cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+    def read_cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+        """Return the tests of a loaded problem."""
         return self.make_cases(self.records[problem_id], judge)
 
 

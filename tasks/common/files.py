@@ -30,7 +30,7 @@ def read_any(path: Path) -> Rows:
         DataError: the file cannot be read, or has another form.
     """
     if path.suffix == ".csv":
-        return _csv_rows(path)
+        return csv_rows(path)
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     try:
@@ -75,7 +75,8 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8; save it as UTF-8") from None
 
 
-def _csv_rows(path: Path) -> Rows:
+def csv_rows(path: Path) -> Rows:
+    """Return the rows of a CSV file with a header."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     start = 2
     try:

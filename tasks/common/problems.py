@@ -1,27 +1,11 @@
-"""From rows of JSON Lines to problems: what a file's path is, what ids are, and which rows fail."""
+"""From rows of data to problems: what ids are, and which rows fail."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError
 from treegen.evals.problem import Problem, Skipped
 from treegen.tasks.common.jsonl import text_field
-
-
-def split_file(data: str, split: str | None) -> Path:
-    """Return a file as it is, or the one of a split, by default test, in a directory.
-
-    Raises:
-        InputError: a split of what is no directory.
-    """
-    path = Path(data)
-    if path.is_dir():
-        return path / f"{split or 'test'}.jsonl"
-    if split is not None:
-        raise InputError(f"split {split!r} needs a directory, not {data!r}; leave split= out")
-    return path
-
 
 TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
 
@@ -40,6 +24,27 @@ def row_id(row: dict[str, Any], line: int, task: str) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise ValueError("id must be text or a whole number")
     return text_field({"id": str(given)}, "id")
+
+
+RowsToRead = tuple[
+    Iterable[tuple[int, dict[str, Any]]], str, Callable[[dict[str, Any], int], Problem]
+]
+"""Numbered rows, what to call them, and what makes a problem of one; see `problems_of`."""
+
+
+def problems_of_all(
+    tables: Iterable[RowsToRead],
+) -> tuple[list[Problem], tuple[Skipped, ...], str]:
+    """Return the problems of several tables, their rows that are none, and their names."""
+    problems: list[Problem] = []
+    skipped: list[Skipped] = []
+    sources = []
+    for rows, source, make in tables:
+        found, bad = problems_of(rows, source, make)
+        problems += found
+        skipped += bad
+        sources.append(source)
+    return problems, tuple(skipped), " and ".join(sources)
 
 
 def problems_of(

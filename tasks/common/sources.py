@@ -17,16 +17,16 @@ class HubTable:
 
     splits: the splits that it has; the first is the one to ask.
     configs: the names of its parts, all of which are read; empty if it has none.
+    instead: what a user without the hub may give, for messages.
     """
 
     name: str
-    splits: tuple[str, ...]
+    splits: tuple[str, ...] = ("test",)
     configs: tuple[str, ...] = ()
+    instead: str = "a data file"
 
-    def rows(self, split: str | None, instead: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    def rows(self, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the rows of a split, numbered from 1 over all parts.
-
-        instead: what a user without the hub may give, for messages.
 
         Raises:
             InputError: there is no such split.
@@ -36,7 +36,7 @@ class HubTable:
         for config in self.configs or (None,):
             named = {} if config is None else {"name": config}
             wanted = split or self.splits[0]
-            table = load_table(self.name, wanted, splits=self.splits, instead=instead, **named)
+            table = load_table(self.name, wanted, splits=self.splits, instead=self.instead, **named)
             for row in undecoded(table):
                 number += 1
                 yield number, dict(row)
@@ -48,17 +48,13 @@ class Source:
 
     task: the task's name, for messages.
     bundled: the file of the task's own problems that comes with treegen.
-    hub: the name of the data set on the hub; empty if there is none.
-    config: which of its parts, if it has parts.
-    splits: the splits that it has on the hub; the first is the default.
+    hub: the data set on the hub, whose first split is the default; None if there is none.
     files: by split, the names that the published files have in a folder. See `file_rows`.
     """
 
     task: str
     bundled: str
-    hub: str
-    config: str | None = None
-    splits: Sequence[str] = ("test",)
+    hub: HubTable | None = None
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def read(self, data: str | None, split: str | None) -> tuple[Rows, str]:
@@ -68,20 +64,21 @@ class Source:
             InputError: a split is named where there are none, or one that the hub does not have.
             DataError: the data cannot be read.
         """
+        default = self.hub.splits[0] if self.hub else "test"
         if data is None:
-            if split not in (None, self.splits[0]):
-                raise DataError(f"the bundled problems have no split {split!r}; give a data file")
-            return bundled_rows(self.bundled), f"bundled {self.bundled}"
-        if self.on_hub(data):
-            configs = () if self.config is None else (self.config,)
-            table = HubTable(self.hub, tuple(self.splits), configs)
-            rows = table.rows(split, "a data file")
-            return rows, f"{self.hub} {split or self.splits[0]}"
-        return file_rows(data, split, self.splits[0], self.files)
+            rows = bundled_rows(self.bundled, None if split == default else split)
+            return rows, f"bundled {self.bundled}"
+        if self.hub is not None and self.on_hub(data):
+            return self.hub.rows(split), f"{self.hub.name} {split or default}"
+        return self.from_files(data, split, default)
+
+    def from_files(self, data: str, split: str | None, default: str) -> tuple[Rows, str]:
+        """Return the rows of a file or a folder, and its path; raises as `file_rows` does."""
+        return file_rows(data, split, default, self.files)
 
     def on_hub(self, data: str | None) -> bool:
         """Return whether `data` stands for the data set on the hub."""
-        return bool(self.hub) and data in ("hf", self.hub)
+        return self.hub is not None and data in ("hf", self.hub.name)
 
     def train(self, data: str | None) -> tuple[Rows, str]:
         """Return the rows of the train split that goes with `data`, and where they are from.
@@ -95,7 +92,7 @@ class Source:
             return self.read(data, "train")
         path = Path(data)
         folder = path if path.is_dir() else path.parent
-        return file_rows(str(folder), "train", names=self.files)
+        return self.from_files(str(folder), "train", "train")
 
 
 def bundled_rows(name: str, split: str | None = None) -> Rows:

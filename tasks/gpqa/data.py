@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import InputError
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
+from treegen.tasks.common.base import Loaded
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
@@ -33,7 +34,7 @@ D) {D}"""
 
 def load_problems(
     data: str | None, split: str | None, subset: str | None, shuffle: str, seed: int
-) -> tuple[tuple[Problem, ...], tuple[Skipped, ...], str]:
+) -> Loaded:
     """Return the problems, the rows that cannot be used, and their source.
 
     shuffle: the order of choices. "hash" is that of hashes of the seed, the question and the
@@ -75,8 +76,8 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
         return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
     name = f"gpqa_{subset or SUBSETS[0]}"
     if data in ("hf", _HUB):
-        table = HubTable(_HUB, ("train",), (name,))
-        return table.rows(split, "a file; the hub asks to accept its terms first"), f"{_HUB} {name}"
+        instead = "a file; the hub asks to accept its terms first"
+        return HubTable(_HUB, ("train",), (name,), instead).rows(split), f"{_HUB} {name}"
     path = Path(data)
     if path.is_dir() and split is None and (path / f"{name}.csv").exists():
         return file_rows(str(path / f"{name}.csv"), None)

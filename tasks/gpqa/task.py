@@ -12,64 +12,48 @@ DeepSeek-R1 (2025).
 """
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
-from treegen.evals.arguments import check_arguments, one_of
+from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.plain import ChoiceAnswer
-from treegen.tasks.common.reasoning import SAMPLING, by_metadata, check_no_examples, chosen
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.base import REASONING, Loaded, TextTask
 from treegen.tasks.gpqa.data import SHUFFLES, SUBSETS, load_problems
 
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 
 
-class GPQA:
+class GPQA(TextTask):
     """GPQA by generated letters.
 
     The filter `simple-evals` reads the first "Answer: X", of which a small letter is wrong, as
     published. `letter` reads the letter that the text settles on.
     """
 
-    name: Final = "gpqa"
-    version: Final = "1"
-    filters: Final = ("simple-evals", "letter")
-    arguments: Final = {
+    name = "gpqa"
+    filters = ("simple-evals", "letter")
+    groups = ("domain",)
+    arguments: ClassVar = {
         "subset": "diamond, main or extended, of hf or a folder of files; default: diamond",
         "shuffle": "order of the choices: hash (of the seed and the texts, the default) or "
         "simple-evals (as its script draws it)",
     }
-    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=4, num_fewshot=0)
+    defaults: Final = TaskDefaults(sampling=REASONING, num_samples=4, num_fewshot=0)
     _letter: Final = ChoiceAnswer()
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions and put their choices in order.
-
-        Raises:
-            InputError: an option cannot be used.
-            DataError: the questions cannot be read.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        check_no_examples(self.name, options)
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the questions, with their choices in order."""
         subset = one_of(options.extra, "subset", SUBSETS, SUBSETS[0])
         shuffle = one_of(options.extra, "shuffle", SHUFFLES, SHUFFLES[0])
-        problems, skipped, source = load_problems(
+        return load_problems(
             options.data,
             options.split,
             subset if "subset" in options.extra else None,
             shuffle,
             options.seed,
         )
-        return chosen(problems, skipped, source, options)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return problems -> samples."""
-        return examples_above_problems(data, num_samples, lambda p: p.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""
@@ -80,10 +64,3 @@ class GPQA:
             else Verdict(None, False),
             "letter": self._letter.verdict(text, [problem.answer]),
         }
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, maj@k, and accuracy by domain."""
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
-        return by_metadata(report, scores, options, "domain")

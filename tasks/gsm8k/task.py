@@ -20,18 +20,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.arguments import check_arguments, one_of
-from treegen.evals.bundled import label_of, own_examples, told_examples, told_problems
 from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults
-from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
 from treegen.tasks.common.answers import (
     canonical_number,
     exact_match_form,
@@ -39,11 +36,17 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
+from treegen.tasks.common.base import TextTask, chosen, with_own_examples, with_table
+from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.tree import examples_above_problems
-from treegen.tasks.gsm8k.by_steps import by_steps
-from treegen.tasks.gsm8k.data import SOURCE, read_problem
-from treegen.tasks.gsm8k.fewshot import load_examples
+from treegen.tasks.gsm8k.data import (
+    EXAMPLES,
+    SOURCE,
+    num_steps,
+    read_drawn,
+    read_example,
+    read_problem,
+)
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
 _STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
@@ -52,17 +55,16 @@ _SEARCH_STOPS: Final = _STOPS["self-consistency"]
 _SAMPLING: Final = SamplingParams(temperature=0.7, max_tokens=256)
 
 
-class GSM8K:
+class GSM8K(TextTask):
     """Grade-school math with chain-of-thought examples and majority voting.
 
     Three filters read the same texts. `numeric`, the headline, compares numbers. `strict-match`
     and `flexible-extract` are lm-eval's, string for string, for comparing with published results.
     """
 
-    name: Final = "gsm8k"
-    version: Final = "1"
-    filters: Final = ("numeric", "strict-match", "flexible-extract")
-    arguments: Final = {
+    name = "gsm8k"
+    filters = ("numeric", "strict-match", "flexible-extract")
+    arguments: ClassVar = {
         "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
         "also stops at a blank line"
     }
@@ -99,27 +101,17 @@ class GSM8K:
         """
         check_arguments(self.name, options.extra, self.arguments)
         rows, source = SOURCE.read(options.data, options.split)
-        made, skipped = problems_of(rows, source, read_problem)
-        problems = select(made, options)
-        examples = load_examples(options, problems, self.defaults.num_fewshot)
-        turns = tuple((_ask(example.question), example.target) for example in examples)
-        return TaskData(
-            problems=problems,
-            source=source,
-            fewshot="".join(f"{asked} {answered}\n\n" for asked, answered in turns),
-            num_fewshot=len(examples),
-            skipped=skipped,
-            turns=turns,
-            label=label_of(options.data, own_examples=own_examples(options, len(examples))),
-            notes=(
-                told_problems(options.data, source, len(problems)),
-                told_examples(options, len(examples)),
-            ),
+        data = chosen(*problems_of(rows, source, read_problem), source, options)
+        make = read_example if options.fewshot_data is None else read_drawn
+        shown = pick_turns(
+            options, data.problems, self.defaults.num_fewshot, make, SOURCE.train, bundled=EXAMPLES
         )
+        turns = [(_ask(question), target) for question, target in shown]
+        return with_own_examples(data, turns, options)
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples: two levels that samples share."""
-        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
+    def ask(self, problem: Problem) -> str:
+        """Return the question, up to where its answer begins."""
+        return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter. The text ends where a stop string began."""
@@ -131,11 +123,11 @@ class GSM8K:
         )
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy (also by steps), pass@k, maj@k, and unreadable and cut-off samples."""
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
-        return by_steps(report, scores, options)
+        """Return accuracy, also by steps of the reference solution, pass@k and maj@k."""
+        title = "accuracy by steps of the reference solution"
+        report = self.overall(scores, options)
+        group_of = {problem.id: num_steps(problem) for problem in options.problems}
+        return with_table(report, scores, title, "Steps", group_of)
 
     # Search
 

@@ -15,23 +15,21 @@ by the answer without its first or last line and without stars.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, install
-from treegen.evals.arguments import check_arguments, one_of
-from treegen.evals.bundled import label_of, told_problems
+from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
-from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.tasks.common.base import Loaded, TextTask
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.ifeval import language, sentences
 from treegen.tasks.ifeval.arguments import Check
 from treegen.tasks.ifeval.instructions import (
@@ -46,21 +44,19 @@ from treegen.tasks.ifeval.report import FollowedVerdict, by_instruction
 _LONGEST: Final = 1_000_000
 
 
-class IFEval:
+class IFEval(TextTask):
     """Instructions that can be checked, over prompts and over instructions."""
 
-    name: Final = "ifeval"
-    version: Final = "1"
-    filters: Final = ("strict", "loose")
-    arguments: Final = {
+    name = "ifeval"
+    filters = ("strict", "loose")
+    arguments: ClassVar = {
         "sentences": "punkt (default): sentences by nltk, as published, which needs its data; or "
         "rule: by a rule of our own",
     }
     source: Final = Source(
         task="ifeval",
         bundled="ifeval_sample.jsonl",
-        hub="google/IFEval",
-        splits=("train",),
+        hub=HubTable("google/IFEval", ("train",)),
         files={"train": ("input_data.jsonl",)},
     )
     defaults: Final = TaskDefaults(
@@ -79,28 +75,18 @@ class IFEval:
             InputError: an option cannot be used, or what some instructions need is not installed.
             DataError: the data cannot be read, or have no usable prompt.
         """
-        check_arguments(self.name, options.extra, self.arguments)
-        if options.num_fewshot or options.fewshot_file or options.fewshot_data:
-            raise InputError("ifeval is asked without examples; leave num_fewshot out")
+        data = super().load(options)
+        self._check_needs(data.problems)
+        by_rule = "sentences by rule" if self._way == sentences.RULE else ""
+        return replace(data, label=", ".join(filter(None, [data.label, by_rule])))
+
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return all prompts of the data."""
         ways = (sentences.PUNKT, sentences.RULE)
         self._way = one_of(options.extra, "sentences", ways, sentences.PUNKT)
         self._checks.cache_clear()
         rows, source = self.source.read(options.data, options.split)
-        made, skipped = problems_of(rows, source, self._problem, noun="prompt")
-        problems = select(made, options)
-        self._check_needs(problems)
-        by_rule = "sentences by rule" if self._way == sentences.RULE else ""
-        return TaskData(
-            problems=problems,
-            source=source,
-            skipped=skipped,
-            label=", ".join(filter(None, [label_of(options.data), by_rule])),
-            notes=(told_problems(options.data, source, len(problems)),),
-        )
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return prompts -> samples."""
-        return examples_above_problems(data, num_samples, lambda problem: problem.question)
+        return *problems_of(rows, source, self._problem, noun="prompt"), source
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return which instructions an answer follows, by the strict and by the loose rule."""
@@ -117,10 +103,7 @@ class IFEval:
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the accuracy over prompts and over instructions, also by kind."""
-        overall = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
-        return by_instruction(overall, scores, options)
+        return by_instruction(self.overall(scores, options), scores, options)
 
     def _problem(self, row: dict[str, Any], line: int) -> Problem:
         kinds, given = row.get("instruction_id_list"), row.get("kwargs")

@@ -1,27 +1,26 @@
 """The problems of an imported log. Its samples have the verdicts that the log has."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.evals.verdict import Verdict
+from treegen.tasks.common.base import TextTask
 from treegen.tasks.common.jsonl import read_rows
 from treegen.tasks.common.problems import problems_of
 
 
-class Imported:
+class Imported(TextTask):
     """What `treegen import` makes a run of; its name, version and filters are those of the log."""
 
-    arguments: Final = {
+    arguments: ClassVar = {
         "name": "the task's name in the log; default: imported",
         "version": "its version in the log; default: 0",
         "filters": "the names of the log's scores, as a JSON list; default: one, score",
@@ -76,12 +75,6 @@ class Imported:
             problems=select(problems, options), source=str(path), num_fewshot=self._num_fewshot
         )
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the questions, which is all that is known of the prompts."""
-        return Node("", children=[
-            Node(problem.question, id=problem.id, samples=num_samples) for problem in data.problems
-        ])  # fmt: skip
-
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Refuse: only the tool that wrote the log can judge a new text.
 
@@ -90,12 +83,6 @@ class Imported:
         """
         raise InputError(
             "samples of an imported run have the verdicts of their log; others cannot be judged"
-        )
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k and maj@k by the scores of the log."""
-        return summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
         )
 
 

@@ -11,11 +11,10 @@ such rows, stand before every problem. Each is its prompt, a space, its "target"
 it has no target) and a blank line.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
@@ -25,10 +24,8 @@ from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.answers.plain import (
     ChoiceAnswer,
@@ -38,10 +35,11 @@ from treegen.tasks.answers.plain import (
     PlainAnswer,
     TextAnswer,
 )
+from treegen.tasks.common.base import TextTask
+from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.images import RowImages
-from treegen.tasks.common.jsonl import read_rows
-from treegen.tasks.common.problems import problems_of, split_file
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import Source
 from treegen.tasks.jsonl.chats import chat_of, chat_text
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
 
@@ -49,11 +47,10 @@ ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
 # The names that answer types had when they were called metrics.
 METRICS: Final = {"exact": "text", "contains": "contains", "numeric": "number", "regex": "regex"}
 _TEMPLATE: Final = "Q: {question}\nA:"
+_SOURCE: Final = Source(task="jsonl", bundled="")
 
-Numbered = Iterable[tuple[int, dict[str, Any]]]
 
-
-class QuestionAnswer:
+class QuestionAnswer(TextTask):
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
     The answer type says how a text is read and compared. "text" compares the whole text.
@@ -63,10 +60,9 @@ class QuestionAnswer:
     Case does not count if `ignore_case` is set.
     """
 
-    name: Final = "jsonl"
-    version: Final = "1"
-    filters: Final = ("answer",)
-    arguments: Final = {
+    name = "jsonl"
+    filters = ("answer",)
+    arguments: ClassVar = {
         "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",
         "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
         "metric": "the same by older names: exact, contains, numeric or regex; no default",
@@ -110,9 +106,8 @@ class QuestionAnswer:
             raise InputError("jsonl has no problems of its own; give --data a JSONL file")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
-        assert options.data is not None
-        path = split_file(options.data, options.split)
-        rows = list(read_rows(path))
+        found, source = _SOURCE.read(options.data, options.split)
+        rows = list(found)
         answer_field = options.extra.get("answer_field", "answer")
         group_field = options.extra.get("group_field")
         image_field = options.extra.get("image_field")
@@ -121,39 +116,29 @@ class QuestionAnswer:
         named = [answer_field, *(field for field in fields if field)]
         _check_together(options)
         asked_by = () if messages_field else template.fields
-        _check_fields([*asked_by, *named], rows, str(path))
+        _check_fields([*asked_by, *named], rows, source)
         if not isinstance(self._answer, ChoiceAnswer):
-            _check_free(rows, str(path))
-        images = RowImages(options, path.parent)
+            _check_free(rows, source)
+        images = RowImages(options, Path(source).parent)
         loaded, skipped = problems_of(
             rows,
-            str(path),
+            source,
             lambda row, line: self._problem(row, line, template, options.extra, images),
         )
         problems = select(loaded, options)
         turns = _examples(options, template, answer_field, problems)
         return TaskData(
             problems=problems,
-            source=str(path),
+            source=source,
             fewshot="".join(f"{asked}{_gap(asked)}{answered}\n\n" for asked, answered in turns),
             num_fewshot=len(turns),
             skipped=skipped,
-            turns=turns,
+            turns=tuple(turns),
         )
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples."""
-        return examples_above_problems(data, num_samples, lambda p: p.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether what a text gives as its answer is one of the right ones."""
         return {"answer": self._answer.verdict(text, json.loads(problem.answer))}
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
-        return summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
 
     def _choose(self, extra: Mapping[str, str]) -> None:
         kind, told = _kind(extra)
@@ -277,58 +262,18 @@ def _id(row: Mapping[str, Any], line: int, name: str | None) -> str:
 
 def _examples(
     options: TaskOptions, template: Template, answer_field: str, problems: Sequence[Problem]
-) -> tuple[Turn, ...]:
+) -> list[Turn]:
     if options.fewshot_file is None and options.fewshot_data is None:
         if options.num_fewshot:
             raise InputError("num_fewshot needs examples; give --fewshot-file or --fewshot-data")
-        return ()
-    if options.num_fewshot == 0:
-        return ()
-    taken = {_key(problem.question): problem.id for problem in problems}
-    draw = options.fewshot_file is None
-    path = Path(options.fewshot_file or options.fewshot_data or "")
-    if options.fewshot_data == "train" and options.data is not None:
-        data = Path(options.data)
-        path = (data if data.is_dir() else data.parent) / "train.jsonl"
-    found = list(_rendered(read_rows(path), str(path), template, answer_field))
-    if draw:
-        # Ranking by a hash gives the same draw on every Python, as random.sample does not promise.
-        found = [pair for pair in found if _key(pair[0]) not in taken]
-        found.sort(key=lambda pair: hashlib.sha256(f"{options.seed}\n{pair[0]}".encode()).digest())
-    wanted = options.num_fewshot or len(found)
-    if wanted > len(found):
-        raise InputError(
-            f"num_fewshot is {wanted} but {path} has {len(found)} examples to show; "
-            "lower it or give more"
-        )
-    if draw and options.num_fewshot is None:
-        raise InputError("fewshot_data needs num_fewshot: how many examples to draw")
-    for number, (prompt, _) in enumerate(found[:wanted], start=1):
-        if _key(prompt) in taken:
-            raise DataError(
-                f"example {number} of {path} is problem {taken[_key(prompt)]!r} itself; "
-                "remove it from one of the two files"
-            )
-    return tuple(found[:wanted])
+        return []
 
+    def make(row: dict[str, Any]) -> Turn:
+        target = field_text(row, "target") if "target" in row else _answers(row, answer_field)[0]
+        return template.fill(row), target
 
-def _rendered(
-    rows: Numbered, source: str, template: Template, answer_field: str
-) -> Iterator[tuple[str, str]]:
-    for line, row in rows:
-        try:
-            target = (
-                field_text(row, "target") if "target" in row else _answers(row, answer_field)[0]
-            )
-            yield template.fill(row), target
-        except ValueError as error:
-            raise DataError(f"{source}, line {line}: {error}; mend or remove the line") from None
+    return pick_turns(options, problems, None, make, _SOURCE.train)
 
 
 def _gap(prompt: str) -> str:
     return "" if prompt[-1:].isspace() else " "
-
-
-def _key(prompt: str) -> str:
-    """Return a text that is the same for prompts that differ in spacing or case only."""
-    return " ".join(prompt.split()).casefold()

@@ -3,16 +3,14 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
 from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
+from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import boxed
 
 _SUBJECTS: Final = (
@@ -24,43 +22,25 @@ _SUBJECTS: Final = (
     "prealgebra",
     "precalculus",
 )
-MATH: Final = HubTable("EleutherAI/hendrycks_math", ("test", "train"), _SUBJECTS)
-MATH_500: Final = HubTable("HuggingFaceH4/MATH-500", ("test",))
-BUNDLED: Final = "math_sample.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedProblems:
-    """All usable problems of a source, and the rows that cannot be used."""
+class MathSource(Source):
+    """Where the rows are from; files may be the authors' folders too."""
 
-    problems: tuple[Problem, ...]
-    skipped: tuple[Skipped, ...]
-    source: str
-
-
-def load_problems(data: str | None, split: str | None, table: HubTable) -> LoadedProblems:
-    """Read every problem of a data set.
-
-    data: None for the bundled problems, "hf" or the table's name for the hub, or a path.
-
-    Raises:
-        DataError: the data cannot be read, or have no usable problem.
-        InputError: there is no such split.
-    """
-    rows, source = math_rows(data, split, table)
-    return LoadedProblems(*problems_of(rows, source, _problem), source)
+    def from_files(self, data: str, split: str | None, default: str) -> tuple[Rows, str]:
+        """Return the rows of a folder of subjects, or of a file; and the path."""
+        folder = Path(data) / (split or default)
+        if folder.is_dir():
+            return _folder_rows(folder), str(folder)
+        return super().from_files(data, split, default)
 
 
-def math_rows(data: str | None, split: str | None, table: HubTable) -> tuple[Rows, str]:
-    """Return numbered rows, and what to call their source."""
-    if data is None:
-        return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
-    if data in ("hf", table.name):
-        return table.rows(split, "a file"), f"{table.name} {split or table.splits[0]}"
-    folder = Path(data) / (split or "test")
-    if folder.is_dir():
-        return _folder_rows(folder), str(folder)
-    return file_rows(data, split)
+_BUNDLED: Final = "math_sample.jsonl"
+_HUB: Final = HubTable("EleutherAI/hendrycks_math", ("test", "train"), _SUBJECTS)
+MATH: Final = MathSource(task="math", bundled=_BUNDLED, hub=_HUB)
+MATH_500: Final = MathSource(
+    task="math500", bundled=_BUNDLED, hub=HubTable("HuggingFaceH4/MATH-500")
+)
 
 
 def final_answer(row: dict[str, Any]) -> str:
@@ -77,7 +57,8 @@ def final_answer(row: dict[str, Any]) -> str:
     return found
 
 
-def _problem(row: dict[str, Any], line: int) -> Problem:
+def read_problem(row: dict[str, Any], line: int) -> Problem:
+    """Return the problem of a row; raise ValueError, with the reason, if there is none."""
     level = re.search(r"[1-5]", optional(row, ("level",)) or "")
     subject = optional(row, ("subject", "type")) or ""
     problem_id = optional(row, ("unique_id", "id"))

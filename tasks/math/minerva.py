@@ -1,5 +1,8 @@
 """Minerva's rule for MATH: the sentence that ends a solution, and the form of its answer.
 
+The four bundled examples were written for treegen. Minerva's own are in its paper's appendix D.2;
+lm-eval has them too. Give them as a few-shot file, one {"problem": ..., "solution": ...} a line.
+
 Lewkowycz et al. (2022), Solving Quantitative Reasoning Problems with Language Models, appendices
 D.1 and G, in the form that lm-eval's minerva_math has given them. The form is a text. lm-eval asks
 sympy then whether two forms are equal; here math-verify is asked.
@@ -7,11 +10,14 @@ sympy then whether two forms are equal; here math-verify is asked.
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from treegen.evals.chat import Turn
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.answers.maths import MathAnswer
+from treegen.tasks.common.files import column
+from treegen.tasks.math.data import final_answer
 
 SENTENCE: Final = "Final Answer: The final answer is ${answer}$. I hope it is correct."
 
@@ -41,6 +47,18 @@ def minerva_answer(text: str) -> str | None:
         if at >= 0 and (end := _END.search(line, at + len(_BEGIN))):
             return line[at + len(_BEGIN) : end.start()].strip()
     return None
+
+
+def read_example(row: dict[str, Any]) -> Turn:
+    """Return a problem and its solution, which ends with the sentence.
+
+    Raises:
+        ValueError: the row has none, for the reason given.
+    """
+    problem, solution = column(row, ("problem", "question")), column(row, ("solution",)).strip()
+    if minerva_answer(solution) is None or not solution.endswith("correct."):
+        solution = f"{solution}\n{SENTENCE.format(answer=final_answer(row))}"
+    return problem, solution
 
 
 def minerva_form(answer: str) -> str:

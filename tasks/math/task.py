@@ -17,23 +17,20 @@ examples and one solution:
 `math500` has no examples and asks for a boxed answer, as DeepSeek-R1 and Qwen are evaluated.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.answers import AnswerType
 from treegen.evals.arguments import check_arguments
-from treegen.evals.bundled import label_of, own_examples, told_examples
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.prompts.tree import Node
-from treegen.tasks.common.reasoning import SAMPLING, check_no_examples, chosen
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.base import REASONING, Loaded, chosen, with_own_examples
+from treegen.tasks.common.fewshot import pick_turns
+from treegen.tasks.common.problems import problems_of
 from treegen.tasks.math.competition import Competition
-from treegen.tasks.math.data import MATH, MATH_500, load_problems
-from treegen.tasks.math.fewshot import load_examples
-from treegen.tasks.math.minerva import MinervaAnswer
+from treegen.tasks.math.data import MATH, MATH_500, read_problem
+from treegen.tasks.math.minerva import MinervaAnswer, read_example
 
 
 class Math(Competition):
@@ -44,7 +41,6 @@ class Math(Competition):
     """
 
     name = "math"
-    version = "1"
     filters = ("math-verify", "minerva", "hendrycks")
     groups = ("subject", "level")
     defaults: Final = TaskDefaults(
@@ -71,23 +67,18 @@ class Math(Competition):
             DataError: problems or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, ())
-        loaded = load_problems(options.data, options.split, MATH)
-        data = chosen(loaded.problems, loaded.skipped, loaded.source, options)
-        asked = {problem.question for problem in data.problems}
-        shown = load_examples(options, asked, self.defaults.num_fewshot)
-        turns = tuple((_ask(problem), solution) for problem, solution in shown)
-        return replace(
-            data,
-            fewshot="".join(f"{question} {answer}\n\n" for question, answer in turns),
-            num_fewshot=len(turns),
-            turns=turns,
-            label=label_of(options.data, own_examples=own_examples(options, len(turns))),
-            notes=(*data.notes, told_examples(options, len(turns))),
-        )
+        rows, source = MATH.read(options.data, options.split)
+        data = chosen(*problems_of(rows, source, read_problem), source, options)
+        shown = pick_turns(
+            options, data.problems, self.defaults.num_fewshot, read_example, MATH.train,
+            bundled="math_fewshot.jsonl",
+        )  # fmt: skip
+        turns = [(_ask(problem), solution) for problem, solution in shown]
+        return with_own_examples(data, turns, options)
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples: two levels that samples share."""
-        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
+    def ask(self, problem: Problem) -> str:
+        """Return the problem, up to where its solution begins."""
+        return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""
@@ -101,21 +92,13 @@ class Math500(Competition):
     """MATH-500 in the form in which reasoning models are evaluated: no examples, a boxed answer."""
 
     name = "math500"
-    version = "1"
     groups = ("subject", "level")
-    defaults: Final = TaskDefaults(sampling=SAMPLING, num_samples=4, num_fewshot=0)
+    defaults: Final = TaskDefaults(sampling=REASONING, num_samples=4, num_fewshot=0)
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems.
-
-        Raises:
-            InputError: an option cannot be used.
-            DataError: the problems cannot be read.
-        """
-        check_arguments(self.name, options.extra, ())
-        check_no_examples(self.name, options)
-        loaded = load_problems(options.data, options.split, MATH_500)
-        return chosen(loaded.problems, loaded.skipped, loaded.source, options)
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return all problems of the data."""
+        rows, source = MATH_500.read(options.data, options.split)
+        return *problems_of(rows, source, read_problem), source
 
 
 def _ask(problem: str) -> str:

@@ -22,7 +22,7 @@ The examples of a subject are nodes above all its questions, so they are compute
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
@@ -31,10 +31,11 @@ from treegen.evals.chat import with_role, with_turns
 from treegen.evals.fitting import droppable
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
+from treegen.tasks.common.base import TextTask
 from treegen.tasks.common.letters import first_capital, letter_answer
 from treegen.tasks.common.problems import TASK_PAGE
 from treegen.tasks.mmlu.by_subject import by_subject, subject_of
@@ -48,16 +49,15 @@ _ARGUMENTS: Final = {
 _SHOTS: Final = 5
 
 
-class MMLU:
+class MMLU(TextTask):
     """MMLU by likelihood: the answer is the likeliest of " A" to " D" after the prompt.
 
     If a prompt does not fit the model's context, its last examples are left out.
     """
 
-    name: Final = "mmlu"
-    version: Final = "1"
-    filters: Final = ("none",)
-    arguments: Final = {
+    name = "mmlu"
+    filters = ("none",)
+    arguments: ClassVar = {
         "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
         **_ARGUMENTS,
     }
@@ -98,9 +98,7 @@ class MMLU:
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
-        overall = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
+        overall = self.overall(scores, options)
         # Only accuracy means anything here: the likeliest choice is always readable and complete,
         # and one choice has nothing to vote with. Normalising by length would change nothing,
         # because all choices are one letter.
@@ -109,17 +107,16 @@ class MMLU:
         return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
 
 
-class MMLUGenerate:
+class MMLUGenerate(TextTask):
     """MMLU by generating a letter, in the form of RelayAttention's benchmark.
 
     Two filters read the same texts. `letter`, the headline, finds the letter that a text settles
     on; `first-capital` is the original's rule, which finds T in "The answer is B".
     """
 
-    name: Final = "mmlu-generate"
-    version: Final = "1"
-    filters: Final = ("letter", "first-capital")
-    arguments: Final = _ARGUMENTS
+    name = "mmlu-generate"
+    filters = ("letter", "first-capital")
+    arguments = _ARGUMENTS
     # The original has no stop string. What follows this one is a question that the model makes up.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(
@@ -163,9 +160,7 @@ class MMLUGenerate:
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
-        overall = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
+        overall = self.overall(scores, options)
         return by_subject(overall, scores, options)
 
 

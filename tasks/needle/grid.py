@@ -14,20 +14,20 @@ with the same text, up to the needle. The engine finds what they share.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.statistics.tables import Grid, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.tasks.common.base import TextTask
 from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.text import Document, Haystack, check_absent, insert, load_haystack
@@ -43,19 +43,18 @@ _DEPTHS: Final = tuple(range(0, 101, 10))
 _SHOWN: Final = 80
 
 
-class NeedleGrid:
+class NeedleGrid(TextTask):
     """One fact at every depth of texts of every length."""
 
-    name: Final = "needle-grid"
-    version: Final = "1"
-    filters: Final = ("contains",)
+    name = "needle-grid"
+    filters = ("contains",)
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=64, stop=("\nQuestion:",)),
         num_samples=1,
         num_fewshot=0,
     )
     shorter: Final = SHORTER
-    arguments: Final[Mapping[str, str]] = {
+    arguments: ClassVar = {
         "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "
         + f"{','.join(map(str, _LENGTHS))})",
         "depths": "depths of the needle in percent, in the same form (default: 0-100/11)",
@@ -73,8 +72,7 @@ class NeedleGrid:
             DataError: the haystack cannot be read.
         """
         own = NeedleOptions(options, self.name, self.arguments)
-        if options.num_fewshot:
-            raise InputError(f"task {self.name!r} has no solved examples; leave num_fewshot out")
+        self.check_no_examples(options)
         lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
         depths = own.wholes("depths", _DEPTHS, 0, 100)
         needle, question, facts = _needle(own)
@@ -104,15 +102,6 @@ class NeedleGrid:
             source=f"{len(lengths)} lengths x {len(depths)} depths in {haystack.source}",
         )
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return all prompts as leaves beside each other. They share what they begin with."""
-        return Node(
-            children=[
-                Node(problem.question, samples=num_samples, id=problem.id)
-                for problem in data.problems
-            ]
-        )
-
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text contains every key fact. The answer is the facts that it has."""
         read = _plain(text)
@@ -123,9 +112,7 @@ class NeedleGrid:
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all cells, by length, by depth, and as a grid of both."""
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
+        report = self.overall(scores, options)
         if not options.problems:
             return report
         values = problem_values(scores, self.filters[0])

@@ -15,17 +15,18 @@ length counts the prompt and the 128 tokens that are generated.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import Table, by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
+from treegen.tasks.common.base import TextTask
 from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.ruler_items import RulerItem, Variant, find_values
@@ -34,7 +35,7 @@ from treegen.tasks.needle.text import Haystack, check_absent, load_haystack
 _LENGTHS: Final = (16_000,)
 
 
-class Ruler:
+class Ruler(TextTask):
     """One of RULER's needle tests; the classes below say which.
 
     An answer is right if it holds every value that was asked for, at any place. RULER's own metric,
@@ -43,23 +44,21 @@ class Ruler:
 
     variant: Variant
 
-    version: Final = "1"
-    filters: Final = ("contains-all",)
+    filters = ("contains-all",)
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=128), num_samples=1, num_fewshot=0
     )
     shorter: Final = SHORTER
-    arguments: Final[Mapping[str, str]] = {
+    arguments: ClassVar = {
         "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
         + f"{','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
         "questions": "problems of each length (default: 100; RULER has 500)",
         "tokenizer": ARGUMENT,
     }
 
-    @property
-    def name(self) -> str:
-        """The name that the task is asked for by."""
-        return f"ruler-niah-{self.variant.name}"
+    def __init_subclass__(cls) -> None:
+        """Name the test."""
+        cls.name = f"ruler-niah-{cls.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
         """Return the problems of each length. Each has keys, values and places of its own.
@@ -70,8 +69,7 @@ class Ruler:
         """
         unused = () if self.variant.haystack == "essay" else ("data",)
         own = NeedleOptions(options, self.name, self.arguments, unused)
-        if options.num_fewshot:
-            raise InputError(f"task {self.name!r} has no solved examples; leave num_fewshot out")
+        self.check_no_examples(options)
         lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
         num = own.whole("questions", 100, 1, 100_000)
         haystack = load_haystack(options.data)
@@ -145,9 +143,7 @@ class Ruler:
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy and string_match_all, also by length and, for one needle, by depth."""
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
+        report = self.overall(scores, options)
         values = problem_values(scores, self.filters[0])
         match = MetricRow(
             task=self.name,

@@ -28,18 +28,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.statistics.tables import by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.base import TextTask
 from treegen.tasks.needle.length import ARGUMENT, fit_length, measure_of
 from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import NeedleOptions
@@ -85,7 +84,7 @@ class _Dogs:
         return _ask(self.question(index)), f"###{self.answer(index)}###"
 
 
-class Needle:
+class Needle(TextTask):
     """Dogs and the colours of their fur, all in one document.
 
     Two filters read the same texts. `strict-match`, the headline, is Hydragen's: it takes what
@@ -93,9 +92,8 @@ class Needle:
     that the answer names.
     """
 
-    name: Final = "needle"
-    version: Final = "1"
-    filters: Final = ("strict-match", "flexible-extract")
+    name = "needle"
+    filters = ("strict-match", "flexible-extract")
     # Greedy and ten tokens, as published: there is room for a colour, not for a chain of thought.
     # What follows a stop string is a question that the model makes up, which no filter reads.
     defaults: Final = TaskDefaults(
@@ -104,7 +102,7 @@ class Needle:
         num_fewshot=5,
     )
     shorter: Final = "shorten the text with -T length=N (characters, or tokens of -T tokenizer=DIR)"
-    arguments: Final[Mapping[str, str]] = {
+    arguments: ClassVar = {
         "questions": "dogs that are asked for (default: 256)",
         "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",
         "tokenizer": ARGUMENT,
@@ -159,9 +157,9 @@ class Needle:
             ),
         )
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return document and solved questions -> questions."""
-        return examples_above_problems(data, num_samples, lambda p: _ask(p.question))
+    def ask(self, problem: Problem) -> str:
+        """Return the question, up to where its answer begins."""
+        return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter."""
@@ -180,9 +178,7 @@ class Needle:
 
         The error bars are for other questions on this one document.
         """
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
+        report = self.overall(scores, options)
         if not options.problems:
             return report
         (_, most), *_ = Counter(problem.answer for problem in options.problems).most_common(1)

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
+from treegen.tasks.common.files import read_text
 from treegen.tasks.needle.filler import filler
 
 # A stop that ends a sentence, with the quotes and brackets that it closes. A full stop after a
@@ -89,7 +89,7 @@ def load_haystack(data: str | None) -> Haystack:
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
         raise DataError(f"{path} has no *.txt files; give a text, or a folder of *.txt")
-    text = " ".join(" ".join(_read(each) for each in paths).split())
+    text = " ".join(" ".join(map(read_text, paths)).split())
     if not text:
         raise DataError(f"{path} is empty; give a text for the needles to lie in")
     return Haystack(text, str(path))
@@ -152,12 +152,3 @@ def _cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
 
 def _is_ended(text: str) -> bool:
     return text.rstrip(_CLOSERS).endswith(_STOPS)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text; save it as UTF-8") from None
-    except OSError as error:
-        raise DataError(unreadable(path, error)) from None

@@ -1,23 +1,20 @@
 """What the tasks about make-the-target puzzles share: examples, prompts, scores, and search."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import DataError, InputError
+from treegen.errors import InputError
 from treegen.evals.chat import Turn
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
 from treegen.evals.search.task import SearchDefaults
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
-from treegen.tasks.common.jsonl import read_rows, text_field
-from treegen.tasks.common.sources import bundled_rows
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.evals.verdict import Verdict
+from treegen.tasks.common.base import TextTask
+from treegen.tasks.common.fewshot import pick_examples
+from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
     follow,
@@ -61,16 +58,14 @@ class Puzzle:
     steps: tuple[PuzzleStep, ...] = ()
 
 
-class PuzzleTask:
+class PuzzleTask(TextTask):
     """Combine numbers step by step until the target alone is left.
 
     A sample's answer is the number that its steps end in. A sample has no answer if a step is
     illegal or more than one number is left.
     """
 
-    name: ClassVar[str]
-    version: Final = "1"
-    filters: Final = ("solved",)
+    filters = ("solved",)
     # Whether every result must be a whole number from 0 on.
     whole: ClassVar[bool]
     # The file of solved puzzles in treegen.tasks.data.
@@ -116,10 +111,6 @@ class PuzzleTask:
             turns=self._turns(examples),
         )
 
-    def read(self, options: TaskOptions) -> tuple[Sequence[Problem], tuple[Skipped, ...], str]:
-        """Return all puzzles of the data, the rows that are no puzzles, and the source's name."""
-        raise NotImplementedError
-
     def head(self, puzzle: Puzzle) -> str:
         """Return a puzzle as the prompt has it, up to where its solution begins."""
         return solve_head(puzzle.numbers, puzzle.target)
@@ -128,20 +119,14 @@ class PuzzleTask:
         """Return a puzzle with its solution."""
         return solve_block(puzzle.numbers, puzzle.target, puzzle.steps)
 
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> puzzles -> samples."""
-        return examples_above_problems(data, num_samples, lambda p: self.head(puzzle_of(p)))
+    def ask(self, problem: Problem) -> str:
+        """Return a problem up to where its solution begins."""
+        return self.head(puzzle_of(problem))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the number that the steps of a text end in, and whether it is the target."""
         answer = self.answer(problem, text)
         return {"solved": Verdict(answer, answer == problem.answer)}
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return the share of solved puzzles, pass@k, and the rate of illegal solutions."""
-        return summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
 
     # Search
 
@@ -224,51 +209,25 @@ class PuzzleTask:
     def _left(self, problem: Problem, text: str) -> PuzzleState | None:
         return follow(puzzle_of(problem).numbers, text, whole=self.whole)
 
-    def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Puzzle, ...]:
+    def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
             raise InputError(f"{self.name} draws no examples; give solved puzzles in fewshot_file")
-        wanted = options.num_fewshot
-        if wanted == 0:
-            return ()
-        taken = {(problem.question, problem.answer): problem.id for problem in problems}
-        if options.fewshot_file is None:
-            source = "the bundled few-shot file"
-            rows = bundled_rows(self.examples)
-            # An example that is a problem of this run is left out; others take its place.
-            found = [e for e in self._solved(rows, source) if _key(e) not in taken]
-            wanted = wanted or self.defaults.num_fewshot
-        else:
-            source = options.fewshot_file
-            found = self._solved(read_rows(Path(source)), source)
-            wanted = wanted or len(found)
-            for number, example in enumerate(found[:wanted], start=1):
-                if _key(example) in taken:
-                    raise DataError(
-                        f"example {number} of {source} is problem {taken[_key(example)]!r} itself; "
-                        "remove it"
-                    )
-        if wanted > len(found):
-            raise InputError(
-                f"num_fewshot is {wanted} but {source} has {len(found)} examples that are not "
-                "themselves problems of this run; lower it, or run fewer problems"
-            )
-        return tuple(found[:wanted])
+        return pick_examples(
+            options,
+            {(problem.question, problem.answer): problem.id for problem in problems},
+            self.defaults.num_fewshot,
+            self._solved,
+            key=lambda puzzle: (numbers_text(puzzle.numbers), str(puzzle.target)),
+            bundled=self.examples,
+        )
 
-    def _solved(self, rows: Iterable[tuple[int, dict[str, Any]]], source: str) -> list[Puzzle]:
-        found = []
-        for line, row in rows:
-            try:
-                numbers, target = read_puzzle(row)
-                lines = text_field(row, "solution").strip().split("\n")
-                if follow(numbers, "\n".join(lines), whole=self.whole) != (target,):
-                    raise ValueError("its solution does not reach its target; mend the steps")
-            except ValueError as error:
-                raise DataError(
-                    f"{source}, line {line}: {error}; mend or remove the line"
-                ) from None
-            steps = tuple(step for step in map(read_step, lines) if step is not None)
-            found.append(Puzzle(numbers, target, steps))
-        return found
+    def _solved(self, row: dict[str, Any]) -> Puzzle:
+        numbers, target = read_puzzle(row)
+        lines = text_field(row, "solution").strip().split("\n")
+        if follow(numbers, "\n".join(lines), whole=self.whole) != (target,):
+            raise ValueError("its solution does not reach its target; mend the steps")
+        steps = tuple(step for step in map(read_step, lines) if step is not None)
+        return Puzzle(numbers, target, steps)
 
 
 def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
@@ -295,10 +254,6 @@ def as_problem(problem_id: str, numbers: PuzzleState, target: int, **metadata: A
 def puzzle_of(problem: Problem) -> Puzzle:
     """Return the puzzle that a problem is."""
     return Puzzle(tuple(map(int, problem.question.split(" "))), int(problem.answer))
-
-
-def _key(puzzle: Puzzle) -> tuple[str, str]:
-    return numbers_text(puzzle.numbers), str(puzzle.target)
 
 
 def _is_whole(value: object) -> bool:

@@ -9,15 +9,14 @@ The prompt shows solved puzzles, one step a line with what is left after it (see
 
 from typing import Any, Final
 
-from treegen.errors import DataError
-from treegen.evals.problem import Problem, Skipped
+from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.jsonl import read_rows
-from treegen.tasks.common.problems import problems_of, row_id, split_file
-from treegen.tasks.common.sources import bundled_rows
+from treegen.tasks.common.base import Loaded
+from treegen.tasks.common.problems import problems_of, row_id
+from treegen.tasks.common.sources import Source
 from treegen.tasks.puzzles.base import PuzzleTask, as_problem, read_puzzle
 
-_BUNDLED: Final = "countdown_sample.jsonl"
+_SOURCE: Final = Source(task="countdown", bundled="countdown_sample.jsonl")
 
 
 class Countdown(PuzzleTask):
@@ -27,22 +26,10 @@ class Countdown(PuzzleTask):
     whole = True
     examples = "countdown_fewshot.jsonl"
 
-    def read(self, options: TaskOptions) -> tuple[list[Problem], tuple[Skipped, ...], str]:
-        """Return the puzzles of a file, or those that come with treegen.
-
-        Raises:
-            InputError: a split is named, but `data` is no directory.
-            DataError: the file cannot be read, or has no usable puzzle.
-        """
-        if options.data is None:
-            if options.split is not None:
-                raise DataError("the bundled puzzles have no splits; give a data file")
-            rows, source = bundled_rows(_BUNDLED), f"bundled {_BUNDLED}"
-        else:
-            path = split_file(options.data, options.split)
-            rows, source = read_rows(path), str(path)
-        problems, skipped = problems_of(rows, source, _problem, noun="puzzle")
-        return list(problems), skipped, source
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the puzzles of a file, or those that come with treegen."""
+        rows, source = _SOURCE.read(options.data, options.split)
+        return *problems_of(rows, source, _problem, noun="puzzle"), source
 
 
 def _problem(row: dict[str, Any], line: int) -> Problem:

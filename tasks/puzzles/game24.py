@@ -10,15 +10,15 @@ A solution is steps, as in the countdown task, or one line with `--task-arg form
 Results on the way may be any numbers. A solution in either form counts, whichever was asked for.
 """
 
-import csv
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-from treegen.common.unreadable import unreadable
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskData, TaskOptions
+from treegen.tasks.common.base import Loaded
+from treegen.tasks.common.files import csv_rows
 from treegen.tasks.puzzles.base import Puzzle, PuzzleTask, as_problem, puzzle_of, read_puzzle
 from treegen.tasks.puzzles.countdown_text import numbers_text
 from treegen.tasks.puzzles.expression import of_steps, value_with
@@ -34,7 +34,7 @@ class Game24(PuzzleTask):
     name = "game24"
     whole = False
     examples = "game24_fewshot.jsonl"
-    arguments: Final = {"form": "how solutions are written: steps or expression; default: steps"}
+    arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
 
     def __init__(self) -> None:
         """Write steps until `load` says otherwise."""
@@ -51,7 +51,7 @@ class Game24(PuzzleTask):
         self._form = one_of(options.extra, "form", FORMS, "steps")
         return super().load(options)
 
-    def read(self, options: TaskOptions) -> tuple[list[Problem], tuple[Skipped, ...], str]:
+    def read(self, options: TaskOptions) -> Loaded:
         """Return the puzzles of a split.
 
         Raises:
@@ -124,13 +124,7 @@ class Game24(PuzzleTask):
 
 
 def _read_csv(path: Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise DataError(unreadable(path, error)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is no CSV file: {error}; give the paper's 24.csv") from None
+    rows = [row for _, row in csv_rows(path)]
     if not rows or "Puzzles" not in rows[0]:
         raise DataError(f"{path} has no column Puzzles; give the paper's 24.csv")
     return [row["Puzzles"] or "" for row in rows]

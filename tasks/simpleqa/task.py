@@ -14,39 +14,33 @@ models: temperature 0.5 and at most 1,024 tokens.
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import Report, ReportOptions, summarise
-from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.prompts.tree import Node
+from treegen.evals.task import TaskDefaults, TaskOptions
+from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.plain import ContainedAnswer
+from treegen.tasks.common.base import Loaded, TextTask
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.reasoning import by_metadata, check_no_examples, chosen
-from treegen.tasks.common.sources import Source
-from treegen.tasks.common.tree import examples_above_problems
+from treegen.tasks.common.sources import HubTable, Source
 
 _SOURCE: Final = Source(
     task="simpleqa",
     bundled="simpleqa_sample.jsonl",
-    hub="basicv8vc/SimpleQA",
+    hub=HubTable("basicv8vc/SimpleQA"),
     files={"test": ("simple_qa_test_set.csv",)},
 )
-_GROUPS: Final = ("topic", "answer_type")
 
 
-class SimpleQA:
+class SimpleQA(TextTask):
     """SimpleQA. Without a judge a sample counts as right if the known answer stands in it."""
 
-    name: Final = "simpleqa"
-    version: Final = "1"
-    filters: Final = ("contains",)
-    arguments: Final[Mapping[str, str]] = {}
+    name = "simpleqa"
+    filters = ("contains",)
+    groups = ("topic", "answer_type")
     rubric: Final = "simpleqa"
     """What models judge samples by, unless another rubric is named."""
     defaults: Final = TaskDefaults(
@@ -57,33 +51,14 @@ class SimpleQA:
         """Ask nothing yet."""
         self._answer = ContainedAnswer(ignore_case=True)
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions.
-
-        Raises:
-            InputError: an option cannot be used.
-            DataError: the questions cannot be read.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        check_no_examples(self.name, options)
+    def read(self, options: TaskOptions) -> Loaded:
+        """Return the questions."""
         rows, source = _SOURCE.read(options.data, options.split)
-        problems, skipped = problems_of(rows, source, _problem)
-        return chosen(problems, skipped, source, options)
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return questions -> samples."""
-        return examples_above_problems(data, num_samples, lambda problem: problem.question)
+        return *problems_of(rows, source, _problem), source
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the known answer stands in a text, in whatever case."""
         return {"contains": self._answer.verdict(text, [problem.answer])}
-
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return the share of such samples, pass@k, and the share by topic and kind of answer."""
-        report = summarise(
-            scores, options, task=self.name, version=self.version, filters=self.filters
-        )
-        return by_metadata(report, scores, options, *_GROUPS)
 
 
 def _problem(row: dict[str, Any], line: int) -> Problem:
@@ -93,7 +68,7 @@ def _problem(row: dict[str, Any], line: int) -> Problem:
         id=f"simpleqa-{line - 1}" if number is None else number,
         question=column(row, ("problem", "question")),
         answer=column(row, ("answer",)),
-        metadata={"line": line, **{key: about[key] for key in _GROUPS if about.get(key)}},
+        metadata={"line": line, **{key: about[key] for key in SimpleQA.groups if about.get(key)}},
     )
 
 

@@ -40,7 +40,7 @@ class ChartQA(VisionTask):
     name = "chartqa"
     filters = ("relaxed", "final")
     bundled = "chartqa_sample.jsonl"
-    by = ("type",)
+    groups = ("type",)
     defaults = TaskDefaults(sampling=_SHORT, num_samples=1, num_fewshot=0)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:

@@ -77,7 +77,7 @@ class MMMU(VisionTask):
     filters = ("mmmu", "read")
     arguments: ClassVar = {"subjects": "such as Art,Math; default: all 30"}
     bundled = "mmmu_sample.jsonl"
-    by = ("discipline", "subject", "type")
+    groups = ("discipline", "subject", "type")
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
         """Return the parts of the table that have the subjects."""
@@ -130,7 +130,7 @@ class MMMUPro(VisionTask):
         "prompt": "cot (the default) or direct",
     }
     bundled = "mmmu_pro_sample.jsonl"
-    by = ("subject",)
+    groups = ("subject",)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
         """Return the part of the table that has the setting."""

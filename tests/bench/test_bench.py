@@ -222,7 +222,7 @@ def test_a_pass_without_a_roofline_says_why() -> None:
     known = PassTime(8, 40, 3, Spread(2.0, 1.0, 4.0), 0.5)
     windows = replace(known, floor_ms=None, note="no roofline: windows")
     table = pass_table([known, windows, windows])
-    assert [row[-2:] for row in table.rows] == [("0.50", "4.00"), ("", ""), ("", "")]
+    assert [tuple(row[-2:]) for row in table.rows] == [("0.50", "4.00"), ("", ""), ("", "")]
     assert table.lines == ("no roofline: windows",)
 
 

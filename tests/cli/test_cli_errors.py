@@ -58,7 +58,10 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--limit", "2", "--sample-id", "x"], "give limit or problem ids, not both"),
         (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
         (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
-        (["gsm8k", "--k", "1,x"], "--k must be whole numbers with commas between, got '1,x'"),
+        (
+            ["gsm8k", "--k", "1,x"],
+            "--k must be whole numbers from 0 to 9,999,999 with commas between, got '1,x'",
+        ),
         (["gsm8k", "--k", "3"], "--k 3 is not possible with 2 samples per problem"),
         (
             ["gsm8k", "--model-args", "dtyp=float32"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
+from treegen.prompts import grammars
 from treegen.prompts.endless import lark_ends, schema_ends
 
 pytest.importorskip("llguidance")
@@ -240,14 +242,40 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
         ({"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
          "json_schema can never end"),
+        ({"json_schema": {"type": "object", "required": 5}}, "json_schema cannot be used"),
+        ({"json_schema": {"type": "object", "required": [["a"]]}}, "json_schema cannot be used"),
+        ({"json_schema": {"type": "array", "contains": {}}}, 'Unimplemented keys: ["contains"]'),
+        ({"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "write anyOf"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_satisfied_is_refused_before_anything_runs(
     checkpoint: Path, how: dict[str, Any], told: str
 ) -> None:
     llm = load(checkpoint)
-    with pytest.raises(InputError, match=told.replace("(", r"\(")):
+    with pytest.raises(InputError, match=re.escape(told)):
         llm.stopping_of(SamplingParams(**how))
+
+
+def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load(checkpoint)
+    deep: dict[str, Any] = {"type": "null"}
+    for _ in range(200):
+        deep = {"type": "array", "items": deep, "minItems": 1}
+    for how in (
+        {"json_schema": deep},
+        {"regex": "(" * 5_000 + "a" + ")" * 5_000},
+        {"grammar": f"start: {'(' * 20_000} 'a' {')' * 20_000}"},
+    ):
+        with pytest.raises(InputError) as told:
+            llm.stopping_of(SamplingParams(**how))
+        assert len(str(told.value)) < 300
+    # What many patterns have in common takes several times longer with each further one.
+    monkeypatch.setattr(grammars, "_MOST_SECONDS", 0.01)
+    patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
+    with pytest.raises(InputError, match=r"json_schema takes more than 0.01 seconds"):
+        llm.stopping_of(SamplingParams(json_schema={"allOf": patterns}))
 
 
 @pytest.mark.parametrize(
@@ -283,10 +311,33 @@ def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
         ({"type": ["null", "array"], "items": {"$ref": "#"}, "minItems": 1}, True),
         ({"$ref": "#"}, False),
         ({"allOf": [{"type": "string"}, {"$ref": "#"}]}, False),
+        ({"anyOf": [{"$ref": "#/anyOf/0"}, {"type": "null"}]}, True),
+        ({"allOf": [{"$ref": "#/allOf/0"}]}, False),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1.0}, False),
+        ({"type": "object", "properties": 1, "required": 5, "anyOf": 3, "allOf": {}}, True),
     ],
 )  # fmt: skip
 def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:
     assert schema_ends(schema) is ends
+
+
+def test_what_ends_is_found_in_time_that_grows_with_the_text() -> None:
+    def chain(last: Any, needed: int) -> dict[str, Any]:
+        """Arrays of arrays, of two items each: as many ways through as no computer counts."""
+        items = [[{"$ref": f"#/$defs/d{at + 1}"}] * needed for at in range(3_000)]
+        defs: dict[str, Any] = {
+            f"d{at}": {"type": "array", "prefixItems": each, "minItems": needed}
+            for at, each in enumerate(items)
+        }
+        return {"$defs": {**defs, "d3000": last}, "$ref": "#/$defs/d0"}
+
+    assert schema_ends(chain({"type": "null"}, 2))
+    assert not schema_ends(chain({"$ref": "#"}, 2))
+    rules = "\n".join(f'r{at}: "a" r{at + 1} (r{at + 1})' for at in range(20_000))
+    assert lark_ends(f'start: r0\n{rules}\nr20000: "z"')
+    assert not lark_ends(f"start: r0\n{rules}\nr20000: r0")
+    assert lark_ends(f'start: {"(" * 50_000}"a"{")" * 50_000}')
+    assert lark_ends(f'start: "{chr(92)}"' * 50_000)  # quotes that are never closed
 
 
 @pytest.mark.parametrize(

@@ -134,12 +134,12 @@ def test_resume_begins_or_continues(llm: LLM, tmp_path: Path) -> None:
 class OwnTask(GSM8K):
     """A task that no file outside of this test names."""
 
-    name = "own"  # type: ignore[misc]
+    name = "own"
 
 
 def test_a_task_may_be_an_object_or_a_class(llm: LLM) -> None:
     class Local(OwnTask):
-        name = "local"  # type: ignore[misc]
+        name = "local"
 
     tasks: list[Any] = [OwnTask(), OwnTask, Local()]
     for task in tasks:

@@ -37,6 +37,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1},
          {"temperature": 0.0, "repetition_penalty": 1.1}),
         ({"temperature": 0.7, "top_k": -1, "top_p": None}, {"temperature": 0.7, "top_k": 0}),
+        ({"do_sample": True, "temperature": 1e-06, "repetition_penalty": 1.05},
+         {"temperature": 0.0, "repetition_penalty": 1.05}),
     ],
 )  # fmt: skip
 def test_a_file_is_read_as_transformers_and_vllm_read_it(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_samples_end_where_the_rule_says_of_the_whole_ones(
 ) -> None:
     """The rule is applied to the samples of a run that stopped none, one at a time."""
     deep = Confidence(window=6, top=5, keep=keep, warmup=6)
-    found = _draw(llm, tmp_path / "run", confidence=deep.to_json())
+    found = _draw(llm, tmp_path / "run", confidence=asdict(deep))
     full, mine = _records(whole), _records(tmp_path / "run")
     assert mine.keys() == full.keys()
     ended = 0

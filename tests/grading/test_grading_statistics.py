@@ -8,7 +8,7 @@ import pytest
 from judging_coverage import Case, coverage, draw
 
 from treegen.errors import InputError
-from treegen.grading.jury import jury_of
+from treegen.grading.jury import check_jury, jury_of
 from treegen.grading.statistics.agreement import cohens_kappa, krippendorffs_alpha
 from treegen.grading.statistics.components import (
     REST,
@@ -17,7 +17,7 @@ from treegen.grading.statistics.components import (
     design_of,
     predicted_variance,
 )
-from treegen.grading.statistics.interval import mean_of
+from treegen.grading.statistics.interval import OF_FEW, mean_of, quantile
 from treegen.grading.statistics.labels import corrected
 from treegen.grading.statistics.needs import needs
 from treegen.grading.statistics.preference import bradley_terry, position_of
@@ -144,13 +144,25 @@ def test_intervals_cover_the_mean(case: Case) -> None:
     assert coverage(case, 150, seed=1)[0] >= 0.93
 
 
+@pytest.mark.parametrize("levels", [2, 3, 4, 5, 8])
+def test_quantiles_of_few_judges_cover_uniform_effects_too(levels: int) -> None:
+    """Where judges are all that varies; normal effects are covered at what the quantile says."""
+    rng = np.random.default_rng(9)
+    limit = quantile(0.5 + OF_FEW / 2, levels - 1)
+    for effects, least in ((rng.normal, OF_FEW - 0.003), (rng.uniform, 0.933)):
+        x = effects(-1, 1, (100_000, levels)) - (-1 if effects == rng.normal else 0)
+        half = limit * x.std(axis=1, ddof=1) / math.sqrt(levels)
+        assert (abs(x.mean(axis=1)) <= half).mean() >= least
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_intervals_cover_the_mean_over_a_grid_of_designs() -> None:
     """The table in docs/judging.md. 1,000 runs each, so a true 0.95 is seen above 0.93."""
     worst = 1.0
     designs = [(5, 2, 1, 3), (5, 2, 3, 3), (20, 4, 1, 1), (20, 1, 2, 3), (20, 2, 3, 3),
-               (100, 2, 1, 3), (100, 2, 2, 2), (100, 1, 3, 3), (100, 2, 5, 3)]  # fmt: skip
+               (100, 2, 1, 3), (100, 2, 2, 2), (100, 1, 3, 3), (100, 2, 5, 3), (100, 4, 3, 1),
+               (400, 2, 2, 1)]  # fmt: skip
     for kind, design, judge in itertools.product(
         ("chances", "verdicts", "ties"), designs, (0.02, 0.15)
     ):
@@ -179,6 +191,23 @@ def test_means_corrected_by_labels_cover_the_mean(labelled: int, others: int, sk
     assert hits / repeats >= 0.93
     if labelled >= 40 and skill > 0.9:
         assert widths < 0.7 * alone
+
+
+def test_corrections_are_those_of_ppi_python() -> None:
+    """Its ppi_mean_pointestimate, whose numbers for these values stand here."""
+    rng = np.random.default_rng(20)
+    found = []
+    for size in (200, 60, 15):
+        p = rng.random(size)
+        y = (rng.random(size) < p).astype(float)
+        f = np.clip(0.1 + 0.8 * p + rng.normal(0, 0.1, size), 0, 1)
+        n = size // 5 if size > 60 else 12
+        told = corrected(y[:n].tolist(), f[:n].tolist(), f[n:].tolist())
+        found += [told.weight, told.value]
+    assert found == pytest.approx(
+        [1.0, 0.41262526715844317, 0.594278806361982, 0.40835112762202275,
+         0.31922741516649644, 0.5613581962178884], abs=1e-12,
+    )  # fmt: skip
 
 
 def test_a_correction_of_no_others_is_that_of_labels() -> None:
@@ -236,4 +265,8 @@ def test_juries() -> None:
     assert jury_of(rows, [2, 1, 1], "mean")[0][0] == pytest.approx(2.6 / 4)
     for weights in ([1, 1], [1, 1, 0], [1, 1, math.nan]):
         with pytest.raises(InputError, match="weights"):
-            jury_of(rows, weights, "mean")
+            check_jury(3, weights, "mean")
+    alone: list[tuple[list[float] | None, str]] = [([1.0], "mean"), (None, "majority")]
+    for given, combine in alone:
+        with pytest.raises(InputError, match="of several judges"):
+            check_jury(1, given, combine)

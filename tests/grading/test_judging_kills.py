@@ -67,11 +67,12 @@ def kill_and_resume(tmp_path: Path, kills: int, *, problems: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 def test_a_judging_that_is_killed_goes_on(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, 1, problems=3)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_judging_that_is_killed_twenty_times_loses_nothing(tmp_path: Path) -> None:
     kill_and_resume(tmp_path, 20, problems=8)

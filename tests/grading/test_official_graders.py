@@ -9,6 +9,8 @@ import pytest
 from verdict_texts import texts
 
 from treegen.errors import InputError
+from treegen.grading.asked import JudgingSettings, ModelJudging
+from treegen.grading.judged import Judged, Judgement
 from treegen.grading.official import (
     Game,
     mt_bench_pairs,
@@ -16,6 +18,8 @@ from treegen.grading.official import (
     mt_bench_scores,
     simpleqa_scores,
 )
+from treegen.grading.official_tables import official_tables
+from treegen.grading.rubric import load_rubric
 
 
 def test_simpleqa_scores_as_its_script() -> None:
@@ -73,3 +77,38 @@ def test_mt_bench_pairs_win_as_in_its_script() -> None:
     assert {m: each["win_rate_adjusted"] for m, each in beside.items()} == pytest.approx(
         {"m1": 0.6, "m2": 0.5}
     )
+
+
+def of_texts(said: list[str], rubric: dict[str, object], *, pairs: bool = False) -> list[Judged]:
+    """A judging of two runs, or of one, whose judge has written some texts, as it is read."""
+    asked = JudgingSettings(rubric=load_rubric({**rubric}), verdicts="samples")
+    runs = tuple({"path": path} for path in ("runs/a", "runs/b")[: 1 + pairs])
+    judging = ModelJudging("name", "j", "0", asked, runs, "ANSWER_1f")
+    shown = [((0, 0), (1, 0)), ((1, 0), (0, 0))] if pairs else [((0, 0),)]
+    found = []
+    for number, text in enumerate(said):
+        problem, order = f"p{number // len(shown)}", number % len(shown)
+        verdict = asked.rubric.read(text)
+        value = None if verdict is None else asked.rubric.choices[verdict]
+        found.append(Judgement(problem, shown[order], 0, 0, 0, verdict, value, text=text))
+    return [Judged(judging, tuple(found))]
+
+
+def test_a_judging_with_an_official_reader_has_the_official_scores() -> None:
+    said = texts(400, 11)
+    letters = {"choices": {"A": 1, "B": 0, "C": 0}, "wordings": ["{{ answer }}"]}
+    _, found = official_tables(of_texts(said, {**letters, "reader": "simpleqa"}))
+    assert found["simpleqa"]["name"] == simpleqa_scores(said)
+    numbers = {"choices": list(range(1, 11)), "wordings": ["{{ answer }}"], "reader": "mt-bench"}
+    (table,), found = official_tables(of_texts(said, numbers))
+    assert found["mt_bench"]["name"] == mt_bench_scores([("a", 1, t) for t in said])["a"]["average"]
+    assert table.rows == (("j", found["mt_bench"]["name"]),)
+    both = {"choices": {"A": 1, "B": 0, "C": 0.5}, "wordings": ["{{ answer_a }} {{ answer_b }}"],
+            "pairs": True, "reader": "mt-bench-pair"}  # fmt: skip
+    said = [t for t in texts(3000, 12) if "[[" in t]
+    said = said[: len(said) // 2 * 2]
+    (table,), found = official_tables(of_texts(said, both, pairs=True))
+    games = [Game("runs/a", "runs/b", said[i], said[i + 1]) for i in range(0, len(said), 2)]
+    assert found["mt_bench_pairs"]["name"] == mt_bench_pairs(games)
+    assert [row[1] for row in table.rows] == ["a", "b"]
+    assert official_tables(of_texts(["x"], {**letters, "wordings": ["{{ answer }}"]})) == ([], {})

@@ -208,14 +208,18 @@ def test_the_compiler_takes_them_whole() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no GPU")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8, torch.uint8])
 def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
+    """Of numbers, and of those in 8 bits and in 4."""
     torch.manual_seed(0)
     weight = torch.randn(8, 192, 320, device="cuda").to(dtype)
-    rows = torch.randn(2048, 320, device="cuda").to(dtype)
-    is_fp8 = dtype == FP8
-    scale_M = torch.rand(2048, device="cuda") if is_fp8 else None
-    scale_EN = torch.rand(8, 192, device="cuda") if is_fp8 else None
+    rows = torch.randn(2048, 320, device="cuda")
+    scale_M = torch.rand(2048, device="cuda") if dtype == FP8 else None
+    scale_EN = torch.rand(8, 192, device="cuda") if dtype == FP8 else None
+    if dtype == torch.uint8:
+        weight = torch.randint(0, 256, (8, 192, 160), dtype=dtype, device="cuda")
+        scale_EN = torch.randint(120, 130, (8, 192, 10), dtype=dtype, device="cuda")
+    rows = rows.to(torch.bfloat16 if dtype == torch.uint8 else dtype)
     chosen_TX = torch.rand(2048, 8, device="cuda").argsort(1)[:, :2]
 
     def product(some: slice) -> Tensor:

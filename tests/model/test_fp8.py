@@ -189,7 +189,6 @@ def test_the_load_check_does_not_round_inputs(tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"quantization": "int4"}, "quantization must be fp8"),
-        ({"quantization": "fp8", "reproducible": True}, "does not go with reproducible"),
         ({"quantization": "fp8", "tensor_parallel_size": 2}, "with tensor_parallel_size"),
     ],
 )
@@ -212,3 +211,18 @@ def test_a_run_goes_on_as_it_was_quantised(tmp_path: Path, treegen: Command) -> 
     assert treegen("eval", *asked, "-o", plain).code == 0
     refused = treegen("eval", "--resume", plain, "--quantization", "fp8", "-q")
     assert refused.code == 2 and "quantization" in refused.err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 32), (3072, 2048), (12_352, 2048), (4096, 14_336)]
+)
+def test_bits_of_a_row_do_not_depend_on_the_others(outputs: int, inputs: int) -> None:
+    """By the library, of as many rows as a reproducible pass has at least, or more."""
+    torch.manual_seed(0)
+    weight, scale_N = quantized(torch.randn(outputs, inputs, device="cuda"))
+    x = torch.randn(4096, inputs, device="cuda", dtype=torch.bfloat16)
+    whole = fp8_linear(x, weight, scale_N, None)
+    for begin, end in ((0, 64), (100, 180), (17, 401), (512, 1536), (1000, 4096)):
+        assert torch.equal(fp8_linear(x[begin:end], weight, scale_N, None), whole[begin:end])

@@ -219,9 +219,11 @@ def test_a_gpu_multiplies_fp8_as_it_is_stored(layout: str, tmp_path: Path) -> No
     assert len(drawn(llm)) == 5
 
 
-def test_reproducible_runs_expand(tmp_path: Path) -> None:
-    options = EngineOptions(model=str(tmp_path), reproducible=True)
+def test_divided_models_expand(tmp_path: Path) -> None:
+    options = EngineOptions(model=str(tmp_path), tensor_parallel_size=2)
     assert options.loading()["quantization"] == "none"
+    options = EngineOptions(model=str(tmp_path), reproducible=True)
+    assert options.loading()["quantization"] is None
 
 
 def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:

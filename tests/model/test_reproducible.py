@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +17,17 @@ from treegen.cache.pool import LayerKV
 from treegen.errors import InputError
 from treegen.model.batch import Batch
 from treegen.model.config import load_spec
+from treegen.model.recurrent.states import StateBatch
 from treegen.model.reproducible import (
     ALIGN,
     check_dtype,
-    check_layers,
     check_reproducible,
+    reproducible_spec,
     with_rows,
 )
 from treegen.plan.compile import compile_plan
 from treegen.plan.plan import Request
+from treegen.recurrence import RowSlots
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -42,13 +46,68 @@ def test_what_is_not_reproducible_is_refused() -> None:
         LLM("demo", device="cpu", dtype="bfloat16", reproducible=True)
 
 
-def test_recurrent_layers_are_refused_on_a_gpu(tmp_path: Path) -> None:
-    tiny_models.save_tiny_model(tmp_path, "lfm2")
+def test_rows_have_states_of_their_own_on_a_gpu(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "qwen3_next")
     spec = load_spec(tmp_path, device="cpu")
-    with pytest.raises(InputError, match=r"\(lfm2\) on a GPU: its recurrent layers are not reprod"):
-        check_layers(spec, CUDA)
-    check_layers(load_spec("demo", device="cpu"), CUDA)
-    LLM(str(tmp_path), device="cpu", dtype="float32", memory="4MiB", reproducible=True)
+    assert spec.delta is not None and reproducible_spec(spec, CPU) is spec
+    assert reproducible_spec(spec, CUDA) == replace(spec, delta=None)
+    demo = load_spec("demo", device="cpu")
+    assert reproducible_spec(demo, CUDA) == demo
+    llm = LLM(str(tmp_path), device="cpu", dtype="float32", memory="4MiB", reproducible=True)
+    assert llm.spec.delta is not None
+
+
+def test_latents_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, "deepseek_v3")
+    with pytest.raises(InputError, match="how queries are multiplied to meet latents depends on"):
+        reproducible_spec(load_spec(tmp_path, device="cpu"), CUDA)
+
+
+def test_recurrent_layers_that_are_refused(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path / "a", "jamba")
+    llm = LLM(str(tmp_path / "a"), device="cpu", memory="4MiB", check=False)
+    with pytest.raises(InputError, match=r"\(jamba\) .*layers are transformers' own; leave it out"):
+        llm.engine.model.make_reproducible()
+    tiny_models.save_tiny_model(tmp_path / "b", "bamba", time_step_limit=(0.01, 1.0))
+    llm = LLM(str(tmp_path / "b"), device="cpu", memory="4MiB", check=False)
+    with pytest.raises(InputError, match="its time steps have limits, which a single token"):
+        llm.engine.model.make_reproducible()
+
+
+TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n" * 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_moe", "bamba", "lfm2", "olmo_hybrid"])
+def test_a_token_at_a_time_recurrent_layers_compute_the_same(family: str, tmp_path: Path) -> None:
+    """By the operators that a reproducible GPU has, in several arrangements, on a CPU."""
+    if not tiny_models.known(tiny_models.HYBRID[family][0]):
+        pytest.skip("this transformers does not have it")
+    tiny_models.save_tiny_model(tmp_path, family)
+    plain = LLM(str(tmp_path), device="cpu", dtype="float32", memory="8MiB", check=False)
+    model, spec = plain.model, plain.spec
+    leaves = [
+        Node(f"Q: Bob has {7 * i % 31} pens{' or so' * (i % 3)}.\nA:", samples=2, id=str(i))
+        for i in range(5)
+    ]
+    params = SamplingParams(max_tokens=9, seed=5)
+
+    def run(llm: LLM) -> dict[Any, Any]:
+        found = llm.run(Node(TRUNK, children=leaves), params).completions
+        return {(c.prompt_id, c.sample_index): c for c in found}
+
+    want = run(plain)
+    model.spec = replace(spec, delta=None)
+    others: list[dict[str, Any]] = [
+        {}, {"max_rows": 3}, {"sharing": "off"}, {"sharing": "all", "prefill_chunk": 11},
+    ]  # fmt: skip
+    for options in others:
+        llm = LLM(model, tokenizer=plain.tokenizer, **{"memory": "8MiB", **options})
+        # Beside what sets how a GPU computes, this is `make_reproducible`.
+        model._reproducible, model._stock_spec = True, model.spec
+        got = run(llm)
+        assert {key: c.tokens for key, c in got.items()} == {k: c.tokens for k, c in want.items()}
+        for key, c in got.items():
+            assert c.logprobs == pytest.approx(want[key].logprobs, abs=1e-4)
 
 
 def test_a_pass_has_rows_to_spare_which_nothing_reads() -> None:
@@ -68,6 +127,15 @@ def test_a_pass_has_rows_to_spare_which_nothing_reads() -> None:
     assert longer.levels.positions_T is not None and len(longer.levels.positions_T) == 64
     assert longer.logits_at_S.tolist() == [2]
     assert with_rows(longer) is longer
+
+
+def test_rows_to_spare_have_nobodys_states() -> None:
+    rows = RowSlots(torch.tensor([[3, 4], [5, 4]]))
+    longer = StateBatch([], [], rows).with_rows(2)
+    assert longer.in_order and longer.rows is not None
+    assert longer.rows.inputs_RT.tolist() == [[3, 4, -1, -1], [5, 4, 0, 0]]
+    assert StateBatch([], [], rows).with_rows(0).rows is rows
+    assert StateBatch([], []).with_rows(9).rows is None
 
 
 def test_parts_begin_at_blocks() -> None:

@@ -64,6 +64,18 @@ def test_arrays_of_tokens_will_do() -> None:
     assert tags.first_due(prompt, 7) == tags.due(prompt, sample[:1], 7) == 7
 
 
+def test_tags_may_end_in_space() -> None:
+    tokenizer = tiny_tokenizer()
+    tags = thinking_of(SamplingParams(reasoning_tags=("<think>\n", "\n</think>\n")), tokenizer)
+    assert tags is not None
+    for prompt, opens, closes in (
+        ("Q<think>\n", True, False), ("Q<think>\n\n ", True, False), ("Q<think>", False, False),
+        ("a\n</think>\n\n", False, True), ("\n</think>", False, False),
+    ):  # fmt: skip
+        ids = tokenizer(prompt)["input_ids"]
+        assert (tags.opens(ids), tags.closes(ids)) == (opens, closes), prompt
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
 def test_a_sample_may_open_its_thinking_after_space_and_by_any_tokens(name: str) -> None:
     tokenizer = trained(name)

@@ -71,7 +71,10 @@ def test_every_kernel_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: dict[str, int] = {}
-    names = ("convolve", "read_bases", "read_lists", "step_states", "fold_lists")
+    names = (
+        "convolve", "read_bases", "read_lists", "step_states", "fold_lists", "convolve_runs",
+        "move_windows",
+    )  # fmt: skip
     for name in names:
         kernel = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, Compiles(kernel, capability, found))
@@ -79,5 +82,6 @@ def test_every_kernel_compiles(
     case.list_step(0)
     case.fold(torch.arange(3))
     gpu.step(case.inputs(0), case.states, own_slots(case.own, case.own))
+    gpu.scan(case.inputs(0), case.states, case.own, case.own, 1)
     assert sorted(found) == sorted(names)
     assert max(found.values()) <= SHARED[capability], found

@@ -162,5 +162,8 @@ def test_a_bad_word_is_in_no_sample(checkpoint: Path) -> None:
     for completion in llm.generate(["Q: Bob has"], barred)[0]:
         tokens = llm.tokenizer.convert_ids_to_tokens(completion.tokens)
         assert "e" not in tokens and "Ġe" not in tokens and "th" not in tokens
+    # Space is a word too, and then no other space is meant.
+    newline = tuple(llm.tokenizer("\n")["input_ids"])
+    assert llm.stopping_of(SamplingParams(bad_words=["\n"])).bad_words == (newline,)
     with pytest.raises(InputError, match="the bad word 'é' has no tokens"):
         stopping_of(SamplingParams(bad_words=["é"]))

@@ -293,7 +293,7 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0"),
         ({"bad_words": "no"}, "bad_words must be a list"),
-        ({"bad_words": ["no", " "]}, "bad_words must be text that is not empty"),
+        ({"bad_words": ["no", ""]}, "bad_words must be text that is not empty"),
     ],
 )
 def test_parameters_of_others_are_honoured_or_refused(

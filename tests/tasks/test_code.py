@@ -70,7 +70,7 @@ def test_humaneval_is_asked_as_published() -> None:
     texts = prompts(task, TaskOptions())
     assert len(texts) == 164 and texts[0].startswith("from typing import List\n\n\ndef has_close")
     assert task.defaults.sampling.stops == ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-    with pytest.raises(InputError, match="without examples"):
+    with pytest.raises(InputError, match="no solved examples"):
         task.load(TaskOptions(num_fewshot=2))
 
 

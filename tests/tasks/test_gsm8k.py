@@ -197,7 +197,7 @@ def test_examples_from_the_evaluated_file_leave_its_problems_out(tmp_path: Path)
     path = write_jsonl(tmp_path / "a.jsonl", numbered(10))
     data = GSM8K().load(TaskOptions(data=path, fewshot_data=path, num_fewshot=4, limit=6))
     assert not {problem.question for problem in data.problems} & set(shown(data))
-    with pytest.raises(DataError, match="has 4 examples that are not"):
+    with pytest.raises(InputError, match="has 4 examples that are not"):
         GSM8K().load(TaskOptions(data=path, fewshot_data=path, num_fewshot=5, limit=6))
 
 

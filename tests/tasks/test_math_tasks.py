@@ -225,7 +225,7 @@ def test_math_examples_from_files_are_never_problems(tmp_path: Path) -> None:
     assert load(Math(), path, fewshot_data=shots).label == ""
     assert not {"Problem:\nWhat is 0?\n\nSolution:"} & {asked for asked, _ in drawn[0]}
     assert drawn[0][0][1].endswith("Final Answer: The final answer is $2$. I hope it is correct.")
-    with pytest.raises(DataError, match=r"example 1 of .* is itself a problem"):
+    with pytest.raises(DataError, match=r"example 1 of .* is problem 'math-0' itself"):
         load(Math(), path, fewshot_file=shots, num_fewshot=3)
     with pytest.raises(InputError, match=r"num_fewshot is 9 but .* has 8 examples"):
         load(Math(), path, fewshot_file=shots, num_fewshot=9)

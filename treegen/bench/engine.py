@@ -8,17 +8,15 @@ small random-weight model on the same prompts through treegen and through transf
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from treegen.bench.tiny import FEW_SHOT, byte_tokenizer, make_checkpoint, questions
+from treegen.bench.tiny import FEW_SHOT, byte_tokenizer, checkpoint, questions
 from treegen.cache.kept import KeptPrefixes
 from treegen.cache.pool import PagedCache
 from treegen.common.params import SamplingParams
@@ -178,10 +176,7 @@ def throughput(
     max_tokens: int = 64,
 ) -> Iterator[Throughput]:
     """Draw the same number of samples by several engines; every sample has max_tokens tokens."""
-    with tempfile.TemporaryDirectory() as folder:
-        if model is None:
-            make_checkpoint(Path(folder))
-        path = model or folder
+    with checkpoint(model) as path:
         asked = questions(problems)
         tree = Node(FEW_SHOT, children=[Node(question, samples=samples) for question in asked])
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

@@ -73,21 +73,19 @@ def measure(
 
 def pass_table(times: Sequence[PassTime]) -> Listing:
     """A row for each size."""
-    return Listing(
-        ("Prefix", "Tokens", "ms a pass", "low-high", "roofline ms", "times the roofline"),
-        tuple(
-            (
-                f"{each.prefix:,}",
-                f"{each.tokens:,}",
-                f"{each.milliseconds.median:,.2f}",
-                f"{each.milliseconds.low:,.2f}-{each.milliseconds.high:,.2f}",
-                f"{each.floor_ms:,.2f}" if each.floor_ms is not None else "",
-                f"{each.times_floor:.2f}" if each.times_floor is not None else "",
-            )
-            for each in times
-        ),
-        tuple(range(6)),
-        lines=tuple(dict.fromkeys(each.note for each in times if each.note)),
+    return Listing.of(
+        times,
+        {
+            "Prefix": "{0.prefix:,}",
+            "Tokens": "{0.tokens:,}",
+            "ms a pass": "{0.milliseconds.median:,.2f}",
+            "low-high": "{0.milliseconds.low:,.2f}-{0.milliseconds.high:,.2f}",
+            "roofline ms": lambda each: "" if each.floor_ms is None else f"{each.floor_ms:,.2f}",
+            "times the roofline": lambda each: (
+                "" if each.times_floor is None else f"{each.times_floor:.2f}"
+            ),
+        },
+        lines=(each.note for each in times if each.note),
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from treegen.bench.tiny import FEW_SHOT, make_checkpoint, questions
+from treegen.bench.tiny import FEW_SHOT, checkpoint, questions
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
@@ -17,6 +15,7 @@ from treegen.search import (
     Found,
     SampleRequest,
     SearchNode,
+    SearchResult,
     bfs,
     mean_logprob,
     sample_steps,
@@ -55,10 +54,8 @@ def compare(
     caches all nodes of all searches that wait are prompted in one call, which shares what their
     texts share within the call.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        if model is None:
-            make_checkpoint(Path(folder))
-        llm = LLM(model or folder, max_rows=problems * breadth * samples, check=False)
+    with checkpoint(model) as path:
+        llm = LLM(path, max_rows=problems * breadth * samples, check=False)
         prompts = [FEW_SHOT + question for question in questions(problems)]
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True)
 
@@ -72,14 +69,18 @@ def compare(
         llm.search(solve, prompts[:2], params)  # warm up
         start = time.perf_counter()
         results = llm.search(solve, prompts, params, concurrency=problems)
-        live = SearchTime(
-            "live caches",
-            time.perf_counter() - start,
-            sum(result.usage.tokens_prefilled for result in results),
-            sum(result.usage.tokens_decoded for result in results),
-            sum(result.usage.nodes for result in results),
-        )
+        prefilled = sum(result.usage.tokens_prefilled for result in results)
+        live = _time("live caches", start, prefilled, results)
         return [live, _reprompted(llm, AskTell(solve, prompts, params))]
+
+
+def _time(name: str, start: float, prefilled: int, results: Sequence[SearchResult]) -> SearchTime:
+    seconds = time.perf_counter() - start
+    usages = [result.usage for result in results]
+    return SearchTime(
+        name, seconds, prefilled,
+        sum(usage.tokens_decoded for usage in usages), sum(usage.nodes for usage in usages),
+    )  # fmt: skip
 
 
 def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:
@@ -94,13 +95,7 @@ def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:
         for request, completions in zip(wanted, answers, strict=True):
             searches.tell(request, completions)
     done = [result for result in searches.results if result is not None]
-    return SearchTime(
-        "every node prompted anew",
-        time.perf_counter() - start,
-        prefilled,
-        sum(result.usage.tokens_decoded for result in done),
-        sum(result.usage.nodes for result in done),
-    )
+    return _time("every node prompted anew", start, prefilled, done)
 
 
 def _generate(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from treegen.bench.tiny import FEW_SHOT, make_checkpoint, questions
+from treegen.bench.tiny import FEW_SHOT, checkpoint, questions
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
 from treegen.search import Budget, Found, SearchNode, beam, by_function, mcts, sample_steps
@@ -50,12 +48,10 @@ def compare_methods(
     Each node gets `samples` children of `step_tokens` tokens; the beam keeps `breadth` of a level.
     A value of a node follows from its text alone, so that no method decodes for its values.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        if model is None:
-            make_checkpoint(Path(folder))
+    with checkpoint(model) as path:
         # No method waits for rows: a batch grows at most one node for each of its visits.
         max_rows = problems * samples * max(breadth, *batches)
-        llm = LLM(model or folder, max_rows=max_rows, check=False)
+        llm = LLM(path, max_rows=max_rows, check=False)
         prompts = [FEW_SHOT + question for question in questions(problems)]
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True, seed=0)
         propose = sample_steps(samples, stop=())

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
+from treegen.evals.model import check_machine, look_at_model
 from treegen.llm import LLM
-from treegen.model.options import LOADING, EngineOptions
+from treegen.model.options import EngineOptions
 from treegen.prompts.tree import Node
 from treegen.report.tables import Listing
 
@@ -44,6 +45,40 @@ class Arrangement:
     preemptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the arrangements of a job came to.
+
+    promised: whether samples are promised to be the same.
+    document: all of it, as JSON holds it.
+    """
+
+    promised: bool
+    document: dict[str, Any]
+    table: Listing
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether samples differ that are promised to be the same."""
+        return self.promised and self.document["same"] < self.document["samples"]
+
+
+def self_check(options: EngineOptions, problems: int) -> Checked:
+    """Run a job of so many problems in all arrangements. Raises what `LLM` and its runs raise."""
+    check_machine(options)
+    facts = look_at_model(options)
+    check = SelfCheck(options, problems=problems)
+    found = list(check.arrangements())
+    promised = options.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
+    document = {
+        "model": options.model, "device": facts.device_type, "dtype": facts.dtype,
+        "impl": check.usage.impl, "reproducible": options.reproducible, "promised": promised,
+        **{name: sum(getattr(each, name) for each in found) for name in ("samples", "same")},
+        "arrangements": [asdict(each) for each in found],
+    }  # fmt: skip
+    return Checked(promised, document, arrangement_table(found))
+
+
 def arrangement_table(found: Iterable[Arrangement]) -> Listing:
     """A row for each arrangement."""
     columns = {"Arrangement": "{0.name}", "Samples": "{0.samples:,}", "Same": "{0.same:,}",
@@ -56,10 +91,8 @@ class SelfCheck:
 
     def __init__(self, options: EngineOptions, *, problems: int = 24, max_tokens: int = 64) -> None:
         """Load the model and run the whole job. Raises what `LLM` and its runs raise."""
-        self._options = asdict(options)
-        self._llm = LLM(**self._options)
-        for name in ("model", *LOADING):
-            del self._options[name]
+        self._llm = LLM(**asdict(options))
+        self._options = options.engine()
         self._params = SamplingParams(max_tokens=max_tokens, seed=7)
         self._problems = _problems(problems)
         self._whole, self.usage = self._run(self._problems)

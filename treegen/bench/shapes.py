@@ -304,37 +304,3 @@ def _filled(
     if ranks is not None:
         tie_head(module, ranks.rank, ranks.size)
     return module
-
-
-def load(
-    path: str,
-    *,
-    dtype: str = "auto",
-    device: str = "auto",
-    ranks: int = 1,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-) -> tuple[Model, Any]:
-    """Return the model of a checkpoint, and its tokenizer.
-
-    ranks: how many GPUs compute it together.
-    quantization, kv_cache_dtype: as for `load_model`.
-
-    Raises:
-        InputError: the dtype or the device cannot be used.
-        ModelError: the checkpoint or its tokenizer cannot be loaded.
-    """
-    from treegen.model.leading import load_in_parts
-    from treegen.model.load import load_model
-    from treegen.model.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(path)
-    if ranks > 1:
-        parts = load_in_parts(
-            path, ranks, dtype=dtype, device=device, kv_cache_dtype=kv_cache_dtype
-        )
-        return parts, tokenizer
-    model = load_model(
-        path, dtype=dtype, device=device, quantization=quantization, kv_cache_dtype=kv_cache_dtype
-    )
-    return model, tokenizer

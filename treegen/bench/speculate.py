@@ -133,18 +133,20 @@ class Gain:
 
 def gain_table(gains: Sequence[Gain]) -> Listing:
     """A table with a line for each job."""
-    head = ("Rows", "Samples", "Prefix", "Own", "tok/s", "guessing", "ratio", "tokens a pass",
-            "drawn of guessed")  # fmt: skip
-    rows = []
-    for gain in gains:
-        job, share = gain.job, gain.accepted / max(gain.drafted, 1)
-        sizes = (job.rows, job.samples, job.prefix, job.own_tokens)
-        speeds = (gain.plain.median, gain.guessed.median)
-        cells = [*(f"{each:,}" for each in sizes), *(f"{each:,.0f}" for each in speeds)]
-        rows.append(
-            (*cells, f"{gain.ratio.median:.2f}", f"{gain.tokens_per_step:.2f}", f"{share:.0%}")
-        )
-    return Listing(head, tuple(rows), tuple(range(len(head))))
+    return Listing.of(
+        gains,
+        {
+            "Rows": "{0.job.rows:,}",
+            "Samples": "{0.job.samples:,}",
+            "Prefix": "{0.job.prefix:,}",
+            "Own": "{0.job.own_tokens:,}",
+            "tok/s": "{0.plain.median:,.0f}",
+            "guessing": "{0.guessed.median:,.0f}",
+            "ratio": "{0.ratio.median:.2f}",
+            "tokens a pass": "{0.tokens_per_step:.2f}",
+            "drawn of guessed": lambda gain: f"{gain.accepted / max(gain.drafted, 1):.0%}",
+        },
+    )
 
 
 class _Forced(ThinkingBudgets):

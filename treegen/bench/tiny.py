@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,6 +76,15 @@ def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerBase:
                 spelled = "".join(part for part, _ in as_bytes.pre_tokenize_str(text))
                 known.setdefault(spelled, len(known))
     return _fast(type(tokenizer.backend_tokenizer).from_str(json.dumps(made)))
+
+
+@contextmanager
+def checkpoint(model: str | None) -> Iterator[str]:
+    """Give a model, or without one a tiny checkpoint, which is removed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        if model is None:
+            make_checkpoint(Path(folder))
+        yield model or folder
 
 
 def make_checkpoint(folder: Path) -> None:

@@ -135,25 +135,29 @@ def build_vision_model(
     return model, tokenizer
 
 
-def load_vision_model(path: str, **kind: Any) -> tuple[Model, Any]:
-    """Return the model of a checkpoint that takes images, and its tokenizer with its images.
+def load_checkpoint(
+    path: str, *, ranks: int = 1, images: bool = False, **kind: Any
+) -> tuple[Model, Any]:
+    """Return the model of a checkpoint, and its tokenizer, with its images if they are wanted.
 
+    ranks: how many GPUs compute it together.
     kind: how it is loaded, as for `EngineOptions`.
 
     Raises:
         InputError: the dtype or the device cannot be used.
-        ModelError: the checkpoint cannot be loaded, or takes no images.
+        ModelError: the checkpoint or its tokenizer cannot be loaded, or it takes no images.
     """
     from treegen.images.table import take_images
     from treegen.model.leading import load_named
     from treegen.model.options import EngineOptions
     from treegen.model.tokenizer import load_tokenizer, processor_of
 
-    options = EngineOptions(model=path, images=True, **kind)
+    options = EngineOptions(model=path, images=images, tensor_parallel_size=ranks, **kind)
     tokenizer = load_tokenizer(path)
-    processor = processor_of(options, tokenizer)
+    processor = processor_of(options, tokenizer) if images else None
     model = load_named(options)
-    take_images(tokenizer, processor.table(model.spec.vocab_size))
+    if processor is not None:
+        take_images(tokenizer, processor.table(model.spec.vocab_size))
     return model, tokenizer
 
 

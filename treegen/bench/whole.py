@@ -16,12 +16,12 @@ from treegen.bench.decoding.result import Settings, WorkloadResult
 from treegen.bench.decoding.runs import Bench
 from treegen.bench.prefill import measure, pass_table
 from treegen.bench.search_methods import compare_methods
-from treegen.bench.shapes import build_model, load, shape_of
+from treegen.bench.shapes import build_model, shape_of
 from treegen.bench.speculate import RECORDED, Load, Trace, gain_table
 from treegen.bench.speculate import measure as measure_guesses
 from treegen.bench.timing import machine
 from treegen.bench.tiny import word_tokenizer
-from treegen.bench.vision import build_vision_model, image_of, load_vision_model
+from treegen.bench.vision import build_vision_model, image_of, load_checkpoint
 from treegen.errors import InputError
 from treegen.llm import LLM
 from treegen.model.config import DTYPES, resolve_device
@@ -238,16 +238,17 @@ def time_decoding(
         ModelError: the checkpoint cannot be loaded, or takes no images.
         CapacityError: the weights do not fit.
     """
-    # Where each row is computed as if alone, no matrix is in 8 bits.
-    loaded = {**kind, "quantization": "none"} if settings.reproducible else kind
     if image_tokens:
         usual = {name: kind[name] for name in ("dtype", "device", "kv_cache_dtype")}
-        make = build_vision_model if shape else load_vision_model
-        built, tokenizer = make(shape or model or "", **usual)
+        built, tokenizer = (
+            build_vision_model(shape, **usual)
+            if shape
+            else load_checkpoint(model or "", images=True, **usual)
+        )
         image = image_of(built, tokenizer, image_tokens)
         cases = [_below(image, case) for case in cases]
     else:
-        built, tokenizer = _built(shape, model, **loaded)
+        built, tokenizer = _built(shape, model, **kind)
     if shape and any(STRUCTURED in case.modes for case in cases):
         tokenizer = word_tokenizer(built.spec.vocab_size)
     ranks, quantization = kind["ranks"], kind["quantization"]
@@ -328,7 +329,9 @@ def _headline(about: dict[str, Any]) -> str:
 
 def _built(shape: str | None, model: str | None, **kind: Any) -> tuple[Any, Any]:
     """Return a model of a shape, or of a checkpoint, and its tokenizer."""
-    return load(model, **kind) if model is not None else build_model(shape_of(shape or ""), **kind)
+    if model is not None:
+        return load_checkpoint(model, **kind)
+    return build_model(shape_of(shape or ""), **kind)
 
 
 def _below(image: PlacedImage, case: Case) -> Case:

@@ -105,8 +105,8 @@ class SamplingParams:
     no_repeat_ngram_size: never draw a token that makes a sequence of so many tokens which the
     prompt or the sample has already, as in transformers; 0 allows all.
     bad_words: strings that a sample may not have, as the tokens that the tokenizer makes of them at
-    the start of a text and after a space. Where it and no_repeat_ngram_size allow no token, they
-    allow all.
+    the start of a text and after a space; of space alone, such as a newline, as it is. Where it and
+    no_repeat_ngram_size allow no token, they allow all.
     json_schema: a sample must be JSON of this schema: a mapping, JSON as text, or a pydantic model.
     regex: a sample must match this regular expression, from its first character to its last.
     grammar: a sample must be a text of this grammar, in Lark's or GBNF's form.
@@ -267,7 +267,7 @@ class SamplingParams:
             raise InputError(f"bad_words must be a list of words, got {words!r}")
         object.__setattr__(self, "bad_words", as_tuple("bad_words", words))
         for word in self.banned:
-            if not isinstance(word, str) or not word.strip():
+            if not isinstance(word, str) or not word:
                 raise InputError(f"bad_words must be text that is not empty, got {word!r}")
 
     def _check_structure(self) -> None:

@@ -26,7 +26,7 @@ from treegen.model.facts import ModelFacts
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions
-from treegen.model.reproducible import ALIGN, IMPL, check_dtype, check_layers
+from treegen.model.reproducible import ALIGN, IMPL, check_dtype
 from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import plan_requests
@@ -67,7 +67,6 @@ class Engine:
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
-            check_layers(model.spec, model.device)
             if on_gpu:
                 self.impl, self.align = IMPL, ALIGN
                 model.make_reproducible()

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
+TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+"""The words for true and false that users may give, in lower case."""
 _Task = TypeVar("_Task")
 
 

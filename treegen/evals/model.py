@@ -87,7 +87,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     from treegen.model import memory
     from treegen.model.config import load_spec
     from treegen.model.facts import ModelFacts
-    from treegen.model.reproducible import ALIGN, check_dtype, check_layers
+    from treegen.model.reproducible import ALIGN, check_dtype, reproducible_spec
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision.processor import load_processor
 
@@ -103,7 +103,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
         check_speculation(engine, spec)
     if engine.reproducible:
         check_dtype(dtype, device)
-        check_layers(spec, device)
+        spec = reproducible_spec(spec, device)
     page_size, max_rows, _ = engine.sizes(device.type)
     size = engine.cache_bytes
     if size is None and device.type == "cpu":

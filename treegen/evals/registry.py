@@ -5,10 +5,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, Final
 
@@ -145,8 +145,7 @@ def get_task(name: str | Task) -> Task:
     if not isinstance(name, str):
         return _make(lambda: name, type(name).__name__)
     if is_lm_eval(name):
-        module, _, class_name = _OF_LM_EVAL.partition(":")
-        found: Task = getattr(import_module(module), class_name)(name)
+        found: Task = resolve_name(_OF_LM_EVAL)(name)
         return found
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
@@ -154,8 +153,7 @@ def get_task(name: str | Task) -> Task:
     if name.endswith(".py"):
         raise InputError(f"name the task's class too: {name}:ClassName")
     if name in _BUILTIN:
-        module, _, class_name = _BUILTIN[name].partition(":")
-        return _make(getattr(import_module(module), class_name), name)
+        return _make(resolve_name(_BUILTIN[name]), name)
     for point in _entry_points():
         if point.name == name:
             return _make(_load_point(point), name)

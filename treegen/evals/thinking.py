@@ -5,7 +5,7 @@ The line of a sample that thinks has `thinking`: {"tokens": ..., "end": ..., "cl
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
 
@@ -35,26 +35,27 @@ def answer_of(record: Mapping[str, Any]) -> str:
     return answer_after(str(record["text"]), thinking_of(record))
 
 
+_COUNTS: Final = ("samples", "thinking", "closed", "forced", "thinking_tokens", "answer_tokens")
+
+
 class ThinkingTokens:
     """Counts the tokens of thinkings and of answers, over samples."""
 
     def __init__(self) -> None:
         """No samples yet."""
-        self._samples = self._thinking = self._closed = self._forced = 0
-        self._tokens = self._answer_tokens = 0
+        self._counts = dict.fromkeys(_COUNTS, 0)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a stored sample."""
-        self._samples += 1
         found = thinking_of(record)
-        if found is None:
-            self._answer_tokens += int(record["num_tokens"])
-            return
-        self._thinking += 1
-        self._closed += found.is_closed
-        self._forced += found.is_forced
-        self._tokens += found.num_tokens
-        self._answer_tokens += int(record["num_tokens"]) - found.num_tokens
+        mine = (
+            (0, 0, 0, 0)
+            if found is None
+            else (1, found.is_closed, found.is_forced, found.num_tokens)
+        )
+        each = (1, *mine, int(record["num_tokens"]) - mine[-1])
+        for name, count in zip(_COUNTS, each, strict=True):
+            self._counts[name] += count
 
     def summary(self) -> dict[str, int] | None:
         """Return the counts as JSON holds them; None if no sample thinks.
@@ -62,16 +63,7 @@ class ThinkingTokens:
         samples, thinking: all samples, and those that think. closed, forced: of these, those whose
         thinking came to its end, and those whose budget closed it.
         """
-        if not self._thinking:
-            return None
-        return {
-            "samples": self._samples,
-            "thinking": self._thinking,
-            "closed": self._closed,
-            "forced": self._forced,
-            "thinking_tokens": self._tokens,
-            "answer_tokens": self._answer_tokens,
-        }
+        return dict(self._counts) if self._counts["thinking"] else None
 
 
 def thinking_line(summary: Mapping[str, int]) -> str:

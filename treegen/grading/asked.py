@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from treegen.common.params import check_int
+from treegen.common.params import SamplingParams, check_int
 from treegen.errors import InputError
 from treegen.grading.rubric import Rubric, of_json
 
@@ -57,11 +57,27 @@ class JudgingSettings:
                 f"the rubric {self.rubric.name} has a form of verdicts of its own "
                 f"({self.rubric.reader}), which is read out of texts; use verdicts='samples'"
             )
+        if self.verdicts == "samples":
+            self.params()  # a number that cannot be is told before anything is loaded
+            if self.repeats > 1 and self.temperature == 0:
+                raise InputError(
+                    "at temperature 0 all repeats are the same; leave repeats= out, or give a "
+                    "temperature= above 0"
+                )
+        if self.decided and self.repeats < 2:
+            raise InputError("stop_when= is of no use with one repeat; give repeats= too")
         if self.decided and self.rubric.criteria:
             raise InputError(
                 "stop_when= goes by the majority of an answer's verdicts, and this rubric has "
                 "criteria; leave one out"
             )
+
+    def params(self, *, chat: bool = False) -> SamplingParams:
+        """Return how texts are drawn; raises InputError if they cannot be so."""
+        return SamplingParams(
+            temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed,
+            reasoning_tags="auto" if chat else None,
+        )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """Return what judgements depend on, but for wordings and repeats, which may grow."""

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.common.params import SamplingParams
 from treegen.errors import NumericsError, RunError
 from treegen.evals.thinking import stored
+from treegen.grading.answers import special_in_template
 from treegen.grading.asked import ModelJudging
 from treegen.grading.deciding import Deciding
 from treegen.grading.prompts import JudgedAnswers, JudgedCase, cases_of, content_of, prompt_of
 from treegen.grading.rubric import LEAD
-from treegen.grading.store import Lines
+from treegen.grading.store import TOO_LONG, Lines
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], object]
 _LEAD: Final = f"\n\n{LEAD}"
+_TEMPLATE: Final = 512  # tokens that a chat template adds at most, for a first look at lengths
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def carry_out(
 
     Raises:
         RunError: answers have changed since they were judged, or the lines cannot be written.
-        CapacityError: a prompt is too long for the judge.
+        CapacityError: a prompt takes more memory than the judge's cache has.
         NumericsError: its logits are not numbers.
     """
     asking = _Asking(judging, answers, lines, llm)
@@ -89,14 +90,14 @@ class _Asking:
         self.chat = template if judging.asked.chat is None else judging.asked.chat
         self.cases = cases_of(answers, judging)
         self._hashes: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
 
     def node(self, case: JudgedCase, samples: int, *, lead: str) -> Node:
         """Return the prompt of a case; lead: what the judge's reply begins with."""
         turns = prompt_of(case, self._answers, self.judging, self._special)
-        text = "\0".join(turns)
-        self._hashes[case.id] = hashlib.blake2b(
-            text.encode(errors="replace"), digest_size=16
-        ).hexdigest()
+        text = "\0".join(turns).encode(errors="replace")
+        self._hashes[case.id] = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self._sizes[case.id] = len(text)  # no text has more tokens than bytes
         content: Any = content_of(turns, chat=self.chat, lead=lead)
         if self.chat and lead:
             content = [*content, {"role": "assistant", "content": lead.lstrip()}]
@@ -112,6 +113,42 @@ class _Asking:
                     f"remove the folder {self.judging.name} in `judged` to judge them anew"
                 )
 
+    def due(self, deciding: Deciding, *, lead: str, room: int) -> list[tuple[JudgedCase, Node]]:
+        """Return the prompts of which judgements lack; nothing of the others is computed.
+
+        A prompt that is too long for the judge has judgements that say so. room: tokens that
+        have to follow a prompt in the model's context.
+        """
+        samples = self.judging.asked.repeats
+        nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
+        for case in self.cases:
+            self.check(case, range(samples))
+        most = self.llm.facts.spec.context_length - room
+        long = [
+            (case, node)
+            for case, node in nodes
+            if deciding.lacks(case) and self._sizes[case.id] + _TEMPLATE > most
+        ]
+        lengths = self._lengths([node for _, node in long])
+        for (case, _), length in zip(long, lengths, strict=True):
+            for repeat in range(samples if length > most else 0):
+                if deciding.lacks(case) and not self.has(case, repeat):
+                    self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
+                    deciding.add(case, repeat, None)
+        return [(case, node) for case, node in nodes if deciding.lacks(case)]
+
+    def _lengths(self, nodes: Sequence[Node]) -> list[int]:
+        from treegen.prompts.tokens import tokenize
+
+        if not nodes:
+            return []
+        found = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
+        return [len(prompt.tokens) for prompt in found]
+
+    def has(self, case: JudgedCase, repeat: int) -> bool:
+        """Whether a judgement is stored."""
+        return (case.problem_id, case.slot(repeat)) in self.lines.done
+
     def add(self, case: JudgedCase, repeat: int, said: dict[str, Any]) -> None:
         """Store a judgement."""
         prompt = {"prompt_hash": self._hashes[case.id]}
@@ -120,9 +157,10 @@ class _Asking:
 
 
 def special_texts(tokenizer: Any) -> list[str]:
-    """Return the texts that a tokenizer reads as special tokens."""
+    """Return the texts that a tokenizer reads as special tokens, or writes around turns."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) or {}
     found = {str(token) for token in added.values() if getattr(token, "special", False)}
+    found |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
     return sorted(found | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
 
 
@@ -130,15 +168,10 @@ def _by_samples(asking: _Asking, deciding: Deciding, work: JudgeWork, stop: Stop
     asked = asking.judging.asked
     by_id = {case.id: case for case in asking.cases}
     lead = "" if asking.chat or asked.rubric.has_own_form else "\n\n"
-    # Prompts whose verdicts are all there are left out: nothing of them is computed.
-    nodes = [asking.node(case, asked.repeats, lead=lead) for case in asking.cases]
-    for case in asking.cases:
-        asking.check(case, range(asked.repeats))
-    nodes = [node for node in nodes if deciding.lacks(by_id[str(node.id)])]
-    params = SamplingParams(
-        temperature=asked.temperature, max_tokens=asked.max_tokens, seed=asked.seed,
-        reasoning_tags="auto" if asking.chat else None,
-    )  # fmt: skip
+    nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
+    if not nodes:
+        return
+    params = asked.params(chat=asking.chat)
     with asking.llm.dealt(Node("", children=nodes, samples=0), params) as stream:
         place = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
@@ -192,10 +225,9 @@ def _by_likelihood(
     from treegen.prompts.tokens import TAIL, append_text, tokenize
 
     tokenizer, choices = asking.llm.tokenizer, list(asking.judging.asked.rubric.choices)
-    nodes = [asking.node(case, 1, lead=_LEAD) for case in asking.cases]
-    for case in asking.cases:
-        asking.check(case, (0,))
-    left = [(c, node) for c, node in zip(asking.cases, nodes, strict=True) if deciding.lacks(c)]
+    room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
+    if not (left := asking.due(deciding, lead=_LEAD, room=room)):
+        return
     prompts = tokenize(Node("", children=[node for _, node in left], samples=0), tokenizer)
     ends: dict[bytes, list[list[int]]] = {}
     pairs: list[tuple[list[int], list[int]]] = []

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import InputError, RunError
+from treegen.evals.thinking import answer_of
 from treegen.grading.asked import ModelJudging
 from treegen.grading.deciding import majority
-from treegen.grading.store import read_judgings, read_records, read_verdict, slot_of
+from treegen.grading.store import TOO_LONG, read_judgings, read_records, read_verdict, slot_of
 
 Key = tuple[int, int]
 """The run and the sample of an answer."""
@@ -27,7 +28,8 @@ class Judgement:
     one. None if it cannot be read.
     chances: of the choices, where they were asked for by likelihood.
     mass: the chance that the judge says any of the choices at all, likewise.
-    text: what it wrote; empty by likelihood.
+    text: what it wrote after its thinking; empty by likelihood.
+    too_long: whether the prompt was too long for the judge, so that it was not asked.
     """
 
     problem_id: str
@@ -40,6 +42,7 @@ class Judgement:
     chances: tuple[float, ...] = ()
     mass: float | None = None
     text: str = ""
+    too_long: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def _judgements(path: Path, judging: ModelJudging) -> Iterator[Judgement]:
         else:
             verdict = read_verdict(record, rubric)
             value = None if verdict is None else rubric.choices[verdict]
-            told = {"verdict": verdict, "value": value, "text": str(record.get("text", ""))}
+            told = {"verdict": verdict, "value": value, "text": answer_of(record)}
+            told["too_long"] = bool(record.get(TOO_LONG))
         yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **told)
 
 

@@ -3,9 +3,27 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from treegen.errors import InputError
+
+COMBINES: Final = ("mean", "majority")
+
+
+def check_jury(num_judges: int, weights: Sequence[float] | None, combine: str) -> None:
+    """Raise InputError for weights or a way to combine that some judges cannot have."""
+    if combine not in COMBINES:
+        raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
+    if num_judges == 1:
+        for name, given in (("weights", weights is not None), ("combine", combine != "mean")):
+            if given:
+                raise InputError(f"{name}= is of several judges; give judge= more than once")
+    if weights is None:
+        return
+    if len(weights) != num_judges:
+        raise InputError(f"there are {len(weights)} weights for {num_judges} judges; give one each")
+    if any(not 0 < weight < math.inf for weight in weights):
+        raise InputError(f"the weights of judges must be above 0, got {list(weights)}")
 
 
 def jury_of(
@@ -17,17 +35,10 @@ def jury_of(
     on cannot be read is decided by the others.
     weights: of the judges; None for equal ones.
     combine: "mean" takes the weighted mean of values; "majority" 1 where more than half of the
-    weight is on values above a half, 0 where less is, and 0.5 for a tie.
-
-    Raises:
-        InputError: the weights are not as many as judges, or one is not above 0.
+    weight is on values above a half, 0 where less is, and 0.5 for a tie. See `check_jury`.
     """
     num = max(row[3] for row in rows) + 1
     of_judge = [1.0] * num if weights is None else [float(weight) for weight in weights]
-    if len(of_judge) != num:
-        raise InputError(f"there are {len(of_judge)} weights for {num} judges; give one for each")
-    if any(not 0 < weight < math.inf for weight in of_judge):
-        raise InputError(f"the weights of judges must be above 0, got {of_judge}")
     votes: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
     place: dict[Hashable, tuple[Any, Any, Any]] = {}
     for value, problem, answer, judge, wording in rows:

@@ -44,7 +44,7 @@ class JudgedCase:
 class JudgedAnswers:
     """The answers of runs of the same problems, and what was asked.
 
-    questions, references: by problem. texts: by problem, of each (run, sample).
+    questions, references: by problem. names: of the runs. texts: by problem, of each (run, sample).
     """
 
     def __init__(self, jobs: Sequence[Job], runs: Sequence[RunDir]) -> None:
@@ -57,6 +57,7 @@ class JudgedAnswers:
         self.questions = {problem.id: problem.question for problem in problems}
         self.references = {problem.id: problem.answer for problem in problems}
         self.groups = {problem.id: problem.group for problem in problems}
+        self.names = [run.path.name for run in runs]
         self.texts: dict[str, dict[tuple[int, int], str]] = {p.id: {} for p in problems}
         for number, (job, run) in enumerate(zip(jobs, runs, strict=True)):
             if {p.id: p.question for p in job.data.problems} != self.questions:
@@ -69,12 +70,11 @@ class JudgedAnswers:
         if not any(self.texts.values()):
             raise InputError(f"{runs[0].path} has no sample to judge; finish the run first")
 
-    def of_run(self) -> Iterator[tuple[str, int, str]]:
-        """Yield problem, sample and text of each answer of the first run."""
+    def all(self) -> Iterator[tuple[str, int, str]]:
+        """Yield problem, sample and text of each answer; the problem names runs but the first."""
         for problem_id, texts in self.texts.items():
             for (run, index), text in sorted(texts.items()):
-                if not run:
-                    yield problem_id, index, text
+                yield f"{problem_id} in {self.names[run]}" if run else problem_id, index, text
 
     def shown(self, *, pairs: bool) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
         """Yield each problem with what is judged at once, an answer or a pair in either order.

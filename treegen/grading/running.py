@@ -4,24 +4,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treegen.errors import InputError
 from treegen.evals.identity import stored_job
 from treegen.evals.job import Job
-from treegen.evals.model import check_machine, load_llm, weights_fingerprint
 from treegen.evals.running.listener import Follow, Listener, Stop
 from treegen.grading.asked import JudgingSettings
 from treegen.grading.carry import JudgeWork, carry_out
 from treegen.grading.deciding import Deciding
 from treegen.grading.judged import Judged, of_one_kind, read_judged
+from treegen.grading.models import JudgeModel, JudgeModels
 from treegen.grading.prompts import JudgedAnswers, cases_of
 from treegen.grading.store import adding, begin
-from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
-
-if TYPE_CHECKING:
-    from treegen.llm.calls import Calls
 
 
 @dataclass(slots=True)
@@ -55,8 +51,11 @@ def opened(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack) ->
 
     Raises:
         RunError: there is no run, or one is damaged.
-        InputError: the problems cannot be read, or are not the same.
+        InputError: the problems cannot be read, or are not the same, or a run is named twice.
     """
+    real = [path.resolve() for path in paths]
+    if len(set(real)) < len(real):
+        raise InputError("pairs= names a run twice, and a run is not compared with itself")
     runs = tuple(stack.enter_context(RunDir.open(path)) for path in paths)
     jobs = tuple(stored_job(asked, run) for run in runs)
     return Opened(runs, jobs, JudgedAnswers(jobs, runs))
@@ -64,21 +63,18 @@ def opened(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack) ->
 
 def judge_all(
     found: Opened,
-    judges: "Sequence[str | Calls]",
+    judges: Sequence[JudgeModel],
+    models: JudgeModels,
     asked: JudgingSettings,
     follow: Follow,
     listener: Listener,
-    *,
-    options: Mapping[str, Any],
 ) -> JudgingOutcome:
     """Judge what is not judged, by one judge after another; nothing is judged twice.
 
-    judges: models by directory or name, or loaded ones. A model that is named is loaded only if
-    something lacks, and given back before the next one is loaded.
-    options: how models are loaded, by the names of `EngineOptions`.
+    judges: see `look_at_judges`. models: loads one if something lacks.
 
     Raises:
-        InputError: an option is wrong, or a judge is named twice.
+        InputError: the rubric is not for these runs.
         TreegenError: as for the model, and the folder of the run.
     """
     if asked.rubric.pairs != (len(found.runs) > 1):
@@ -94,15 +90,7 @@ def judge_all(
     result = JudgingOutcome([], found.answers)
     names = []
     for each in judges:
-        if isinstance(each, str):
-            engine = EngineOptions(model=each, **options)
-            check_machine(engine)
-            fingerprint = weights_fingerprint(engine)
-        else:
-            engine, fingerprint = each.facts.engine, each.fingerprint
-        judging = begin(found.runs[0], found.runs[1:], engine.model, fingerprint, asked)
-        if judging.name in names:
-            raise InputError(f"the judge {engine.model} is named twice; name each once")
+        judging = begin(found.runs[0], found.runs[1:], each.engine.model, each.fingerprint, asked)
         names.append(judging.name)
         with ExitStack() as stack:
             lines = stack.enter_context(adding(found.runs[0].path, judging))
@@ -112,12 +100,7 @@ def judge_all(
             work = result.work[judging.name] = JudgeWork()
             done, planned = deciding.done, deciding.planned
             if deciding.left:
-                llm: Calls
-                if isinstance(each, str):
-                    listener.loading(engine.model)
-                    llm = stack.enter_context(load_llm(engine, fingerprint))
-                else:
-                    llm = each
+                llm = models.get(each, listener)
 
                 def steps(stop: Stop, lines: Any = lines, llm: Any = llm, judging: Any = judging,
                           work: JudgeWork = work) -> Iterator[tuple[int, int]]:  # fmt: skip

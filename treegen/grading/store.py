@@ -24,6 +24,8 @@ from treegen.runs.files import read_json, reason, write_json
 FOLDER: Final = "judged"
 FILE: Final = "judgements.jsonl"
 _INFO: Final = "judging.json"
+TOO_LONG: Final = "too_long"
+"""The field of a line whose prompt is too long for the judge, which was not asked then."""
 
 Slot = tuple[tuple[tuple[int, int], ...], int, int, int]
 """What a prompt is about: (run, sample) of each answer as shown, wording, criterion, and repeat."""
@@ -97,7 +99,7 @@ def slot_of(record: Mapping[str, Any]) -> Slot:
 
 def read_verdict(record: Mapping[str, Any], rubric: Rubric) -> str | None:
     """Return the verdict in the text of a line, after its thinking; None if it is unreadable."""
-    return rubric.read(answer_of(record))
+    return None if record.get(TOO_LONG) else rubric.read(answer_of(record))
 
 
 class Lines:

@@ -4,15 +4,15 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.grading.judged import Judged
-from treegen.grading.jury import jury_of
-from treegen.grading.official import simpleqa_scores
+from treegen.grading.jury import check_jury, jury_of
+from treegen.grading.official_tables import official_tables
 from treegen.grading.pairs import order_table, pairs_of
 from treegen.grading.statistics.agreement import cohens_kappa, krippendorffs_alpha
 from treegen.grading.statistics.components import Cells, cells, components, design_of
@@ -21,7 +21,6 @@ from treegen.grading.statistics.labels import Corrected, corrected
 from treegen.grading.statistics.needs import Need, needs
 
 Combine = Literal["mean", "majority"]
-COMBINES: Final = ("mean", "majority")
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,7 @@ def summarise(
     Raises:
         InputError: nothing can be read, the weights are not as many as judges, or a library lacks.
     """
-    if combine not in COMBINES:
-        raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
+    check_jury(len(judged), weights, combine)
     first = judged[0].judging
     rubric, names = first.asked.rubric, [each.judging.judge for each in judged]
     rows = [
@@ -128,31 +126,28 @@ def summarise(
     jury = None
     if len(judged) > 1:
         jury = mean_of(cells(jury_of(rows, weights, combine)), clusters)
-    elif weights is not None:
-        raise InputError("weights are of several judges; give judge= more than once")
-    tables = [_table(judged, mean, jury, combine), _verdicts(judged), _spread(variances, found)]
+    tables = [
+        _table(judged, mean, jury, combine),
+        _verdicts(judged),
+        _spread(variances, found, rubric.name),
+    ]
     more: dict[str, Any] = {}
     if rubric.pairs:
         strengths = pairs_of(judged)
         tables += [strengths.table, order_table(strengths.position)]
         more = strengths.to_json()
-    if rubric.reader == "simpleqa":
-        scores = {each.judging.name: _simpleqa(each) for each in judged}
-        tables.append(_simpleqa_table(judged, scores))
-        more["simpleqa"] = scores
+    official, scores = official_tables(judged)
+    tables += official
+    more |= scores
     agreement = _agreement(rows, names)
     told = None
     if labels is not None:
-        if rubric.pairs:
-            raise InputError(
-                "labels= are of single answers, and this rubric compares pairs; leave them out"
-            )
         told, with_people = _with_labels(rows, labels)
         tables += _corrected_tables(told)
         agreement += with_people
     if agreement:
-        tables.append(Table("Agreement", ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers"),
-                            tuple(agreement)))  # fmt: skip
+        head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
+        tables.append(Table(f"Agreement: {rubric.name}", head, tuple(agreement)))
     of_problem = defaultdict(list)
     for value, problem, *_ in rows:
         of_problem[str(problem)].append(value)
@@ -173,7 +168,8 @@ def summarise(
 
 def _table(judged: Sequence[Judged], mean: Mean, jury: Mean | None, combine: str) -> Table:
     rubric = judged[0].judging.asked.rubric
-    rows: list[tuple[Cell, ...]] = [_row("all", mean)]
+    name = "all" if len(judged) > 1 else judged[0].judging.judge
+    rows: list[tuple[Cell, ...]] = [_row(name, mean)]
     if jury is not None:
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
@@ -185,22 +181,6 @@ def _table(judged: Sequence[Judged], mean: Mean, jury: Mean | None, combine: str
     head = ("Judge", "Mean", "Low", "High", "Stderr", "Problems alone", "Low, these judges",
             "High, these judges")  # fmt: skip
     return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
-
-
-def _simpleqa(judged: Judged) -> dict[str, float]:
-    return simpleqa_scores([each.text for each in judged.judgements])
-
-
-def _simpleqa_table(judged: Sequence[Judged], scores: Mapping[str, Mapping[str, float]]) -> Table:
-    found = [scores[each.judging.name] for each in judged]
-    return Table(
-        "SimpleQA's scores",
-        ("Judge", *(name.removeprefix("is_").replace("_", " ") for name in found[0])),
-        tuple(
-            (each.judging.judge, *values.values())
-            for each, values in zip(judged, found, strict=True)
-        ),
-    )
 
 
 def _alone(judged: Judged) -> Mean:
@@ -217,22 +197,30 @@ def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
 
 
 def _verdicts(judged: Sequence[Judged]) -> Table:
+    rubric = judged[0].judging.asked.rubric
     counts = [each.counts() for each in judged]
+    by_chance = judged[0].judging.asked.verdicts == "likelihood"
     return Table(
-        "Verdicts",
-        ("Judge", *counts[0]),
+        f"Verdicts: {rubric.name}",
+        ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
         tuple(
-            (each.judging.judge, *count.values())
+            (each.judging.judge, *count.values(), *([_mass(each)] if by_chance else []))
             for each, count in zip(judged, counts, strict=True)
         ),
     )
 
 
-def _spread(variances: Mapping[str, float | None], found: Cells) -> Table:
+def _mass(judged: Judged) -> float | None:
+    """Return the mean chance that a judge says any of the choices; None without likelihoods."""
+    masses = [one.mass for one in judged.judgements if one.mass is not None]
+    return _mean(masses) if masses else None
+
+
+def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) -> Table:
     total = math.fsum(value or 0.0 for value in variances.values())
     names = {"problem": "problem", "answer": "answer", "judge": "judge", "wording": "wording"}
     return Table(
-        "Where judgements vary",
+        f"Where judgements vary: {rubric}",
         ("Source", "Levels", "Standard deviation", "Share of the variance"),
         tuple(
             (
@@ -351,8 +339,12 @@ def _notices(judged: Sequence[Judged], mean: Mean | None) -> list[str]:
                 f"{each.unreadable:,} of {len(each.judgements):,} verdicts of "
                 f"{each.judging.judge} cannot be read ({share:.1%}); they count in no mean"
             )
-        masses = [one.mass for one in each.judgements if one.mass is not None]
-        if masses and (mass := _mean(masses)) < 0.5:
+        if too_long := len({(j.problem_id, j.shown) for j in each.judgements if j.too_long}):
+            found.append(
+                f"{each.judging.judge} was not asked about {too_long:,} of the answers, which are "
+                "too long for its context; those count as unreadable"
+            )
+        if (mass := _mass(each)) is not None and mass < 0.5:
             found.append(
                 f"{each.judging.judge} gives all choices together a chance of {mass:.3f} on "
                 "average: it would rather say something else, so its verdicts mean little"

@@ -1,4 +1,4 @@
-"""The thread that encodes prompts, in the order in which they come."""
+"""Threads that encode prompts, in the order in which they come, and compile grammars before."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Encodes the prompts of calls in a thread of its own."""
+    """Encodes the prompts of calls in a thread of its own; grammars are compiled in another."""
 
     def __init__(self, llm: LLM, on_encoded: Callable[[AsyncCall, Exception | None], None]) -> None:
-        """A thread that waits for prompts.
+        """Threads that wait for prompts and for grammars.
 
         on_encoded: called there with each call once it has its requests, or with what was wrong.
         """
@@ -30,11 +30,16 @@ class Encoder:
         # An encoding tokenizer has settings that are not for two threads at once.
         self._tokenizer = copy.deepcopy(llm.tokenizer)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
+        # A grammar may take long to compile; calls without one do not wait for it.
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
         self._known = KnownPrompts()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         """Encode the prompts of a call. template: arguments of the chat template."""
-        self._thread.submit(self._encode, call, contents, template)
+        if call.params is not None and call.params.structure is not None:
+            self._grammars.submit(self._compile, call, contents, template)
+        else:
+            self._thread.submit(self._encode, call, contents, template)
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """The requests of prompts, for who waits in an event loop."""
@@ -45,6 +50,7 @@ class Encoder:
 
     def close(self) -> None:
         """Encode what was submitted, and end."""
+        self._grammars.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     def _requests(
@@ -59,6 +65,15 @@ class Encoder:
         if key is not None:
             self._known.put(key, requests[0].tokens)
         return requests
+
+    def _compile(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
+        try:
+            if call.params is not None and not call.is_over:
+                self._llm.stopping_of(call.params)
+        except Exception as error:
+            self._on_encoded(call, error)
+        else:
+            self._thread.submit(self._encode, call, contents, template)
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         failure: Exception | None = None

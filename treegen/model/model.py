@@ -24,10 +24,19 @@ from treegen.model.batch import Batch
 from treegen.model.checkpoint.files import one_line
 from treegen.model.latent import keeps_latents, up_of
 from treegen.model.linear.experts import GroupedLayers
+from treegen.model.linear.fixed import FixedLayers
 from treegen.model.recurrent.layers import SlotPass, StatePass, on_states, wrap_recurrent
 from treegen.model.recurrent.own_layers import has_operators
 from treegen.model.recurrent.states import on_slots, states_of_rows
-from treegen.model.reproducible import check_experts, first_batch, fix_sums, with_rows
+from treegen.model.reproducible import (
+    IMPL,
+    check_experts,
+    check_recurrence,
+    first_batch,
+    fix_sums,
+    reproducible_spec,
+    with_rows,
+)
 from treegen.model.written import versions
 
 if TYPE_CHECKING:
@@ -82,8 +91,9 @@ class Model:
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
-        self._reproducible = False
+        self._reproducible, self._stock_spec = False, spec
         self._grouped: GroupedLayers | None = None
+        self._fixed: FixedLayers | None = None
         self._by_operators = False
         self._latents = sorted(
             (part for part in module.modules() if keeps_latents(part)),
@@ -98,10 +108,12 @@ class Model:
         self._uncompile()
         self._weights_at = None
         self.uncompiled_because = ""
-        self._reproducible = False
-        if self._grouped is not None:
-            self._grouped.undo()
-            self._grouped = None
+        if self._reproducible:
+            self._reproducible, self.spec = False, self._stock_spec
+        for changed in (self._fixed, self._grouped):
+            if changed is not None:
+                changed.undo()
+        self._fixed = self._grouped = None
 
     def make_reproducible(self) -> None:
         """Compute each row to the bit as if it were alone from now on; attention must do so too.
@@ -109,13 +121,18 @@ class Model:
         It sets how torch computes matrix products in this process.
 
         Raises:
-            InputError: experts of the model cannot do so.
+            InputError: layers of the model cannot do so.
         """
+        spec = reproducible_spec(self.spec, self.device)
+        check_recurrence(self.module, spec, self._by_operators)
         fix_sums()
-        self._reproducible = True
+        if not self._reproducible:
+            self._reproducible, self._stock_spec = True, self.spec
+        self.spec = spec
         if self._grouped is None:
             self._grouped = GroupedLayers(self.module)
             check_experts(self.module, self.spec)
+            self._fixed = FixedLayers(self.module)
 
     def compile_layers(
         self,
@@ -145,7 +162,8 @@ class Model:
         self.watch_weights()
         if self._compiled is not None and states:
             # If the compiler fails in a later layer, no state must have moved on.
-            batch = first_batch(pools, self.device, self.impl)
+            impl = IMPL if self._reproducible else self.impl
+            batch = first_batch(pools, self.device, impl)
             nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
             self.forward(replace(batch, states=states_of_rows(nowhere, states)))
         elif self._compiled is not None and self._reproducible:

@@ -116,10 +116,10 @@ class EngineOptions:
             raise InputError(
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
-        in_bits = self.quantization not in (None, "none")
-        if in_bits and (self.reproducible or self.tensor_parallel_size > 1):
-            other = "reproducible" if self.reproducible else "tensor_parallel_size"
-            raise InputError(f"quantization does not go with {other} yet; leave out one of the two")
+        if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
+            raise InputError(
+                "quantization does not go with tensor_parallel_size yet; leave out one of the two"
+            )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             raise InputError(
                 f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got "
@@ -167,8 +167,8 @@ class EngineOptions:
     def loading(self) -> dict[str, Any]:
         """The options that loading the model takes."""
         options = {name: getattr(self, name) for name in LOADING}
-        if self.reproducible or self.tensor_parallel_size > 1:
-            options["quantization"] = "none"  # products in FP8 are for neither yet
+        if self.tensor_parallel_size > 1:
+            options["quantization"] = "none"  # products in FP8 are for one GPU yet
         return options
 
     def engine(self) -> dict[str, Any]:

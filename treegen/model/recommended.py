@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.params import SamplingParams
+from treegen.common.params import MIN_TEMPERATURE, SamplingParams
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.files import read_object
 
@@ -23,7 +23,8 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     directory: the checkpoint's; None for a model without files.
 
     A file that says do_sample=false recommends greedy decoding, and one that says do_sample=true
-    without a temperature recommends 1, as transformers reads them.
+    without a temperature recommends 1, as transformers reads them. A temperature of nearly 0 means
+    greedy decoding too.
 
     Raises:
         ModelError: the file cannot be read, or has a value that cannot be used.
@@ -41,6 +42,9 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
             found = {"temperature": 0.0, **kept}
     if found.get("top_k") == -1:  # another way to write that all tokens are kept
         found["top_k"] = 0
+    cold = found.get("temperature")
+    if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # another way to write greedy
+        found["temperature"] = 0.0
     try:
         SamplingParams(**found)
     except InputError as error:

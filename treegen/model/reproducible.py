@@ -66,22 +66,39 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def check_layers(spec: ModelSpec, device: torch.device) -> None:
-    """Check the kinds of layers that a model has.
+def reproducible_spec(spec: ModelSpec, device: torch.device) -> ModelSpec:
+    """How a model keeps what it computes if a row's bits do not depend on others.
+
+    Rows have recurrent states of their own: what they read from a shared one and a list is summed
+    up in another order.
 
     Raises:
         InputError: bits of a row would depend on other rows.
     """
-    if spec.states and device.type == "cuda":
-        raise InputError(
-            f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: its recurrent "
-            "layers are not reproducible; leave it out"
-        )
     if device.type == "cuda" and any(layer.latent is not None for layer in spec.layers):
         raise InputError(
             f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: how queries are "
             "multiplied to meet latents depends on the other rows; leave it out"
         )
+    return replace(spec, delta=None) if device.type == "cuda" else spec
+
+
+def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> None:
+    """Check that recurrent layers compute every token by itself, by treegen's own operators.
+
+    Raises:
+        InputError: they do not.
+    """
+    about = f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: "
+    if spec.states and not by_operators:
+        raise InputError(f"{about}its recurrent layers are transformers' own; leave it out")
+    for part in module.modules():
+        least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
+        if spec.states and (least > 0 or most < float("inf")):
+            raise InputError(
+                f"{about}its time steps have limits, which a single token does not heed; leave it "
+                "out"
+            )
 
 
 def check_experts(module: nn.Module, spec: ModelSpec) -> None:
@@ -116,9 +133,14 @@ def fix_sums() -> None:
 
 
 def with_rows(batch: Batch) -> Batch:
-    """The same batch with rows to spare, which write to the padding page, if it has few."""
-    missing = _LEAST_ROWS - len(batch.tokens_T)
-    if missing <= 0:
+    """The same batch with rows to spare, which write to the padding page, if it has few.
+
+    Its recurrent layers compute a token at a time.
+    """
+    missing = max(_LEAST_ROWS - len(batch.tokens_T), 0)
+    if batch.states is not None:
+        batch = replace(batch, states=batch.states.with_rows(missing))
+    if not missing:
         return batch
 
     def longer(tensor_T: Tensor) -> Tensor:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.errors import InputError, install
 from treegen.prompts.endless import lark_ends, schema_ends
@@ -27,6 +29,9 @@ _NAMES: Final = {
     "guided_choice": "choice",
 }  # fmt: skip
 _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
+_MOST_SECONDS: Final = 30
+_MOST_TOLD: Final = 200  # characters of what llguidance says
+_Made = TypeVar("_Made")
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
 
@@ -87,10 +92,9 @@ class Grammar:
         kind, text = structure
         known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
         self.num_words = -(-known.vocab_size // 32)
-        self._first = LLMatcher(known, _compiled(kind, text), log_level=0)
+        self._first = _in_time(kind, lambda: LLMatcher(known, _compiled(kind, text), log_level=0))
         if self._first.is_error():
-            told = self._first.get_error().strip().splitlines()[0]
-            raise InputError(f"{kind} cannot be used: {told}; mend it")
+            raise _unusable(kind, self._first.get_error())
 
     def start(self) -> LLMatcher:
         """A matcher of a text that begins."""
@@ -122,13 +126,45 @@ def _compiled(kind: str, text: str) -> str:
             return str(grammar_from("choice", text))
     try:
         found = str(grammar_from("grammar", text))
-    except ValueError as error:
-        raise InputError(f"grammar cannot be used: {str(error).splitlines()[0]}; mend it") from None
+    except (ValueError, RecursionError) as error:
+        raise _unusable(kind, str(error)) from None
     if not lark_ends(found):
         raise InputError(
             "grammar can never end: its rule start leads back to itself for ever; give it an end"
         )
     return found
+
+
+def _unusable(kind: str, told: str) -> InputError:
+    """The error for what llguidance does not take. told: what it says."""
+    first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
+    if "coerce_one_of" in told:
+        first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
+    return InputError(f"{kind} cannot be used: {first}; mend it")
+
+
+def _in_time(kind: str, make: Callable[[], _Made]) -> _Made:
+    """What a function makes, in a thread that is left alone if it takes too long.
+
+    A few hundred characters can take for ever: what patterns have in common is found by trying.
+    """
+    made: list[_Made] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            made.append(make())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="treegen-grammar", daemon=True)
+    thread.start()
+    thread.join(_MOST_SECONDS)
+    if failed:
+        raise failed[0]
+    if not made:
+        raise InputError(f"{kind} takes more than {_MOST_SECONDS} seconds to compile; simplify it")
+    return made[0]
 
 
 @functools.lru_cache(maxsize=4)

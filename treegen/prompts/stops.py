@@ -194,7 +194,7 @@ def word_tokens(
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
-        for text in (word, " " + word.lstrip()):
+        for text in (word, " " + word.lstrip()) if word.strip() else (word,):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not tokens or max(tokens) >= vocab_size:
                 raise InputError(

@@ -148,8 +148,9 @@ class ThinkingTags:
         return self._ends_with(prompt, self.tags.close)
 
     def _ends_with(self, prompt: Tokens, tag: str) -> bool:
-        tail = prompt[-(len(tag) + 8) :]
-        return self._detokenizer.raw(tail).rstrip().endswith(tag)
+        shown = self._detokenizer.raw(prompt[-(len(tag) + 8) :])
+        at = len(shown.rstrip()) - len(tag.rstrip())
+        return at >= 0 and shown.startswith(tag, at)  # a tag may end in space itself
 
     def first_due(self, prompt: Tokens, budget: int) -> int:
         """The fewest tokens in which a sample can use up a budget of tokens of thinking.

@@ -14,7 +14,9 @@ share: one matrix product for all of them. A row folds its list into a state of 
 the list takes longer than to read that state.
 """
 
-from treegen.recurrence.api import convolve, fold, step
+from treegen.recurrence.api import convolve, convolve_runs, fold, scan, step
 from treegen.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
-__all__ = ["DeltaInputs", "DeltaStates", "RowSlots", "convolve", "fold", "step"]
+__all__ = [
+    "DeltaInputs", "DeltaStates", "RowSlots", "convolve", "convolve_runs", "fold", "scan", "step",
+]  # fmt: skip

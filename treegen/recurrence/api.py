@@ -53,5 +53,42 @@ def convolve(
     return gpu.convolve(mixed_TC, conv_CW, bias_C, windows, reads_T, writes_T)
 
 
+def scan(
+    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+) -> Tensor:
+    """What N sequences read from their states after each of so many tokens, [T, H, V].
+
+    Sums of a token have one order: it has the same bits alone as after others. Windows and states
+    are those after the last token then.
+
+    given: of the tokens of the first sequence, then of the next.
+    reads_N, writes_N: slots of the states before and after; -1 is read at the start of a text.
+    """
+    if not _has_kernels(on.states):
+        return reference.scan(given, on, reads_N, writes_N, num_tokens)
+    from treegen.recurrence import gpu
+
+    return gpu.scan(given, on, reads_N, writes_N, num_tokens)
+
+
+def convolve_runs(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """The convolution at so many tokens of each sequence, [T, C], as in `scan`."""
+    if not _has_kernels(windows):
+        return reference.convolve_runs(
+            mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens
+        )
+    from treegen.recurrence import gpu
+
+    return gpu.convolve_runs(mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens)
+
+
 def _has_kernels(states: Tensor) -> bool:
     return states.is_cuda and find_spec("triton") is not None

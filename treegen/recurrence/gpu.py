@@ -44,28 +44,12 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     mixed_TC = convolve(
         given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *at, activates=True
     )
-    skip_H = given.skip_H
-    heads: dict[str, Any] = {
-        "G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim,
-        **dict(zip(("Q_AT", "K_AT", "V_AT"), offsets(spec), strict=True)),
-        "CORRECTS": spec.corrects,
-    }  # fmt: skip
+    if not rows.has_lists:
+        return _step_states(given, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
     block_k, block_v = _blocks(on)
     parts = triton.cdiv(spec.v_dim, block_v)
-    scale = spec.k_dim**-0.5 if spec.corrects else 1.0
+    scale, heads = _scale(on), _heads(on)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
-    gates = (
-        given.a_TH, given.a_TH.stride(0), given.b_TH, given.b_TH.stride(0), given.a_log_H,
-        given.dt_bias_H, given.a_log_H if skip_H is None else skip_H,
-    )  # fmt: skip
-    if not rows.has_lists:
-        block_v = min(block_v, _OWN_VALUES)
-        parts = triton.cdiv(spec.v_dim, block_v)
-        kernels.step_states[spec.v_heads, num_rows, parts](
-            mixed_TC, *gates, on.states, inputs[READS], inputs[WRITES], out, scale, given.strength,
-            **heads, BLOCK_K=block_k, BLOCK_V=block_v,
-        )  # fmt: skip
-        return out
     reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
@@ -75,11 +59,92 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     )  # fmt: skip
     block_h = _heads_at_once(spec)
     kernels.read_lists[spec.v_heads // block_h, num_rows](
-        mixed_TC, *gates, reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
+        mixed_TC, *_gates(given), reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
         inputs[LISTED], inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_page(on),
         BLOCK_H=block_h, BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_padded(spec.v_dim), num_warps=1,
     )  # fmt: skip
     return out
+
+
+def scan(
+    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+) -> Tensor:
+    """What N sequences read after each of so many tokens; see `treegen.recurrence.scan`."""
+    mixed_TC = convolve_runs(
+        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, reads_N, writes_N, num_tokens,
+        activates=True,
+    )  # fmt: skip
+    return _step_states(given, on, mixed_TC, reads_N, writes_N, num_tokens)
+
+
+def _step_states(
+    given: DeltaInputs,
+    on: DeltaStates,
+    mixed_TC: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """What sequences with states of their own read after each token, [T, H, V]."""
+    spec, (block_k, block_v) = on.spec, _blocks(on)
+    out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
+    block_v = min(block_v, _OWN_VALUES)
+    kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
+        mixed_TC, *_gates(given), on.states, reads_N, writes_N, out, num_tokens, _scale(on),
+        given.strength, **_heads(on), BLOCK_K=block_k, BLOCK_V=block_v,
+    )  # fmt: skip
+    return out
+
+
+def _gates(given: DeltaInputs) -> tuple[Any, ...]:
+    """What kernels make the gates and the strengths of."""
+    skip_H = given.a_log_H if given.skip_H is None else given.skip_H
+    a_TH, b_TH = given.a_TH, given.b_TH
+    return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), given.a_log_H, given.dt_bias_H, skip_H
+
+
+def _heads(on: DeltaStates) -> dict[str, Any]:
+    """What kernels are told of heads."""
+    spec = on.spec
+    return {
+        "G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim,
+        **dict(zip(("Q_AT", "K_AT", "V_AT"), offsets(spec), strict=True)),
+        "CORRECTS": spec.corrects,
+    }  # fmt: skip
+
+
+def _scale(on: DeltaStates) -> float:
+    return float(on.spec.k_dim**-0.5) if on.spec.corrects else 1.0
+
+
+def convolve_runs(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+    *,
+    activates: bool = False,
+) -> Tensor:
+    """The convolution's outputs [T, C] at so many tokens of each sequence.
+
+    The windows have these tokens afterwards. activates: whether SiLU follows.
+    """
+    (num_rows, channels), width = mixed_TC.shape, windows.shape[-1]
+    out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
+    parts = triton.cdiv(channels, _CHANNELS)
+    kernels.convolve_runs[parts, num_rows](
+        mixed_TC, mixed_TC.stride(0), windows, reads_N, conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C, out_TC, num_tokens, channels, W=width,
+        SEEN=conv_CW.shape[-1], BLOCK=_CHANNELS, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
+    )  # fmt: skip
+    kernels.move_windows[parts, len(reads_N)](
+        mixed_TC, mixed_TC.stride(0), windows, reads_N, writes_N, num_tokens, channels,
+        W=width, BLOCK=_CHANNELS,
+    )  # fmt: skip
+    return out_TC
 
 
 def convolve(

@@ -69,6 +69,68 @@ def convolve(
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
 
 
+@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads",))
+def convolve_runs(
+    mixed, mixed_stride, windows, reads, weights, bias, out, num_tokens, C,
+    W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
+):  # fmt: skip
+    """One program: some channels at one token of a sequence of so many. Windows stay as they are.
+
+    Where a sequence reads from no slot, it begins.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    sequence, token = row // num_tokens, row % num_tokens
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = c < C
+    slot = tl.load(reads + sequence)
+    x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
+    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
+    total = x.to(tl.float32) * weight.to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
+    for at in tl.static_range(W - SEEN + 1, W):
+        # So many tokens earlier, here or in the window.
+        ago = W - at
+        channels_here = tl.where(token < ago, 0, C)
+        here = tl.load(mixed + (row - ago) * mixed_stride + c, mask=c < channels_here, other=0.0)
+        channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
+        old = tl.load(
+            windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0
+        )  # fmt: skip
+        before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
+        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+        total += before.to(tl.float32) * weight.to(tl.float32)
+    if ACTIVATES:
+        total = total * _sigmoid(total)
+    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
+def move_windows(
+    mixed, mixed_stride, windows, reads, writes, num_tokens, C,
+    W: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: some channels of one sequence. Its window moves on by so many tokens.
+
+    A thread has whole channels, and reads each place of a window before it writes there.
+    """
+    sequence = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = c < C
+    slot = tl.load(reads + sequence)
+    source, target = slot * C + c, tl.load(writes + sequence) * C + c
+    end = (sequence + 1) * num_tokens
+    for at in tl.static_range(W):
+        ago = W - at
+        channels_here = tl.where(num_tokens < ago, 0, C)
+        here = tl.load(mixed + (end - ago) * mixed_stride + c, mask=c < channels_here, other=0.0)
+        channels_old = tl.where((num_tokens < ago) & (slot >= 0), C, 0)
+        old = tl.load(windows + source * W + at + num_tokens, mask=c < channels_old, other=0.0)
+        now = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
+        tl.store(windows + target * W + at, now, mask=there)
+
+
 @triton.jit
 def _scale_of(x, scale, CORRECTS: tl.constexpr):
     """What a query or key is multiplied by."""
@@ -299,43 +361,51 @@ def read_lists(
         tl.store(new_k, k_K.to(kind), mask=k < K)
 
 
-@triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
 def step_states(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, states, reads, writes, out, scale,
-    strength,
+    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, states, reads, writes, out, num_tokens,
+    scale, strength,
     G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One program: a part of one head of one row, whose state goes from one slot to another."""
+    """One program: a part of one head of one sequence, whose state goes from one slot to another.
+
+    A sequence has so many tokens, one after another. Where it reads from no slot, it begins.
+    """
     head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, BLOCK_K)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
-    at = mixed + row * (2 * G * K + H * V)
     key_at = (head // (H // G)) * K + k
-    q_K = tl.load(at + Q_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
-    k_K = tl.load(at + K_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
-    q_K *= _scale_of(q_K, scale, CORRECTS)
-    k_K *= _scale_of(k_K, 1.0, CORRECTS)
-    v_V = tl.load(at + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
-    gate, beta = _gate(
-        a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
-    )  # fmt: skip
     inside = (k < K)[:, None] & (v < V)[None, :]
     place = k[:, None] * V + v[None, :]
-    source = states + (tl.load(reads + row) * H + head) * (K * V)
-    target = states + (tl.load(writes + row) * H + head) * (K * V)
-    s_KV = tl.load(source + place, mask=inside, other=0.0) * tl.exp(gate)
-    u_V = beta * v_V
-    if CORRECTS:
-        u_V = beta * (v_V - tl.sum(s_KV * k_K[:, None], 0))
-    s_KV += k_K[:, None] * u_V[None, :]
+    slot = tl.load(reads + sequence)
+    source = states + (slot * H + head) * (K * V)
+    target = states + (tl.load(writes + sequence) * H + head) * (K * V)
+    known = tl.where(slot < 0, 0, K)
+    s_KV = tl.load(source + place, mask=inside & (k < known)[:, None], other=0.0)
+    for token in range(num_tokens):
+        row = sequence * num_tokens + token
+        at = mixed + row * (2 * G * K + H * V)
+        q_K = tl.load(at + Q_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
+        k_K = tl.load(at + K_AT + key_at, mask=k < K, other=0.0).to(tl.float32)
+        q_K *= _scale_of(q_K, scale, CORRECTS)
+        k_K *= _scale_of(k_K, 1.0, CORRECTS)
+        v_V = tl.load(at + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
+        gate, beta = _gate(
+            a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
+        )  # fmt: skip
+        s_KV *= tl.exp(gate)
+        u_V = beta * v_V
+        if CORRECTS:
+            u_V = beta * (v_V - tl.sum(s_KV * k_K[:, None], 0))
+        s_KV += k_K[:, None] * u_V[None, :]
+        read_V = tl.sum(s_KV * q_K[:, None], 0)
+        if not CORRECTS:
+            read_V += tl.load(skip + head).to(tl.float32) * v_V
+        tl.store(out + (row * H + head) * V + v, read_V.to(out.dtype.element_ty), mask=v < V)
     tl.store(target + place, s_KV, mask=inside)
-    read_V = tl.sum(s_KV * q_K[:, None], 0)
-    if not CORRECTS:
-        read_V += tl.load(skip + head).to(tl.float32) * v_V
-    tl.store(out + (row * H + head) * V + v, read_V.to(out.dtype.element_ty), mask=v < V)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)

@@ -63,6 +63,50 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     return out_THV.to(given.mixed_TC.dtype)
 
 
+def scan(
+    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+) -> Tensor:
+    """What N sequences read after each of so many tokens; see `treegen.recurrence.scan`."""
+    _begin((on.windows, on.states), reads_N, writes_N)
+    rows = RowSlots(torch.stack([writes_N, writes_N]))
+    index_TN = _by_token(len(writes_N), num_tokens, writes_N.device)
+    out_THV = given.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
+    for index_N in index_TN:
+        out_THV[index_N] = step(given.rows(index_N), on, rows)
+    return out_THV
+
+
+def convolve_runs(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """The convolution's outputs [T, C] at so many tokens of each sequence."""
+    _begin((windows,), reads_N, writes_N)
+    out_TC = torch.empty_like(mixed_TC)
+    for index_N in _by_token(len(writes_N), num_tokens, writes_N.device):
+        given = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
+        out_TC[index_N] = convolve(*given)
+    return out_TC
+
+
+def _begin(tensors: tuple[Tensor, ...], reads_N: Tensor, writes_N: Tensor) -> None:
+    """Put the states that sequences go on from where they go on, or zeros."""
+    for tensor in tensors:
+        before = tensor[reads_N.clamp(min=0)]
+        before[reads_N < 0] = 0
+        tensor[writes_N] = before
+
+
+def _by_token(num: int, num_tokens: int, device: torch.device) -> Tensor:
+    """Which tokens of a pass are the first ones of sequences, the second ones, and so on."""
+    return torch.arange(num * num_tokens, device=device).view(num, num_tokens).T
+
+
 def fold(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:

@@ -15,8 +15,8 @@ came, and by the votes that its problems stopped with.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
 from treegen.errors import InputError, install
@@ -27,7 +27,17 @@ from treegen.evals.verdict import Measured, Verdict
 from treegen.report.tables import Listing, interval
 from treegen.report.view import ProblemView, RunView
 
-_HEAD: Final = ["Filter", "Metric", "A", "B", "B - A", "95% interval", "p", "Better", "Worse"]
+_COLUMNS: Final[Mapping[str, Any]] = {
+    "Filter": "{0.filter}",
+    "Metric": "{0.metric}",
+    "A": "{0.a:.3f}",
+    "B": "{0.b:.3f}",
+    "B - A": "{0.value:+.3f}",
+    "95% interval": lambda row: interval(row.low, row.high, signed=True),
+    "p": lambda row: _p_value(row.p_value),
+    "Better": "{0.better:,}",
+    "Worse": "{0.worse:,}",
+}
 METHOD: Final = "adjusted t interval over problems, and its p-value"
 CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-value"
 
@@ -112,7 +122,16 @@ class Comparison:
 
     def listing(self) -> Listing:
         """Return one line for each metric that both runs have, and how it was tested."""
-        return _listing(self)
+        left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
+        title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
+        lines = []
+        for method in dict.fromkeys(row.method for row in self.differences):
+            names = dict.fromkeys(row.metric for row in self.differences if row.method == method)
+            lines.append(f"{', '.join(names)}: {method}")
+        if self.tokens is not None:
+            lines.append(_tokens_told(self.tokens))
+        listing = Listing.of(self.differences, _COLUMNS, words=("Filter", "Metric"), lines=lines)
+        return replace(listing, title=title)
 
     def __str__(self) -> str:
         return str(self.listing())
@@ -347,32 +366,6 @@ def _student() -> Any:
             f"comparing runs needs scipy; install it with: {install('report')}"
         ) from None
     return t
-
-
-def _listing(found: Comparison) -> Listing:
-    rows = [
-        [
-            row.filter,
-            row.metric,
-            f"{row.a:.3f}",
-            f"{row.b:.3f}",
-            f"{row.value:+.3f}",
-            interval(row.low, row.high, signed=True),
-            _p_value(row.p_value),
-            f"{row.better:,}",
-            f"{row.worse:,}",
-        ]
-        for row in found.differences
-    ]
-    left_out = f"; {len(found.left_out):,} unfinished ones left out" if found.left_out else ""
-    title = f"A: {found.a}\nB: {found.b}\n{len(found.problem_ids):,} problems, paired{left_out}"
-    lines = []
-    for method in dict.fromkeys(row.method for row in found.differences):
-        names = dict.fromkeys(row.metric for row in found.differences if row.method == method)
-        lines.append(f"{', '.join(names)}: {method}")
-    if found.tokens is not None:
-        lines.append(_tokens_told(found.tokens))
-    return Listing(_HEAD, rows, range(2, len(_HEAD)), title, lines)
 
 
 def _tokens_told(found: TokenDifference) -> str:

@@ -16,15 +16,7 @@ from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
 from treegen.report.pictures import Picture, draw_all
 from treegen.report.plots.searches import cost_listing
-from treegen.report.tables import (
-    Card,
-    Listing,
-    cards,
-    metrics,
-    other_tables,
-    settings,
-    sharing,
-)
+from treegen.report.tables import cards, metrics, other_tables, settings, sharing
 from treegen.report.view import RunView
 from treegen.runs.leftovers import rewriting
 
@@ -33,30 +25,6 @@ _SCRIPTS: Final = (
     "picture.js", "sample_view.js", "samples.js", "problems.js", "searches.js", "prompts.js",
     "across.js", "live.js", "main.js",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Section:
-    """What the template says of one run."""
-
-    key: str
-    name: str
-    subtitle: str
-    notices: Sequence[str]
-    cards: Sequence[Card]
-    plots: Sequence[Picture]
-    metrics: Listing
-    more_metrics: Listing
-    tables: Sequence[Listing]
-    sharing: Listing | None
-    costs: Listing | None
-    has_samples: bool
-    has_problems: bool
-    unit: str
-    has_prompts: bool
-    has_votes: bool
-    has_trees: bool
-    settings: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +144,7 @@ def _render(
         blobs=(
             blob
             for key, view in zip(drawn, views, strict=True)
-            for blob in blobs(view, key, {p.name: p.spots for p in drawn[key] if p.spots})
+            for blob in blobs(view, key, {p.plot.name: p.spots for p in drawn[key] if p.spots})
         ),
     )
 
@@ -195,30 +163,31 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _section(view: RunView, key: str, plots: Sequence[Picture]) -> _Section:
+def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any]:
+    """Return what the template says of one run."""
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
-    return _Section(
-        key=key,
-        name=view.name,
-        subtitle=f"{view.task}, {done}{source}; begun {view.info.created}",
-        notices=view.notices,
-        cards=cards(view),
-        plots=plots,
-        metrics=metrics(view, first=True),
-        more_metrics=metrics(view, first=False),
-        tables=other_tables(view),
-        sharing=sharing(view),
-        costs=cost_listing([view]),
-        has_samples=view.num_done > 0,
+    return {
+        "key": key,
+        "name": view.name,
+        "subtitle": f"{view.task}, {done}{source}; begun {view.info.created}",
+        "notices": view.notices,
+        "cards": cards(view),
+        "plots": plots,
+        "metrics": metrics(view, first=True),
+        "more_metrics": metrics(view, first=False),
+        "tables": other_tables(view),
+        "sharing": sharing(view),
+        "costs": cost_listing([view]),
+        "has_samples": view.num_done > 0,
         # Searches have a table of their own, which says the same if there is one for each problem.
-        has_problems=view.num_done > 0 and (not view.searched or view.num_samples > 1),
-        unit=view.unit,
-        has_prompts=view.num_done > 0 and not view.searched,
-        has_votes=view.votes,
-        has_trees=bool(view.trees),
-        settings=settings(view),
-    )
+        "has_problems": view.num_done > 0 and (not view.searched or view.num_samples > 1),
+        "unit": view.unit,
+        "has_prompts": view.num_done > 0 and not view.searched,
+        "has_votes": view.votes,
+        "has_trees": bool(view.trees),
+        "settings": settings(view),
+    }
 
 
 def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, Any]:
@@ -234,5 +203,5 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
         "plots": across,
         "costs": cost_listing(views),
         # Only pictures of two runs have spots: places in the list of the first run's problems.
-        "spots": {p.name: [each.to_json() for each in p.spots] for p in across if p.spots},
+        "spots": {p.plot.name: [each.to_json() for each in p.spots] for p in across if p.spots},
     }

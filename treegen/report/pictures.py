@@ -39,18 +39,6 @@ class Picture:
         return cls(plot, *plot.svg_and_spots(), width, height)
 
     @property
-    def name(self) -> str:
-        return self.plot.name
-
-    @property
-    def title(self) -> str:
-        return self.plot.title
-
-    @property
-    def told(self) -> str:
-        return self.plot.told
-
-    @property
     def svg(self) -> str:
         return base64.b64encode(self.drawn).decode("ascii")
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -19,9 +19,10 @@ from treegen.evals.running.listener import BarListener, Listener
 from treegen.evals.running.searching import search_all
 from treegen.evals.running.work import Models
 from treegen.evals.task import Task
-from treegen.grading.rubric import load_rubric
+from treegen.grading.models import JudgeModels
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
+from treegen.report.judged.judging import check_judges
 from treegen.report.judged.judging import judge as judge_run
 from treegen.report.load import load_run
 from treegen.report.page import write_page
@@ -173,7 +174,7 @@ def evaluate(
     allow_code_execution: run programs that the model wrote, where scoring needs that.
     sandbox, num_workers: how they run; see `treegen eval --help`.
     judge, rubric: a model, or several, that judge the samples by a rubric; see `treegen.judge`. A
-    model that was loaded for the samples is given back first.
+    model that was loaded for the samples judges too if it is named, and is else given back first.
     settings: by the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
     num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
 
@@ -192,10 +193,11 @@ def evaluate(
     asked, models = _choices(model, settings, task_args)
     execution = execution_of(allow_code_execution, sandbox, num_workers)
     if judge is not None:
-        load_rubric(rubric or "correctness")  # a wrong one is told before anything is sampled
+        check_judges(judge, rubric)  # what is wrong is told before anything is sampled
+        models.stays = True
     elif rubric is not None:
         raise InputError("rubric= is of no use without judge=; give judge= too")
-    with _Place(output, resume, asked) as place:
+    with _Place(output, resume, asked) as place, closing(models):
         found = evaluate_all(
             [] if made is None else [made],
             asked,
@@ -206,7 +208,11 @@ def evaluate(
             execution=execution,
         )
         if judge is not None:
-            judge_run(found[0].path, rubric, judge, progress=progress)
+            with JudgeModels(models) as judges:
+                judge_run(
+                    found[0].path, rubric, judge, progress=progress, models=judges,
+                    task=made, allow_task_code=True,
+                )  # fmt: skip
     return place.run(found[0].path, made)
 
 

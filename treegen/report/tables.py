@@ -1,15 +1,17 @@
 """What a report says of a run in words and numbers: headlines, metrics, sharing, settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.common.formats import format_bytes, markdown, safe_text
 from treegen.evals.course.account import kernels_told, sharing_line
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.evals.statistics.tables import Table
 from treegen.report.view import RunView
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,19 @@ class Listing:
 
     @staticmethod
     def of(
-        items: Iterable[object],
-        columns: Mapping[str, str],
+        items: Iterable[_Item],
+        columns: Mapping[str, str | Callable[[_Item], str]],
         *,
         words: Sequence[str] = (),
         lines: Iterable[str] = (),
     ) -> "Listing":
-        """A row for each item. columns: by title, how an item is shown, such as "{0.rows:,}".
+        """A row for each item.
 
+        columns: by title, how an item is shown, such as "{0.rows:,}" or a function.
         words: the columns that are not numbers.
         """
-        rows = [[shown.format(item) for shown in columns.values()] for item in items]
+        shown = [each.format if isinstance(each, str) else each for each in columns.values()]
+        rows = [[show(item) for show in shown] for item in items]
         numbers = [place for place, title in enumerate(columns) if title not in words]
         return Listing(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 

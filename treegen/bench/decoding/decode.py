@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from treegen.bench.decoding.modes import NO_ATTENTION
+from treegen.bench.decoding.modes import DECODE_MODES
 from treegen.bench.decoding.workloads import Case, Workload
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
     from treegen.bench.decoding.result import WorkloadResult
 
-DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 REFILLS: Final = 8
 NEVER_SLOWER: Final = 0.97
 """Speed with sharing over speed without is at least this. What is less is more than noise."""

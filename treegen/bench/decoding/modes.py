@@ -16,3 +16,12 @@ GENERATE: Final = "generate"
 CONTINUOUS: Final = "continuous"
 """transformers' own engines: `generate` and continuous batching."""
 STOCK_MODES: Final = (GENERATE, CONTINUOUS)
+
+DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
+"""What `treegen bench decode` compares."""
+ALONE: Final = {*STOCK_MODES, NO_ATTENTION}
+"""Modes of one GPU alone."""
+
+SECONDS: Final = 120.0
+GRID_SECONDS: Final = 5.0
+"""What takes at least so long a run is left out; of a grid, so that a whole one takes minutes."""

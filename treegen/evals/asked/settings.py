@@ -1,7 +1,7 @@
 """What one evaluation was asked for: a task, its data, a model, and how to sample."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
@@ -153,7 +153,7 @@ class EvalSettings(RunChoices):
         return replace(self.sampling, **told)
 
     def free_choices(self) -> dict[str, Any]:
-        own = self.confidence.to_json() if self.confidence else None
+        own = asdict(self.confidence) if self.confidence else None
         return {**super(EvalSettings, self).free_choices(), "confidence": own}
 
     def _check_reasoning(self) -> None:
@@ -202,7 +202,7 @@ class EvalSettings(RunChoices):
                 **({"reasoning": self.reasoning} if self.reasoning != "auto" else {}),
             },
             # It changes samples only if it ends some.
-            **({"confidence": ends.to_json()} if ends and ends.keep is not None else {}),
+            **({"confidence": asdict(ends)} if ends and ends.keep is not None else {}),
         }
 
 
@@ -235,7 +235,7 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
         if name in sampling and not isinstance(sampling[name], str):
             sampling[name] = tuple(sampling[name])
     if isinstance(given.get("confidence"), Mapping):
-        given["confidence"] = Confidence.of(given["confidence"])
+        given["confidence"] = Confidence(**given["confidence"])
     if "votes" in given:
         votes = given["votes"].split(",") if isinstance(given["votes"], str) else given["votes"]
         given["votes"] = tuple(vote.strip() for vote in votes if vote.strip())

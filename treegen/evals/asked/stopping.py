@@ -12,7 +12,7 @@ of single samples is of the first round, and of all samples only the vote is tol
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from treegen.errors import InputError
@@ -194,7 +194,7 @@ class Rounds:
             "stop_when": rule.stop_when,
             "stop_batch": rule.batch,
             "first_round": rule.first_round,
-            "confidence": rule.confidence.to_json() if rule.confidence else None,
+            "confidence": asdict(rule.confidence) if rule.confidence else None,
             "spared": self.spared,
             "problems": problems,
         }

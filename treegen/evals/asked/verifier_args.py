@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
+from treegen.evals.arguments import TRUTHS
 
 DEFAULTS: Final[Mapping[str, Any]] = {
     "mark": "",
@@ -16,7 +17,6 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "turns": False,
 }
 """The settings of `treegen.model.judges.verifier.Verifier` that users give, and their defaults."""
-_BOOLS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 def verifier_settings(given: Mapping[str, str]) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def _value(name: str, text: str) -> Any:
             raise InputError(f"tokens must be two tokens with a comma between them, got {text!r}")
         return tuple(pair)
     if name in ("chat", "turns"):
-        if text.lower() not in _BOOLS:
+        if text.lower() not in TRUTHS:
             raise InputError(f"{name} must be true or false, got {text!r}")
-        return _BOOLS[text.lower()]
+        return TRUTHS[text.lower()]
     if name == "label":
         if not text.isdecimal():
             raise InputError(f"label must be a whole number from 0 on, got {text!r}")

@@ -117,17 +117,7 @@ def describe(plan: "Plan") -> dict[str, Any]:
 
 def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
     """Return a plan's levels, as JSON holds them."""
-    return [
-        {
-            "depth": level.depth,
-            "segments": level.segments,
-            "tokens": level.tokens,
-            "rows": level.rows,
-            "kept": level.kept,
-            "reasons": dict(level.reasons),
-        }
-        for level in plan.levels()
-    ]
+    return [{**asdict(level), "reasons": dict(level.reasons)} for level in plan.levels()]
 
 
 def stored_parts(run: RunDir) -> list[dict[str, Any]]:

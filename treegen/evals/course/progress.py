@@ -137,28 +137,19 @@ class Glance:
         return True
 
 
-class AccuracySoFar:
+class AccuracySoFar(RightSoFar):
     """How many samples are right, by the task's first filter."""
 
     def __init__(self, job: Job) -> None:
         """Nothing is judged yet."""
+        super().__init__()
         self._job = job
         self._problems = {problem.id: problem for problem in job.data.problems}
-        self._so_far = RightSoFar()
 
     def add(self, record: dict[str, Any]) -> str | None:
         """Judge a stored sample; returns its answer."""
         problem_id = record["problem_id"]
         verdicts = verdicts_on(self._job.task, self._problems[problem_id], record)
         first = verdicts[self._job.task.filters[0]]
-        self._so_far.count(problem_id, first.correct)
+        self.count(problem_id, first.correct)
         return first.answer
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of right samples; None before the first."""
-        return self._so_far.accuracy
-
-    def estimate(self) -> Estimate | None:
-        """Return the accuracy as a mean over problems, with its interval."""
-        return self._so_far.estimate()

@@ -6,7 +6,7 @@ from typing import Any
 
 from treegen import demo
 from treegen.errors import InputError
-from treegen.evals.running.destinations import file_name, is_run, new_path
+from treegen.evals.running.destinations import file_name, is_run, named_path, new_path
 from treegen.evals.running.evaluation import Evaluated, evaluate_all
 from treegen.evals.running.listener import Listener
 from treegen.evals.running.work import Models
@@ -41,12 +41,8 @@ def evaluate_adapters(
         raise InputError("several adapters need a model that this process loads; run them apart")
     if "adapter" in asked:
         raise InputError("the adapter is given twice; leave it out of --model-args")
-    if resume and output and Path(resume) != Path(output):
-        raise InputError(f"resume={resume!r} and output={output!r} differ; a run stays where it is")
-    if resume == "" and not output:
-        raise InputError("resume= needs a run directory, or output= beside it")
     model = Path(str(asked.get("model", demo.NAME))).name
-    whole = Path(resume or output or new_path("adapters", model))
+    whole = named_path(output, resume) or new_path("adapters", model)
     folders = [file_name(Path(each).name) for each in adapters]
     if len({*folders}) < len(folders):
         raise InputError(

@@ -113,7 +113,7 @@ def destinations(
     resume: a run to continue, or a directory of runs of several tasks. With "" the runs in
     output are continued, and those that are not there are begun.
     """
-    path = _named(output, resume)
+    path = named_path(output, resume)
     if resume is not None and path is not None:
         if is_run(path):
             if len(tasks) > 1:
@@ -150,7 +150,7 @@ def search_destinations(
     output are continued, and those that are not there are begun.
     compare: whether each method has a directory of its own below the path.
     """
-    path = _named(output, resume)
+    path = named_path(output, resume)
     if resume is not None and path is not None:
         if is_run(path):
             if compare:
@@ -188,7 +188,7 @@ def method_folder(method: str) -> str:
     return file_name(short_name(method).replace(".py:", "-"))
 
 
-def _named(output: str | None, resume: str | None) -> Path | None:
+def named_path(output: str | None, resume: str | None) -> Path | None:
     """Return the directory that the user named; None for a new one."""
     if resume and output and Path(resume) != Path(output):
         raise InputError(f"resume={resume!r} and output={output!r} differ; a run stays where it is")

@@ -38,6 +38,11 @@ _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
 Before = Sequence[Callable[[], object]]
 _SHOWN = 5
+# What is told by the fingerprint of the weights, or chosen for the model that has them.
+_OF_WEIGHTS = (
+    "model", "revision", "dtype", "quantization", "kv_cache_dtype", "sharing",
+    "tensor_parallel_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,13 @@ class Models(Closing):
     """The model of each run: one that is loaded already, or one at a time, by its name.
 
     given: it is used for all runs, and stays open. places: of workers that load models.
+    stays: whether a model stays loaded when its runs have come to their end; then whoever sets it
+    closes it.
     """
 
     given: "Calls | None" = None
     places: "Places | None" = None
+    stays: bool = False
     _loaded: "Calls | None" = field(default=None, init=False)
     _options: EngineOptions | None = field(default=None, init=False)
 
@@ -152,6 +160,22 @@ class Models(Closing):
             self._loaded = load_llm(engine, weights, self.places, before)
             self._options = engine
         return self._loaded
+
+    def held(self, engine: EngineOptions, fingerprint: str) -> "Calls | None":
+        """Return the model that is loaded, if it is the one that is asked for.
+
+        The types in which it computes may be others, as they were chosen for this very model.
+        """
+        llm = self.given if self.given is not None else self._loaded
+        if llm is None or self.on_workers or llm.fingerprint != fingerprint:
+            return None
+        mine = llm.facts.engine if self._options is None else self._options
+        chosen = {name: getattr(mine, name) for name in _OF_WEIGHTS}
+        return llm if replace(engine, **chosen) == mine else None
+
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        if kind is not None or not self.stays:
+            self.close()
 
     def close(self) -> None:
         """End the workers, if there are some."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from treegen.errors import InputError
+from treegen.evals.arguments import TRUTHS
 
 REQUIRED: Final = inspect.Parameter.empty
-_WORDS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _value(kind: Any, text: str) -> Any:
     if origin in (tuple, list):
         return [_value(parts[0], word.strip()) for word in text.split(",") if word.strip()]
     if kind is bool:
-        return _WORDS[text.lower()] if text.lower() in _WORDS else _no()
+        return TRUTHS[text.lower()] if text.lower() in TRUTHS else _no()
     if kind is int:
         return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else _no()
     if kind is float:

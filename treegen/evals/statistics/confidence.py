@@ -9,9 +9,9 @@ Online, the first samples of a problem are whole and set a floor. A later sample
 confidence falls below the floor ends at once, and has no vote.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,15 +52,6 @@ class Confidence:
             raise InputError(
                 f"confidence= keep must be a share above 0 and up to 1, got {self.keep!r}"
             )
-
-    @staticmethod
-    def of(choices: Mapping[str, Any]) -> "Confidence":
-        """Return what a mapping of fields says."""
-        return Confidence(**choices)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
 
     def floor(self, lowest: Sequence[float]) -> float:
         """Return the floor of a problem. lowest: of its warm-up samples, as in `summary`.

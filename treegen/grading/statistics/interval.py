@@ -10,10 +10,13 @@ two-way design V less that residual is the usual estimate (Brennan 2001, "Genera
 Problems count as in `treegen.evals.statistics.estimators`: with two imaginary ones, or by cluster.
 Each part has its own quantile of Student's t, by its own degrees of freedom, and the half width is
 the root of the sum of (t_f^2 V_f). Banerjee (1961) shows that the coverage is at least what it is
-called, where Satterthwaite's joint degrees of freedom give less for two or three levels. What has
-one level alone, such as a single judge, is taken as given, and the interval is for it.
+called. Satterthwaite's joint degrees of freedom give narrower intervals, which cover as little as
+0.82 where two judges differ much. Student's quantiles are for normal effects; those of judges and
+wordings, which are few, are taken at 96%, so that uniform effects are covered at 0.93 too (two or
+three levels: 0.92 at 95%). What has one level alone, such as a single judge, is taken as given, and
+the interval is for it.
 
-The table in docs/judging.md is from tests/grading/test_grading_coverage.py, which simulates it.
+The table in docs/judging.md is from tests/grading/test_grading_statistics.py, which simulates it.
 """
 
 import math
@@ -28,6 +31,8 @@ from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 from treegen.grading.statistics.components import Cells
 
 CONFIDENCE: Final = 0.95
+OF_FEW: Final = 0.96
+"""The level of the quantiles of judges and wordings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +72,19 @@ def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
         groups = [clusters.get(i) or ("alone", i) for i in numbers]
     value = math.fsum(by_problem) / len(by_problem)
     adjusted = adjusted_mean(by_problem, 0.0, 1.0, groups)
-    parts = [(adjusted.error**2, adjusted.freedom)]
+    halves = [quantile(0.5 + CONFIDENCE / 2, adjusted.freedom) * adjusted.error]
+    few = []
     given = []
     for name in ("judge", "wording"):
         means = _means(found, name)
         if len(means) < 2:
             given.append(name)
             continue
-        parts.append((float(np.var(means, ddof=1)) / len(means), len(means) - 1.0))
-    level = 0.5 + CONFIDENCE / 2
-    half = math.sqrt(math.fsum(quantile(level, freedom) ** 2 * v for v, freedom in parts))
-    alone = quantile(level, adjusted.freedom) * adjusted.error
+        few.append(float(np.var(means, ddof=1)) / len(means))
+        halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(few[-1]))
+    half, alone = math.hypot(*halves), halves[0]
     naive = standard_error(by_problem, groups)
-    stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(v for v, _ in parts[1:]))
+    stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(few))
     return Mean(
         value=min(1.0, max(0.0, value)),
         stderr=stderr,

@@ -7,9 +7,9 @@ people's,
     mean = weight * mean over all of f + mean over labelled problems of (y - weight * f)
 
 is right on average whatever the judge does, and as narrow as the judge is good. The weight is that
-of least variance, between 0 (labels alone) and 1; below 10 labelled problems it is 0, as so few
-cannot tell it. The unit is the problem, as everywhere. Problems
-with labels have to be drawn by chance, or the correction is that of other problems.
+of least variance, between 0 (labels alone) and 1, estimated as in the authors' package, ppi-python;
+below 10 labelled problems it is 0, as so few cannot tell it. The unit is the problem. Problems with
+labels have to be drawn by chance, or the correction is that of other problems.
 """
 
 import math
@@ -67,7 +67,7 @@ def corrected(
     weight = 0.0
     spread = float(np.var(np.concatenate([f, rest]), ddof=1))
     if n >= _FEWEST and m and spread > 0:
-        covariance = float(np.cov(y, f, ddof=1)[0, 1])
+        covariance = float(np.cov(y, f, ddof=0)[0, 1])
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
     by_labels = adjusted_mean(labels, 0.0, 1.0)
     half_labels = quantile(0.975, by_labels.freedom) * by_labels.error

@@ -25,6 +25,12 @@ class Need:
     needed: int | None
 
 
+def check_half_width(half_width: float) -> None:
+    """Raise InputError unless an interval can be so wide."""
+    if not 0 < half_width < math.inf:
+        raise InputError(f"half_width must be above 0, got {half_width}")
+
+
 def needs(
     variances: Mapping[str, float | None],
     design: Design,
@@ -45,8 +51,7 @@ def needs(
     Raises:
         InputError: the half width is not above 0.
     """
-    if not 0 < half_width < math.inf:
-        raise InputError(f"half_width must be above 0, got {half_width}")
+    check_half_width(half_width)
     rest = variances[REST] or 0.0
     repeat_variance = min(repeat_variance, rest * repeats)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from treegen.model.linear.fixed import FixedLinear, fixed_linear, needs_order
 from treegen.model.linear.fp8 import Fp8Linear, fp8_linear
 
 
@@ -68,6 +69,9 @@ class Joint:
         self.scale = _joined(scales) if scales else None
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _joined(biases) if biases else None
+        is_fixed = all(isinstance(part, FixedLinear) for part in parts)
+        is_fixed &= needs_order(self.weight, sum(self.sizes))
+        self._linear: Callable[..., Tensor] = fixed_linear if is_fixed else linear
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
         self.keeps = False
@@ -80,7 +84,7 @@ class Joint:
         """
         if place == 0:
             if self.scale is None:
-                output = linear(input, self.weight, self.bias)
+                output = self._linear(input, self.weight, self.bias)
             else:
                 output = fp8_linear(input, self.weight, self.scale, self.bias)
             self._outputs, self._input = output.split(self.sizes, -1), input
@@ -120,7 +124,13 @@ class _Fp8Part(JointPart, Fp8Linear):
     """The same in FP8."""
 
 
-_PARTS: Final[dict[type, type]] = {nn.Linear: JointPart, Fp8Linear: _Fp8Part}
+class _FixedPart(JointPart, FixedLinear):
+    """The same of layers whose sums have one order."""
+
+
+_PARTS: Final[dict[type, type]] = {
+    nn.Linear: JointPart, Fp8Linear: _Fp8Part, FixedLinear: _FixedPart,
+}  # fmt: skip
 _ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, silu
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.model.recurrent.states import StateRun, states_of_pass
-from treegen.recurrence import DeltaInputs, DeltaStates, step
+from treegen.recurrence import DeltaInputs, DeltaStates, scan, step
 
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V numbers of a head's output
@@ -42,9 +42,11 @@ def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
     rule: of sequences of several tokens.
     """
     batch = states_of_pass()
+    out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
+    if batch.in_order:
+        return batch.in_sequences(out_THV, lambda each: scan(given.rows(each.rows), on, *each[1:]))
     if batch.rows is not None:
         return step(given, on, batch.rows).contiguous()
-    out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
     for run in batch.runs:
         rows = given.rows(run.rows)
         if (slots := run.one_token) is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from treegen.common.spec import StateSpec
 from treegen.model.recurrent.runs import convolved, keeps
 from treegen.model.recurrent.states import states_of_pass
-from treegen.recurrence import convolve
+from treegen.recurrence import convolve, convolve_runs
 
 # T tokens of a pass, D width of the model, which is the number of channels
 
@@ -45,9 +45,14 @@ def forward(
 def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: Tensor) -> Tensor:
     """The convolution at the tokens of a pass, [T, D]."""
     batch, weights = states_of_pass(), conv_D1W[:, 0]
+    out_TD = torch.empty_like(x_TD)
+    if batch.in_order:
+        given = weights, bias_D, windows
+        return batch.in_sequences(
+            out_TD, lambda each: convolve_runs(x_TD[each.rows], *given, *each[1:])
+        )
     if batch.rows is not None:
         return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()
-    out_TD = torch.empty_like(x_TD)
     for run in batch.runs:
         mine = x_TD[run.rows]
         if (slots := run.one_token) is not None:

@@ -8,16 +8,17 @@ of the same pass leaves runs in a later stage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from treegen.cache.states import NO_STATE, StateCache
 from treegen.common.closing import having
@@ -46,6 +47,20 @@ class Piece(NamedTuple):
     writes: int
 
 
+class Sequences(NamedTuple):
+    """N sequences of as many tokens, which `treegen.recurrence.scan` computes.
+
+    rows: where their tokens are among those of the pass.
+    reads_N, writes_N: slots of their states before and after; -1 at the start of texts.
+    num_tokens: tokens of each.
+    """
+
+    rows: slice | Tensor
+    reads_N: Tensor
+    writes_N: Tensor
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class StateRun:
     """Pieces of equal length that run together.
@@ -70,6 +85,12 @@ class StateRun:
             return None
         return RowSlots(torch.stack([self.reads_N, self.writes_N]))
 
+    @property
+    def whole(self) -> Sequences:
+        """The same as sequences that are computed a token at a time."""
+        reads_N = torch.full_like(self.writes_N, -1) if self.reads_N is None else self.reads_N
+        return Sequences(self.rows, reads_N, self.writes_N, self.length)
+
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
@@ -78,11 +99,32 @@ class StateBatch:
     runs: its runs, in order; none where the rows of a decode step have lists.
     layers: the tensors of each recurrent layer.
     rows: where the states of a decode step's rows are; None for other passes.
+    in_order: whether sums of a token have one order, whatever the pass. No row has a list then.
     """
 
     runs: Sequence[StateRun]
     layers: Sequence[Sequence[Tensor]]
     rows: RowSlots | None = None
+    in_order: bool = False
+
+    def with_rows(self, missing: int) -> StateBatch:
+        """The same pass in order, with so many rows to spare, whose states are nobody's."""
+        rows = self.rows
+        if rows is not None and missing:
+            reads_T, writes_T = rows.inputs_RT
+            ends = pad(reads_T, (0, missing), value=-1), pad(writes_T, (0, missing), value=NO_STATE)
+            rows = RowSlots(torch.stack(ends))
+        return replace(self, rows=rows, in_order=True)
+
+    def in_sequences(self, out: Tensor, compute: Callable[[Sequences], Tensor]) -> Tensor:
+        """Fill out [T, ...] with what is computed of the sequences of a pass; else with zeros."""
+        if self.rows is not None:
+            reads_T, writes_T = self.rows.inputs_RT
+            return compute(Sequences(slice(None), reads_T, writes_T, 1))
+        out.zero_()  # where rows are to spare
+        for run in self.runs:
+            out[run.rows] = compute(run.whole)
+        return out
 
 
 _current: ContextVar[StateBatch] = ContextVar("treegen_states")

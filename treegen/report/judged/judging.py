@@ -10,8 +10,11 @@ from treegen.errors import InputError, RunError
 from treegen.evals.running.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.grading.answers import addresses_judge
-from treegen.grading.asked import MAX_TOKENS, JudgingSettings, Verdicts
+from treegen.grading.asked import JudgingSettings, Verdicts
 from treegen.grading.judged import labels_of
+from treegen.grading.jury import check_jury
+from treegen.grading.models import JudgeModels, look_at_judges
+from treegen.grading.prompts import JudgedAnswers
 from treegen.grading.rubric import Rubric, load_rubric
 from treegen.grading.running import judge_all, opened, stored
 from treegen.grading.summary import Combine, Summary, summarise
@@ -106,9 +109,9 @@ def judge(
     verdicts: Verdicts | None = None,
     stop_when: str | None = None,
     pairs: Sequence[str | Path] = (),
-    temperature: float = 1.0,
-    max_tokens: int = MAX_TOKENS,
-    seed: int = 0,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
     chat: bool | None = None,
     labels: str | Path | None = None,
     weights: Sequence[float] | None = None,
@@ -117,6 +120,7 @@ def judge(
     options: Mapping[str, Any] | None = None,
     listener: Listener | None = None,
     follow: Follow | None = None,
+    models: JudgeModels | None = None,
     **reading: Any,
 ) -> Judgings:
     """Have models judge the samples of a run, and return what they say, as `treegen judge`.
@@ -131,13 +135,14 @@ def judge(
     reasons. None is samples with repeats, and likelihood without.
     stop_when: "decided" draws no further repeats once the majority of all of them is settled.
     pairs: directories of further runs of the same problems; answers are compared in both orders.
-    temperature, max_tokens, seed: of samples.
+    temperature, max_tokens, seed: of samples; by default 1, 512 and 0.
     chat: whether prompts are in the judge's chat format; None where it has one.
     labels: a JSONL file of people's labels, which correct the mean.
     weights, combine: how a jury's value is made: "mean" or "majority", weighted.
     progress: whether to draw a bar and print notices to stderr.
     options: how models are loaded, by the names of LLM's arguments.
     listener, follow: what gets the progress, in place of a bar.
+    models: keeps a judge loaded for further calls.
     reading: data=, task= and allow_task_code=, as for `open_run`.
 
     Each judgement is stored as it comes; the same call goes on where it was stopped.
@@ -146,11 +151,10 @@ def judge(
         InputError: an argument cannot be used.
         TreegenError: as for the run, the model, and the folder of the run.
     """
-    if not isinstance(judge, str) and hasattr(judge, "score_stream"):
-        judge = (judge,)  # type: ignore[assignment]
-    judges: Any = (judge,) if isinstance(judge, str) else tuple(judge)  # type: ignore[arg-type]
+    judges = _judges(judge)
     if not judges:
         raise InputError("judge= names no model; `treegen.judgings` reads what is stored")
+    check_jury(len(judges), weights, combine)
     if stop_when not in (None, "decided"):
         raise InputError(f"stop_when must be 'decided' or None, got {stop_when!r}")
     named = None if rubric is None else load_rubric(rubric)
@@ -161,19 +165,16 @@ def judge(
         found = opened([path, *map(Path, pairs)], reading, stack)
         usual = getattr(found.jobs[0].task, "rubric", "correctness")
         made = named or load_rubric("pairwise" if pairs else usual)
-        asked = JudgingSettings(
-            rubric=made,
-            wordings=len(made.wordings) if wordings is None else wordings,
-            repeats=repeats,
-            verdicts=verdicts or _usual(made, repeats, stop_when),
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-            chat=chat,
-            decided=stop_when == "decided",
-        )
-        people = None if labels is None else labels_of(Path(labels), made.choices)
-        result = judge_all(found, judges, asked, follow, listener, options=options or {})
+        asked = _asked(
+            made, wordings, verdicts or _usual(made, repeats, stop_when), repeats=repeats,
+            decided=stop_when == "decided", chat=chat,
+            drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
+        )  # fmt: skip
+        people = None if labels is None else _people(labels, made, found.answers)
+        looked = look_at_judges(judges, options or {})
+        if models is None:
+            models = stack.enter_context(JudgeModels())
+        result = judge_all(found, looked, models, asked, follow, listener)
         summaries = []
         if any(each.judgements for each in result.judged):
             how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
@@ -182,8 +183,26 @@ def judge(
         name: {each: getattr(done, each) for each in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = flagged_table(found.answers.of_run())
+    flagged = flagged_table(found.answers.all())
     return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
+
+
+def check_judges(
+    judge: "str | Calls | Sequence[str | Calls]",
+    rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
+    wordings: int | None = None,
+    verdicts: Verdicts | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise InputError or ModelError for what `judge` would refuse before a run is drawn.
+
+    The arguments are those of `judge`.
+    """
+    made = load_rubric(rubric or "correctness")
+    if made.pairs:
+        raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
+    _asked(made, wordings, verdicts or _usual(made, 1, None))
+    look_at_judges(_judges(judge), options or {})
 
 
 def judgings(
@@ -208,16 +227,18 @@ def judgings(
         groups = stored(path)
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
+    check_jury(max(map(len, groups)), None if weights is None else weights, combine)
     summaries = []
     for group in groups:
         rubric = group[0].judging.asked.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = labels_of(Path(labels), rubric.choices)
-        of_jury = weights if len(group) > 1 else None
-        how: dict[str, Any] = {"labels": people, "weights": of_jury, "combine": combine}
+            people = _people(labels, rubric, found.answers)
+        how: dict[str, Any] = {"labels": people}
+        if len(group) > 1:
+            how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=found.answers.groups, **how))
-    return Judgings(path, tuple(summaries), flagged_table(found.answers.of_run()))
+    return Judgings(path, tuple(summaries), flagged_table(found.answers.all()))
 
 
 def stored_summaries(path: Path, groups: Mapping[str, str], notices: list[str]) -> list[Summary]:
@@ -242,9 +263,49 @@ def flagged_table(texts: Iterable[tuple[str, int, str]]) -> Table | None:
     if not found:
         return None
     rows: list[tuple[Cell, ...]] = [(p, i, "; ".join(why)) for p, i, why in found[:_SHOWN]]
-    title = f"{len(found):,} answers address the judge"
+    title = "1 answer addresses" if len(found) == 1 else f"{len(found):,} answers address"
+    title += " the judge"
     more = f", such as {len(rows):,} of them" if len(rows) < len(found) else ""
     return Table(title + more, ("Problem", "Sample", "What they do"), tuple(rows))
+
+
+def _judges(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
+    if isinstance(judge, str) or hasattr(judge, "score_stream"):
+        return (judge,)  # type: ignore[return-value]
+    return tuple(judge)
+
+
+def _asked(
+    rubric: Rubric,
+    wordings: int | None,
+    verdicts: Verdicts,
+    drawn: Mapping[str, float | None] | None = None,
+    **how: Any,
+) -> JudgingSettings:
+    """Return how a run is to be judged. drawn: what the user said of samples."""
+    given: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
+    if given and verdicts == "likelihood":
+        raise InputError(
+            f"{next(iter(given))}= is of verdicts by samples; give verdicts='samples' too"
+        )
+    return JudgingSettings(
+        rubric=rubric, wordings=len(rubric.wordings) if wordings is None else wordings,
+        verdicts=verdicts, **given, **how,
+    )  # fmt: skip
+
+
+def _people(
+    labels: str | Path, rubric: Rubric, answers: JudgedAnswers
+) -> dict[tuple[str, int], float]:
+    """Return people's labels of a run's answers."""
+    if rubric.pairs:
+        raise InputError(
+            "labels= are of single answers, and this rubric compares pairs; leave them out"
+        )
+    found = labels_of(Path(labels), rubric.choices)
+    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in found):
+        raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
+    return found
 
 
 def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:

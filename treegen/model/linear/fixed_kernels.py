@@ -1,0 +1,58 @@
+"""A Triton kernel for a matrix product whose sums have one order, whatever the number of rows."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_OUTPUTS: Final = 64  # of a program
+_ROWS: Final = 64  # of a program
+_INPUTS: Final = 64  # that are summed up at once
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _fixed_linear(
+    rows, weight, bias, out, num_rows,
+    N: tl.constexpr, K: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program: some outputs [BLOCK_N] of some rows [BLOCK_M].
+
+    The matrix is the left side: tensor cores take 64 outputs at once, however few the rows.
+    """
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    live_M, live_N = m < num_rows, n < N
+    row_at = rows + m.to(tl.int64)[None, :] * K + k[:, None]
+    weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        there = k < K - start
+        w = tl.load(weight_at + start, mask=live_N[:, None] & there[None, :], other=0.0)
+        x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+        total = tl.dot(w, x, total, input_precision=PRECISION)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
+    tl.store(
+        out + m.to(tl.int64)[None, :] * N + n[:, None], total.to(out.dtype.element_ty),
+        mask=live_M[None, :] & live_N[:, None],
+    )  # fmt: skip
+
+
+def fixed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Fill out [M, N] with rows [M, K] times the transpose of weight [N, K], plus bias [N]."""
+    (num_rows, outputs), inputs = out.shape, weight.shape[1]
+    if not num_rows:
+        return
+    # Three products in TF32 are as exact as float32, and ten times as fast as its own.
+    precision = "tf32x3" if rows.dtype == torch.float32 else "tf32"
+    _fixed_linear[(triton.cdiv(num_rows, _ROWS), triton.cdiv(outputs, _OUTPUTS))](
+        rows.contiguous(), weight.contiguous(), weight if bias is None else bias, out, num_rows,
+        N=outputs, K=inputs, HAS_BIAS=bias is not None, PRECISION=precision,
+        BLOCK_M=_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_INPUTS, num_warps=4, num_stages=3,
+    )  # fmt: skip
