@@ -20,6 +20,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Test tensors are tiny. Threads that wait for each other take many times as long on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Verdicts that one test has kept must not be another's.
+os.environ["TREEGEN_CACHE"] = ""
 
 import pytest
 from browsing import Visit, launched, visiting

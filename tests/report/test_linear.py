@@ -1,6 +1,7 @@
 """Commands that read runs: their work grows as the runs do, and each record is decoded once."""
 
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -149,10 +150,19 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
 ) -> None:
     from treegen.evals.running import work
 
-    before = (runs[SMALL][0] / "results.json").read_bytes()
-    monkeypatch.setattr(work, "look_at_model", lambda *asked: pytest.fail("it was looked at"))
-    assert treegen("eval", "--resume", runs[SMALL][0], "-q").code == 0
-    assert (runs[SMALL][0] / "results.json").read_bytes() == before
+    path = runs[SMALL][0]
+    assert treegen("score", path, "-q").code == 0
+    before = [(path / name).read_bytes() for name in ("results.json", "run.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "look_at_model", lambda *asked: pytest.fail("it was looked at"))
+        patch.setattr(work, "numbers_of", lambda *asked: pytest.fail("it was looked at"))
+        assert treegen("eval", "--resume", path, "-q").code == 0
+    assert [(path / name).read_bytes() for name in ("results.json", "run.json")] == before
+    heavy = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules));"
+    program = f"{heavy} from treegen.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "eval", "--resume", str(path), "-q"]
+    other = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert other.returncode == 0 and other.stdout.endswith("}\nFalse\n"), other
     # Other numbers would give other samples, so that is still refused.
     done = treegen("eval", "--resume", runs[SMALL][0], "--dtype", "bfloat16", "-q")
     assert done.code == 2 and "dtype" in done.err

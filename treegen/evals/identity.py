@@ -12,7 +12,7 @@ from treegen.evals.asked.given import beside, named
 from treegen.evals.asked.settings import settle, stored_choices
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
-from treegen.runs import RunDir, RunSettings, model_identity
+from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
 
 # How a user sets a field of run.json, if not by an argument that has the field's name.
 _ARGUMENTS: Final = {
@@ -32,6 +32,8 @@ _ARGUMENTS: Final = {
     **{f"budget.{name}": f"budget={name}" for name in ("tokens", "calls", "seconds", "nodes")},
 }
 
+_COMPUTING: Final = ("device", "attention", "layers")
+
 
 def run_settings(
     job: AnyJob,
@@ -40,6 +42,7 @@ def run_settings(
     fingerprint: str,
     device_type: str | None = None,
     quantization: str | None = None,
+    computing: Mapping[str, str] | None = None,
 ) -> RunSettings:
     """Return the settings that a run of a job stores and, when it is resumed, compares.
 
@@ -47,6 +50,7 @@ def run_settings(
     fingerprint: of the weights.
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
     quantization: of `ModelFacts`.
+    computing: as `computed_on` gives it; by default that of this machine.
     """
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
@@ -61,7 +65,7 @@ def run_settings(
         planned=job.planned,
         free=job.settings.free_choices(),
         arguments=_ARGUMENTS,
-        computing=_computing(job.settings.engine, device_type),
+        computing=_computing(job.settings.engine, device_type) if computing is None else computing,
     )
 
 
@@ -91,6 +95,12 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
     }
+
+
+def computed_on(info: RunInfo) -> dict[str, str]:
+    """Return what the last bits of a run's logits depended on when it last went on."""
+    last = info.resumes[-1]["versions"] if info.resumes else info.versions
+    return {name: last[name] for name in _COMPUTING if name in last}
 
 
 def stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:

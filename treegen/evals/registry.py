@@ -162,6 +162,11 @@ def get_task(name: str | Task) -> Task:
     raise InputError(f"there is no task {name!r}{hint}")
 
 
+def comes_with_treegen(name: str | Task) -> bool:
+    """Return whether a name is that of a task of treegen's own."""
+    return isinstance(name, str) and name in _BUILTIN
+
+
 def is_lm_eval(name: str) -> bool:
     """Return whether a name is that of a task of lm-eval, or of a YAML file of its kind."""
     return name.startswith(LM_EVAL) or name.endswith((".yaml", ".yml"))

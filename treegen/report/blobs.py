@@ -238,14 +238,18 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
-    status, answer, outcome = [], [], []
+    known: dict[int, tuple[str, int, int]] = {}
+    found: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        verdict = (sample.verdicts or {}).get(name)
-        status.append(_DIGITS[fate(sample, name)])
-        read = verdict.answer if verdict else None
-        answer.append(-1 if read is None else answers.setdefault(read, len(answers)))
-        told = getattr(verdict, "outcome", "")
-        outcome.append(outcomes.setdefault(told, len(outcomes)) if told else -1)
+        if (mine := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+            verdict = (sample.verdicts or {}).get(name)
+            read, told = verdict.answer if verdict else None, getattr(verdict, "outcome", "")
+            mine = known[id(sample.verdicts)] = (
+                _DIGITS[fate(sample, name)],
+                -1 if read is None else answers.setdefault(read, len(answers)),
+                outcomes.setdefault(told, len(outcomes)) if told else -1,
+            )
+        found.append(mine)
     votes, best, first = [], [], 0
     shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
@@ -253,18 +257,18 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
         votes.append(vote)
         best.append(-1 if chosen is None else first + chosen)
         first += len(problem.samples)
-    found = [shares.get(problem.id) for problem in view.problems]
+    of_problems = [shares.get(problem.id) for problem in view.problems]
     return {
         "name": safe_text(name),
-        "status": "".join(status),
+        "status": "".join([status for status, _, _ in found]),
         "answers": [safe_text(text) for text in answers],
-        "answer": answer,
+        "answer": [answer for _, answer, _ in found],
         "outcomes": [safe_text(text) for text in outcomes],
-        "outcome": outcome if outcomes else [],
+        "outcome": [outcome for _, _, outcome in found] if outcomes else [],
         "vote": votes,
         "best": best,
-        "right": [None if share is None else round(share.right, 4) for share in found],
-        "share": [None if share is None else round(share.top, 4) for share in found],
+        "right": [None if share is None else round(share.right, 4) for share in of_problems],
+        "share": [None if share is None else round(share.top, 4) for share in of_problems],
     }
 
 

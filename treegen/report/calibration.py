@@ -4,7 +4,7 @@ Samples of one problem are not independent. So intervals over samples take probl
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -76,11 +76,13 @@ def token_probability(sample: Sample) -> float | None:
     return math.exp(min(0.0, sample.logprob / sample.num_tokens))
 
 
-def judged(view: RunView, filter: str) -> Iterator[tuple[Sample, bool]]:
-    """Yield the judged samples of a run, and whether each is right."""
-    for sample in view.samples:
-        if sample.verdicts is not None and filter in sample.verdicts:
-            yield sample, sample.verdicts[filter].correct
+def judged(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
+    """Return the judged samples of a run, and whether each is right."""
+    return [
+        (sample, sample.verdicts[filter].correct)
+        for sample in view.samples
+        if sample.verdicts is not None and filter in sample.verdicts
+    ]
 
 
 def by_probability(view: RunView, filter: str) -> list[Bin]:
@@ -96,7 +98,7 @@ def by_probability(view: RunView, filter: str) -> list[Bin]:
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
     """Return how often samples are right by how many tokens they have."""
-    found = list(judged(view, filter))
+    found = judged(view, filter)
     return binned(
         [float(sample.num_tokens) for sample, _ in found],
         [float(right) for _, right in found],
@@ -168,10 +170,15 @@ def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
     return found
 
 
-def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:
-    """Return the median tokens of right and of wrong samples; None unless there are both."""
+def lengths_by_right(view: RunView, filter: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of right and of wrong samples."""
     found: tuple[list[int], list[int]] = ([], [])
     for sample, right in judged(view, filter):
-        found[right].append(sample.num_tokens)
-    wrong, rights = found
+        found[not right].append(sample.num_tokens)
+    return found
+
+
+def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:
+    """Return the median tokens of right and of wrong samples; None unless there are both."""
+    rights, wrong = lengths_by_right(view, filter)
     return (median(rights), median(wrong)) if wrong and rights else None

@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from treegen.common.uncollected import uncollected
 from treegen.errors import RunError, TreegenError
 from treegen.evals.asked.given import Asked, names_something
 from treegen.evals.course.account import add_up, stored_parts
@@ -50,6 +51,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+@uncollected()
 def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 

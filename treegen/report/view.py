@@ -1,7 +1,9 @@
 """A run to look at: its settings, its judged samples, its prompts, and how it went."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +136,7 @@ class RunView:
     @property
     def samples(self) -> Iterator[Sample]:
         """The finished samples by problem and index."""
-        for problem in self.problems:
-            yield from problem.samples
+        return chain.from_iterable([problem.samples for problem in self.problems])
 
     @property
     def votes(self) -> bool:
@@ -147,13 +148,16 @@ class RunView:
 
         fixed: of samples that no stop depends on, for estimates that a stop would bias.
         """
-        found: dict[str, list[Verdict]] = {}
-        for sample in self.samples:
-            if fixed and self.fixed is not None and sample.index >= self.fixed:
-                continue
-            if sample.verdicts is not None and filter in sample.verdicts:
-                found.setdefault(sample.problem_id, []).append(sample.verdicts[filter])
-        return found
+        most = self.fixed if fixed and self.fixed is not None else math.inf
+        found = {
+            problem.id: [
+                sample.verdicts[filter]
+                for sample in problem.samples
+                if sample.index < most and sample.verdicts is not None and filter in sample.verdicts
+            ]
+            for problem in self.problems
+        }
+        return {problem_id: verdicts for problem_id, verdicts in found.items() if verdicts}
 
 
 def task_name(info: "RunInfo") -> str:

@@ -31,7 +31,7 @@ from treegen.runs.files import (
     write_json,
 )
 from treegen.runs.made import Made, tidy
-from treegen.runs.records import Key, RecordFile
+from treegen.runs.records import Digest, Key, RecordFile
 from treegen.runs.settings import (
     RunInfo,
     RunSettings,
@@ -200,9 +200,16 @@ class RunDir:
             raise RunError(f"{record.get('problem_id')!r} is not a problem of the run {self.path}")
         self._samples.append(record)
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the finished samples, each once, in the order in which they finished."""
-        return self._samples.records()
+    def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the finished samples, each once, in the order in which they finished.
+
+        digest: is given what is read; see `RunDir.digest`.
+        """
+        return self._samples.records(digest)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the lines of the finished samples."""
+        return self._samples.digest()
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace results.json by `results`; allowed in a run opened to read as well.

@@ -12,6 +12,7 @@ the file:
 - a wrong line with lines after it is damage that a crash here cannot cause, so it is refused.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -20,9 +21,10 @@ import zlib
 from collections.abc import Iterator, KeysView, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 from treegen.common.regular import open_regular
+from treegen.common.uncollected import uncollected
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError
 from treegen.runs.fields import RECORD, check_types
@@ -32,6 +34,7 @@ from treegen.runs.leftovers import is_at
 Key = tuple[str, int]
 """The name of a record: its problem_id and its sample_index."""
 
+_PART: Final = 1 << 20
 _SYNC_SECONDS: Final = 1.0
 # If fsync is slow it is called less often, so that it takes at most a twentieth of the time. But it
 # is called at least once in this many seconds.
@@ -44,6 +47,12 @@ _USUAL: Final = re.compile(
     rb'\{"problem_id":"([ !#-\[\]-~]+)","sample_index":(0|[1-9][0-9]{0,17})[,}]'
 )
 _CRC_SIZE: Final = len(_CRC_START) + 8 + len(b'"}')
+
+
+class Digest(Protocol):
+    """What takes bytes as they are read, such as one of hashlib's."""
+
+    def update(self, data: bytes, /) -> object: ...
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -156,7 +165,8 @@ class RecordFile:
         self._dirty = False
         self._sync_due = 0.0
         try:
-            whole_newline, tail = self._scan()
+            with uncollected():
+                whole_newline, tail = self._scan()
             self._read = self._end + (tail[1] if tail else 0)
             if writable:
                 self._fd = open_regular(path, os.O_RDWR | os.O_APPEND)
@@ -240,8 +250,26 @@ class RecordFile:
         self._dirty = False
         self._sync_due = end + min(_MAX_SYNC_SECONDS, max(_SYNC_SECONDS, 20 * (end - begin)))
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def digest(self) -> str:
+        """Return the SHA-256 of the lines of the records there are now.
+
+        Raises:
+            RunError: the file cannot be read.
+        """
+        found, left = hashlib.sha256(), self._end
+        try:
+            with open(self.path, "rb") as file:
+                while left and (part := file.read(min(left, _PART))):
+                    found.update(part)
+                    left -= len(part)
+        except OSError as error:
+            raise RunError(unreadable(self.path, error)) from error
+        return found.hexdigest()
+
+    def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records there are now, each key once, in the order of the file.
+
+        digest: is given the lines that are read, so that it is that of `RecordFile.digest` then.
 
         Raises:
             RunError: the file cannot be read, or is damaged.
@@ -252,6 +280,8 @@ class RecordFile:
                 for number, line in enumerate(file, 1):
                     if offset >= end:
                         return
+                    if digest is not None:
+                        digest.update(line)
                     try:
                         record = decode_record(line)
                     except ValueError as error:

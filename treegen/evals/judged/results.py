@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from treegen.common.uncollected import uncollected
 from treegen.evals.asked.settings import stored_choices
 from treegen.evals.course.account import add_up, stored_parts
 from treegen.evals.job import AnyJob, Job
@@ -24,12 +25,15 @@ def write_results(
     return results, report
 
 
+@uncollected()
 def results_of(
-    job: Job, run: RunDir, judging: Judging | None = None
+    job: Job, run: RunDir, judging: Judging | None = None, *, anew: bool = False
 ) -> tuple[dict[str, Any], Report | None]:
     """Return the content of results.json for the samples of a run, and the report.
 
     The report is None if samples are not scored, or are programs that are not judged.
+
+    anew: whether samples are judged whose verdicts are kept.
     """
     unjudged = executing(job.task) is not None and judging is None
     report = None
@@ -45,7 +49,7 @@ def results_of(
                 scores.append(score_of(job, problems[record["problem_id"]], record, verdicts))
 
         rounds = rounds_of(job)
-        judged(job, run, look, judging=judging, rounds=rounds)
+        judged(job, run, look, judging=judging, rounds=rounds, anew=anew)
         report = aggregate(job, scores, rounds, Votes.of(run.path))
     else:
         rounds = look_back(job, run)

@@ -3,6 +3,7 @@
 Nothing here imports torch, for scoring a stored run needs no model.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +11,14 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from treegen.errors import TaskError
+from treegen.errors import RunError, TaskError
 from treegen.evals.answers import answer_types, unified
 from treegen.evals.asked.stopping import NEVER, Rounds
 from treegen.evals.calls import asked, verdicts_on
 from treegen.evals.choices import likeliest_by_length
 from treegen.evals.job import Job
 from treegen.evals.judged.execution import Judging
+from treegen.evals.judged.kept import KeptVerdicts
 from treegen.evals.judged.vote_tables import NO_VOTES, Votes, stop_tables, vote_table
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
@@ -32,6 +34,7 @@ def judged(
     *,
     judging: Judging | None = None,
     rounds: Rounds | None = None,
+    anew: bool = False,
 ) -> None:
     """Read every stored sample once; `look` gets each, and its verdicts by filter.
 
@@ -40,19 +43,32 @@ def judged(
     are one object, which saves memory.
 
     rounds: is told of each sample, too.
+    anew: whether all are judged, also those whose verdicts are kept; see `evals.judged.kept`.
+
+    Raises:
+        RunError: a record is damaged, or the file was changed meanwhile.
     """
     problems = {problem.id: problem for problem in job.data.problems}
     headline = job.task.filters[0]
     types = {} if judging else answer_types(job.task)
     once = _Once()
-    for record in run.records():
+    # Rounds are told what a task reads, before equal answers are equal strings.
+    kept = None if judging or rounds else KeptVerdicts.of(job, run)
+    digest = run.digest() if kept and not anew else ""
+    known = kept.read(digest) if kept and digest else None
+    read = hashlib.sha256()
+    found: list[Mapping[str, Verdict]] = []
+    for number, record in enumerate(run.records(read if kept else None)):
         problem = problems[record["problem_id"]]
         verdicts: Mapping[str, Verdict] | None
         if judging:
             verdicts = judging.verdicts(record)
+        elif known is not None:
+            verdicts = known[number] if number < len(known) else None
         else:
             # What equals an answer depends on the other answers of its problem.
             verdicts = once(problem.id if types else "", verdicts_on(job.task, problem, record))
+            found.append(verdicts)
         if rounds is not None:
             _tell(rounds, record, verdicts.get(headline) if verdicts else None)
         look(record, verdicts)
@@ -63,6 +79,10 @@ def judged(
         settled = asked(unified, job.task.name)(once.found, types)
         for (_, mine), verdicts in zip(once.found, settled, strict=True):
             mine.update(verdicts)
+    if kept and known is None:
+        kept.write(read.hexdigest(), found)
+    elif kept and read.hexdigest() != digest:
+        raise RunError(f"{run.path} was changed while it was read; read it again")
 
 
 class _Once:

@@ -51,7 +51,7 @@ def score_again(
         judging = rejudged(job, run, execution, listener)
         if judging:
             stack.callback(judging.close)
-        results, report = results_of(job, run, judging)
+        results, report = results_of(job, run, judging, anew=True)
         try:
             run.write_results(results)
         except RunInUseError as error:

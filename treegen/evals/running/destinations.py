@@ -18,7 +18,8 @@ from treegen.evals.search import settings as search_settings
 from treegen.evals.search.own_method import short_name
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.task import Task
-from treegen.runs import RunDir, SearchRunDir
+from treegen.model.options import EngineOptions
+from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.runs.made import check_directory
 
 _Settings = TypeVar("_Settings", bound=RunChoices)
@@ -29,12 +30,14 @@ class Destination(Generic[_Settings]):
     """One run's settings and its directory.
 
     resume: whether to continue a run that is there. whole: whether it has all that was planned.
+    info: of that run, if nothing else is asked of its model than before.
     """
 
     settings: _Settings
     path: Path
     resume: bool
     whole: bool = False
+    info: RunInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,15 @@ class _Kind(Generic[_Settings]):
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
             whole = run.missing <= 0
+            info = None if given.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
         asked = {**given, **({self.by: name[0]} if name else {})}
         if "task" in asked:
             task = identity["task"]["name"]
             if get_task(asked["task"]).name != task:
                 told = f"{path} is a run of {task}, not of {place_of(asked['task'])}"
                 raise InputError(f"{told}; name another directory, or leave the task out")
-        return Destination(self.settle(asked, {**stored, "kept": path}), path, True, whole)
+        settings = self.settle(asked, {**stored, "kept": path})
+        return Destination(settings, path, True, whole, info)
 
     def among(
         self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool

@@ -101,10 +101,10 @@ def evaluate_all(
     jobs = [load_job(target.settings) for target in targets]
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
-    whole = [job for job, target in zip(jobs, targets, strict=True) if target.whole]
+    whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def check(job: Job, facts: "ModelFacts") -> None:
-        if not any(job is each for each in whole):
+        if not any(job is each for each, _ in whole):
             plan_job(job, facts)
         told = advice(job.settings.sampling, facts.spec)
         if told and not by_likelihood(job.data) and any(job is each for each in fresh):

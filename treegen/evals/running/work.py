@@ -10,7 +10,7 @@ from treegen import demo
 from treegen.common.closing import Closing
 from treegen.errors import InputError, RunError, TreegenError
 from treegen.evals.asked.given import RunChoices
-from treegen.evals.identity import run_settings
+from treegen.evals.identity import computed_on, run_settings
 from treegen.evals.model import (
     ModelNumbers,
     check_machine,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from treegen.evals.running.destinations import Destination
     from treegen.llm.calls import Calls
     from treegen.model.facts import ModelFacts
-    from treegen.runs import RunSettings
+    from treegen.runs import RunInfo, RunSettings
 
 _Job = TypeVar("_Job", bound="AnyJob")
 _Run = TypeVar("_Run", bound=RunDir)
@@ -116,10 +116,6 @@ class Models(Closing):
         check_machine(engine, self.places)
         return found
 
-    def numbers(self, engine: EngineOptions) -> "ModelFacts | ModelNumbers":
-        """Return what the settings of a run have of a model, which need not be loaded."""
-        return numbers_of(engine, self.places) if self.given is None else self.given.facts
-
     def settings(self, job: "AnyJob", facts: "ModelFacts | ModelNumbers") -> "RunSettings":
         """Return what a job's run stores when it begins."""
         engine, given = job.settings.engine, self.given
@@ -129,6 +125,26 @@ class Models(Closing):
             fingerprint=given.fingerprint if given is not None else weights_fingerprint(engine),
             device_type=facts.device_type,
             quantization=facts.quantization,
+        )
+
+    def settings_of_whole(self, job: "AnyJob", info: "RunInfo | None") -> "RunSettings":
+        """Return what `settings` does for a run of which nothing is to be drawn.
+
+        info: what the run has stored. Then the weights have to be the same, and no more is looked
+        at: not even torch is imported.
+        """
+        engine = job.settings.engine
+        if self.given is not None:
+            return self.settings(job, self.given.facts)
+        if info is None:
+            return self.settings(job, numbers_of(engine, self.places))
+        model = info.identity["model"]
+        return run_settings(
+            job,
+            dtype=model["dtype"],
+            fingerprint=weights_fingerprint(engine),
+            quantization=model.get("quantization"),
+            computing=computed_on(info),
         )
 
     def get(self, item: Work[Any, Any, Any], listener: Listener, before: Before = ()) -> "Calls":
@@ -196,17 +212,19 @@ def prepared(
     models: Models,
     listener: Listener,
     check: "Callable[[_Job, ModelFacts], object]",
-    whole: "Sequence[_Job]" = (),
+    whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "list[RunSettings]":
     """Check all that can be checked without weights; returns the settings of each run.
 
-    whole: those of which nothing is to be drawn, so that nothing is checked.
+    whole: those of which nothing is to be drawn, so that nothing is checked. With each is what its
+    run has stored, unless something else is asked of the model.
     """
     found = []
     for job in jobs:
         tell_skipped(job, listener)
-        if any(job is each for each in whole):
-            found.append(models.settings(job, models.numbers(job.settings.engine)))
+        known = [info for each, info in whole if each is job]
+        if known:
+            found.append(models.settings_of_whole(job, known[0]))
             continue
         facts = models.facts(job.settings.engine)
         check(job, facts)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from treegen.report.calibration import (
     Bin,
     ProblemPoint,
@@ -11,8 +13,8 @@ from treegen.report.calibration import (
     by_tokens,
     expected_error,
     judged,
+    lengths_by_right,
     likelier_is_right,
-    middle_lengths,
     problem_points,
 )
 from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, Spot, spot
@@ -172,10 +174,8 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:
-    rights, wrong = ([s.num_tokens for s, r in judged(view, filter) if r == kind]
-                     for kind in (True, False))  # fmt: skip
-    middle = middle_lengths(view, filter)
-    assert middle is not None  # there are right ones and wrong ones
+    rights, wrong = (np.array(each) for each in lengths_by_right(view, filter))
+    middle = float(np.median(rights)), float(np.median(wrong))
     told = (
         f"half of the right samples have up to {middle[0]:,.0f} tokens, of the wrong "
         f"{middle[1]:,.0f}"
@@ -183,13 +183,13 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        low, high = min(*rights, *wrong), max(*rights, *wrong)
+        low, high = (int(most([most(rights), most(wrong)])) for most in (np.min, np.max))
         width = 1 + (high - low) // 30
         bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
         for values, label, colour, line, at in (
             (rights, "right", GREEN, "-", middle[0]), (wrong, "wrong", ORANGE, "--", middle[1]),
         ):  # fmt: skip
-            weights = [1 / len(values)] * len(values)
+            weights = np.full(len(values), 1 / len(values))
             axes.hist(
                 values, bins=bins, weights=weights, histtype="step", color=colour, linestyle=line,
                 linewidth=1.8, label=f"{label} ({len(values):,})",

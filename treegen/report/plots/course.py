@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from treegen.report.curves import (
     FATES,
     INVALID,
@@ -64,7 +66,8 @@ def lengths_plot(view: RunView) -> Plot:
         width = 1 + (everything[-1] - everything[0]) // 30
         bins = range(everything[0], everything[-1] + width + 1, width)
         axes.hist(
-            [found[name] for name in names], bins=[edge - 0.5 for edge in bins], stacked=True,
+            [np.array(found[name]) for name in names],
+            bins=[edge - 0.5 for edge in bins], stacked=True,
             color=[_COLOURS[name] for name in names], label=names,
         )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):

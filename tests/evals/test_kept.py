@@ -1,0 +1,354 @@
+"""Verdicts that are kept: they are those of judging anew, whatever has become of the run."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from report_cases import make_run
+
+from treegen.common.uncollected import uncollected
+from treegen.errors import RunError
+from treegen.evals import calls
+from treegen.evals.asked.settings import settle
+from treegen.evals.identity import stored_job
+from treegen.evals.job import Job
+from treegen.evals.judged import kept, scoring
+from treegen.evals.verdict import Measured, Verdict
+from treegen.report.load import load_run
+from treegen.runs import RunDir
+from treegen.runs.records import RecordFile, decode_record, encode_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where verdicts are kept, also those of small runs."""
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "kept"))
+    monkeypatch.setattr(kept, "_LEAST", 1)
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are judged."""
+    texts: list[str] = []
+    judge = calls.verdicts_on
+
+    def noted(task: Any, problem: Any, record: Any) -> Any:
+        texts.append(record["text"])
+        return judge(task, problem, record)
+
+    monkeypatch.setattr(scoring, "verdicts_on", noted)
+    return texts
+
+
+def told(path: Path) -> Any:
+    """What a run comes to: its report, and the verdicts on each sample."""
+    view = load_run(path)
+    verdicts = [(s.problem_id, s.index, dict(s.verdicts or {})) for s in view.samples]
+    return view.report, verdicts, view.filters, view.notices
+
+
+def anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setenv(kept.FOLDER, "")
+        return told(path)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.verdicts"))
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return (path / "samples.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def edited(line: bytes, rng: random.Random) -> bytes:
+    """A line whose text is another one, with a right crc."""
+    record = decode_record(line)
+    answer = rng.choice(["The answer is 3.", "#### 7", "nothing", ""])
+    return encode_record({**record, "text": f" {record['text'][:9]} {answer}"})
+
+
+def append(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    record = decode_record(lines[-1])
+    indices = [decode_record(line)["sample_index"] for line in lines]
+    return [*lines, encode_record({**record, "sample_index": max(indices) + 1})]
+
+
+def edit(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    at = rng.randrange(len(lines))
+    return [*lines[:at], edited(lines[at], rng), *lines[at + 1 :]]
+
+
+def tear(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    return [*lines[:-1], lines[-1][: rng.randrange(1, len(lines[-1]))]]
+
+
+def drop(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    at = rng.randrange(len(lines))
+    return [*lines[:at], *lines[at + 1 :]]
+
+
+def repeat(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    return [*lines, rng.choice(lines)]
+
+
+def shuffle(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    return rng.sample(lines, len(lines))
+
+
+def swap(lines: list[bytes], rng: random.Random) -> list[bytes]:
+    """The texts of two samples change places, so that size and texts are the same."""
+    first, second = rng.sample(range(len(lines)), 2)
+    a, b = (decode_record(lines[at]) for at in (first, second))
+    new = dict(enumerate(lines))
+    new[first] = encode_record({**a, "text": b["text"]})
+    new[second] = encode_record({**b, "text": a["text"]})
+    return list(new.values())
+
+
+CHANGES = (append, edit, tear, drop, repeat, shuffle, swap)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kept_verdicts_are_those_of_judging_anew(
+    seed: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    path = make_run(tmp_path / "run", num_problems=7, num_samples=6, seed=seed)
+    states = [lines_of(path)]
+    for number in range(12):
+        # Now and then a state of before is there again, whose verdicts are kept.
+        change = rng.choice(CHANGES)
+        states.append(change(rng.choice(states), rng) if number % 3 else rng.choice(states))
+        while not states[-1][-1].endswith(b"\n") and rng.random() < 0.5:
+            states[-1] = states[-1][:-1]  # mended, as a resume does it
+        (path / "samples.jsonl").write_bytes(b"".join(states[-1]))
+        wanted = anew(path, monkeypatch)
+        for _ in range(2):
+            assert told(path) == wanted
+        states = [state for state in states if state[-1].endswith(b"\n")]
+    assert files(folder)
+
+
+def test_a_run_is_judged_once(
+    folder: Path, judged: list[str], tmp_path: Path, treegen: Command, tiny: Path
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4, checkpoint=tiny)
+    before = sorted(os.listdir(path))
+    first = treegen("show", path)
+    assert len(judged) == 20 and len(files(folder)) == 1
+    assert sorted(os.listdir(path)) == before  # nothing in the run
+    judged.clear()
+    assert treegen("show", path) == first
+    for command in (["report", "--no-plots"], ["replay"], ["eval", "--resume"]):
+        assert treegen(*command, path).code == 0
+    assert treegen("compare", path, path, "--no-plots").code == 0
+    assert not judged
+    resumed = (path / "results.json").read_bytes()
+    assert treegen("score", path).code == 0
+    assert len(judged) == 20  # which is what it is for
+    assert (path / "results.json").read_bytes() == resumed
+    assert len(files(folder)) == 1
+
+
+def test_what_is_kept_of_a_copy_serves_it(folder: Path, judged: list[str], tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    wanted = told(path)
+    path.rename(tmp_path / "moved")
+    judged.clear()
+    assert told(tmp_path / "moved") == wanted
+    assert not judged
+
+
+@pytest.mark.parametrize("spoil", ["cut", "flip", "empty", "other", "none"])
+def test_a_damaged_file_counts_as_none(
+    spoil: str, folder: Path, judged: list[str], tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    wanted = told(path)
+    (file,) = files(folder)
+    whole = file.read_bytes()
+    spoiled = {
+        "cut": whole[:-9],
+        "flip": whole.replace(b"true", b"null", 1),
+        "empty": b"",
+        "other": whole[:65] + json.dumps({"verdicts": []}).encode(),
+        "none": b"\xff" * 99,
+    }
+    file.write_bytes(spoiled[spoil])
+    judged.clear()
+    assert told(path) == wanted
+    assert len(judged) == 20
+    assert file.read_bytes() == whole
+
+
+def test_no_verdicts_of_other_samples_are_taken(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    wanted = told(path)
+    digest = RecordFile.digest
+    first, *others = lines_of(path)
+    record = decode_record(first)
+    line = encode_record({**record, "text": record["text"][::-1]})  # as long as it was
+
+    def then_changed(file: RecordFile) -> str:
+        found = digest(file)
+        file.path.write_bytes(b"".join([line, *others]))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "digest", then_changed)
+        with pytest.raises(RunError, match="changed while it was read"):
+            told(path)
+    assert told(path) == anew(path, monkeypatch) != wanted
+    (path / "samples.jsonl").write_bytes(b"".join([first, *others]))
+    assert told(path) == wanted
+
+
+def _job(path: Path) -> Job:
+    with RunDir.open(path) as run:
+        return stored_job({}, run)
+
+
+def _other_problem(job: Job, **changes: Any) -> Job:
+    first, *others = job.data.problems
+    return replace(job, data=replace(job.data, problems=(replace(first, **changes), *others)))
+
+
+OTHERS: dict[str, Callable[[Job], Job]] = {
+    "answer": lambda job: _other_problem(job, answer="12345"),
+    "metadata": lambda job: _other_problem(job, metadata={"solution": "another"}),
+    "fewer": lambda job: replace(job, data=replace(job.data, problems=job.data.problems[:-1])),
+    "arguments": lambda job: replace(
+        job, settings=settle({"task": "gsm8k", "model": "m", "extra": {"form": "cot"}})
+    ),
+    "task": lambda job: replace(job, task=type("Other", (type(job.task),), {"version": "2"})()),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_verdicts_follow_from_names_them(other: str, tmp_path: Path) -> None:
+    job = _job(make_run(tmp_path / "run", num_problems=5, num_samples=4))
+    assert kept._content(job) == kept._content(_job(tmp_path / "run"))
+    assert kept._content(OTHERS[other](job)) != kept._content(job)
+
+
+def test_code_and_libraries_name_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _job(make_run(tmp_path / "run", num_problems=5, num_samples=4))
+    before = kept._content(job)
+    for name, other in (("_code", lambda: "other"), ("_version", lambda library: "0")):
+        with monkeypatch.context() as patch:
+            patch.setattr(kept, name, other)
+            assert kept._content(job) != before
+    assert kept._content(job) == before
+
+
+def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    job = _job(path)
+    with RunDir.open(path) as run:
+        assert kept.KeptVerdicts.of(job, run)
+        for task in (
+            "tasks.py:Mine",
+            "lm-eval:gsm8k",
+            "path/task.yaml",
+            "somebody-elses",
+            job.task,
+        ):
+            settings = replace(job.settings, task=task)
+            assert kept.KeptVerdicts.of(replace(job, settings=settings), run) is None
+    mine = kept.KeptVerdicts(job, folder)
+    right = Verdict("1", True)
+    mine.write("0", [{"numeric": Measured("1", True), "strict-match": right}])
+    mine.write("0", [{"numeric": right, "strict-match": right, "another": right}])
+    assert not files(folder) and mine.read("0") is None
+    found = {"numeric": Verdict("1/2", True, 0.5), "strict-match": Verdict(None, False)}
+    found["flexible-extract"] = Verdict("\ud800", False)
+    mine.write("0", [found, found])
+    assert mine.read("0") == [found, found] and mine.read("1") is None
+
+
+def test_small_unfinished_and_stopping_runs_are_judged_each_time(
+    folder: Path, judged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping = make_run(
+        tmp_path / "stop", num_problems=5, num_samples=4, stop_when="decided:0.9", stop_batch=2
+    )
+    load_run(stopping)
+    load_run(make_run(tmp_path / "part", num_problems=5, num_samples=5, done=[4] * 5))
+    monkeypatch.setattr(kept, "_LEAST", 21)
+    load_run(make_run(tmp_path / "small", num_problems=5, num_samples=4))
+    assert len(judged) == 60 and not files(folder)
+
+
+def test_the_files_have_a_bound(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    mine = kept.KeptVerdicts(_job(path), folder)
+    found = dict.fromkeys(("numeric", "strict-match", "flexible-extract"), Verdict("1", True))
+    for number in range(4):
+        mine.write(str(number), [found])
+        os.utime(mine._path(str(number)), ns=(number, number))
+    assert mine.read("0")  # which is now the one that was read last
+    monkeypatch.setattr(kept, "_MOST_BYTES", 3 * files(folder)[0].stat().st_size)
+    mine.write("4", [found])
+    assert [mine.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("where", ["a file", "nowhere", "relative"])
+def test_without_a_folder_all_is_judged(
+    where: str, judged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    named = {"a file": str(tmp_path / "file"), "nowhere": "", "relative": "here"}
+    monkeypatch.setattr(kept, "_LEAST", 1)
+    monkeypatch.setenv(kept.FOLDER, named[where])
+    monkeypatch.chdir(tmp_path)
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    assert told(path) == told(path)
+    assert len(judged) == 40 and not (tmp_path / "here").exists()
+
+
+def test_the_folder_is_that_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kept.FOLDER)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert kept._folder() == Path("/caches/treegen")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert kept._folder() == Path("/home/ann/.cache/treegen")
+
+
+def test_processes_at_once(folder: Path, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", num_problems=40, num_samples=25)
+    command = [sys.executable, "-m", "treegen", "show", str(path), "-q"]
+    begun = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    found = {process.communicate()[0] for process in begun}
+    assert len(found) == 1 and all(process.returncode == 0 for process in begun)
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout in found
+    assert len(os.listdir(folder)) == 1
+
+
+def test_collecting_goes_on_as_it_was() -> None:
+    import gc
+
+    with uncollected(), uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
