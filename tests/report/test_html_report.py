@@ -189,7 +189,8 @@ def test_a_torn_timeline_is_read_to_its_end(tmp_path: Path) -> None:
 def test_what_is_no_moment_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "progress.jsonl"
     good = {"part": 0, "seconds": 1.5, "done": 1, "tokens": 9, "rows": 3, "level_rows": [1, 2]}
-    wrong: list[Any] = [{**good, name: bad} for name in good for bad in (None, "1", [[]], {}, -1)]
+    odd: list[Any] = [None, "1", [[]], {}, -1]
+    wrong: list[Any] = [{**good, name: bad} for name in good for bad in odd]
     wrong += [{**good, "level_rows": [[1]]}, {**good, "seconds": 10**30}, 5, [good], {"part": 0}]
     file.write_text("".join(f"{json.dumps(each)}\n" for each in [good, *wrong, good]))
     assert read_timeline(tmp_path) == [good, good]

@@ -258,7 +258,7 @@ class RecordFile:
         """
         found, left = hashlib.sha256(), self._end
         try:
-            with open(self.path, "rb") as file:
+            with open(open_regular(self.path), "rb") as file:
                 while left and (part := file.read(min(left, _PART))):
                     found.update(part)
                     left -= len(part)
