@@ -14,7 +14,6 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run
 
-from treegen.common.uncollected import uncollected
 from treegen.errors import RunError
 from treegen.evals import calls
 from treegen.evals.asked.settings import settle
@@ -337,18 +336,3 @@ def test_processes_at_once(folder: Path, tmp_path: Path) -> None:
     assert len(found) == 1 and all(process.returncode == 0 for process in begun)
     assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout in found
     assert len(os.listdir(folder)) == 1
-
-
-def test_collecting_goes_on_as_it_was() -> None:
-    import gc
-
-    with uncollected(), uncollected():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    gc.disable()
-    try:
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

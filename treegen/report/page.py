@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formats import safe_text
+from treegen.common.uncollected import set_apart
 from treegen.common.version import VERSION
 from treegen.errors import InputError, install
 from treegen.report.blobs import blobs
@@ -46,6 +47,7 @@ def check_name(path: Path, option: str) -> None:
         raise InputError(f"{option} must be a name that ends in .html, got {path}")
 
 
+@set_apart()
 def write_page(
     views: Sequence[RunView],
     path: Path,
@@ -85,6 +87,7 @@ def write_page(
     return written
 
 
+@set_apart()
 def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
     """Return the page of some runs, for a server if `live` is given.
 

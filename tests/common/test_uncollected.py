@@ -1,0 +1,66 @@
+"""What Python's collector of cycles is spared is what was read, and nothing for good."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from treegen.common.uncollected import set_apart, uncollected
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """Unfreeze what the tests themselves have frozen."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    if frozen:
+        gc.freeze()
+
+
+def test_what_was_read_counts_as_old() -> None:
+    with uncollected():
+        made = [[number] for number in range(5000)]
+    assert not any(each is made[-1] for young in (0, 1) for each in gc.get_objects(young))
+    assert any(each is made[-1] for each in gc.get_objects(2))
+    assert not gc.get_freeze_count()
+
+
+def test_what_is_set_apart_is_left_alone_and_newer_cycles_are_not() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    with uncollected():
+        old = weakref.ref(Cycle())
+        with set_apart(), set_apart():
+            new = weakref.ref(Cycle())
+            gc.collect()
+            assert old() is not None and new() is None
+    assert not gc.get_freeze_count()
+    gc.collect()
+    assert old() is None
+
+
+def test_what_a_program_has_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        with uncollected(), set_apart():
+            pass
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
+def test_collecting_goes_on_as_it_was() -> None:
+    with uncollected(), uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
