@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from treegen.common.formats import safe_text
 from treegen.errors import TreegenError
-from treegen.evals.statistics.votes import majority_vote
 from treegen.images.thumbnails import thumbnail
 from treegen.prompts.tree import Node
 from treegen.report.curves import (
@@ -23,6 +22,7 @@ from treegen.report.curves import (
     UNJUDGED,
     UNSOLVED,
     WRONG,
+    VoteShares,
     fate,
     vote_shares,
 )
@@ -253,7 +253,7 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     votes, best, first = [], [], 0
     shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
-        vote, chosen = _vote(problem, name)
+        vote, chosen = _vote(problem, name, shares.get(problem.id))
         votes.append(vote)
         best.append(-1 if chosen is None else first + chosen)
         first += len(problem.samples)
@@ -272,14 +272,15 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     }
 
 
-def _vote(problem: ProblemView, name: str) -> tuple[int, int | None]:
+def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[int, int | None]:
     """Return how a problem's vote ended, and which of its samples first gave the elected answer."""
-    found = [(sample.verdicts or {}).get(name) for sample in problem.samples]
-    vote = majority_vote(verdict.answer for verdict in found if verdict is not None)
-    if vote.answer is None:
-        return (_LOST if any(found) else _NO_VOTE), None
-    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == vote.answer)
-    if len(vote.tied) > 1:
+    if share is None:
+        return _NO_VOTE, None
+    if share.answer is None:
+        return _LOST, None
+    found = ((sample.verdicts or {}).get(name) for sample in problem.samples)
+    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == share.answer)
+    if share.tied:
         return _TIED, chosen
     return (_WON if verdict.correct else _LOST), chosen
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.evals.statistics.metrics import HasGroup, clusters_of
-from treegen.evals.statistics.votes import majority_vote, tally
+from treegen.evals.statistics.votes import counted, tally, winner
 from treegen.evals.verdict import Verdict
 from treegen.report.view import RunView, Sample
 
@@ -37,7 +37,8 @@ class VoteShares:
     leading: the share of the most frequent wrong answer.
     other: the share of all other wrong answers.
     invalid: the share of samples without an answer.
-    top: the share of the answer that has the most votes.
+    answer: that which has the most votes, of tied ones the first; None if none was readable.
+    top: its share.
     tied: whether several answers have the most votes.
     won: whether a right answer is among those with the most votes.
     """
@@ -47,6 +48,7 @@ class VoteShares:
     leading: float
     other: float
     invalid: float
+    answer: str | None
     top: float
     tied: bool
     won: bool
@@ -94,21 +96,26 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
     found = []
     for problem_id, group in verdicts.items():
-        vote = majority_vote(verdict.answer for verdict in group)
-        right = {v.answer for v in group if v.correct}
-        wrong = Counter(v.answer for v in group if v.answer is not None and not v.correct)
-        leading = max(wrong.values(), default=0)
-        num, num_right = len(group), sum(verdict.correct for verdict in group)
+        counts = counted(group)
+        votes: dict[str | None, int] = {}
+        for (answer, _), times in counts.items():
+            votes[answer] = votes.get(answer, 0) + times
+        vote = winner(votes)
+        right = {answer: times for (answer, correct), times in counts.items() if correct}
+        wrong = [t for (answer, correct), t in counts.items() if not (correct or answer is None)]
+        leading, num = max(wrong, default=0), len(group)
+        num_right, num_wrong = sum(right.values()), sum(wrong)
         found.append(
             VoteShares(
                 problem_id=problem_id,
                 right=num_right / num,
                 leading=leading / num,
-                other=(wrong.total() - leading) / num,
-                invalid=(num - num_right - wrong.total()) / num,
+                other=(num_wrong - leading) / num,
+                invalid=(num - num_right - num_wrong) / num,
+                answer=vote.answer,
                 top=vote.votes / num,
                 tied=len(vote.tied) > 1,
-                won=bool(right & set(vote.tied)),
+                won=not right.keys().isdisjoint(vote.tied),
             )
         )
     return sorted(found, key=lambda share: (-share.right, share.leading, share.problem_id))

@@ -122,6 +122,9 @@ class RunView:
     summaries: "tuple[Summary, ...]" = ()
     judged: "tuple[Table, ...]" = ()
     images: RunImages | None = None
+    _verdicts: dict[tuple[str, float], Mapping[str, Sequence[Verdict]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def unit(self) -> str:
@@ -143,13 +146,15 @@ class RunView:
         """Whether the samples of a problem vote on its answer."""
         return self.num_samples > 1 and self.report is not None and bool(self.report.majority)
 
-    def verdicts(self, filter: str, *, fixed: bool = False) -> dict[str, list[Verdict]]:
+    def verdicts(self, filter: str, *, fixed: bool = False) -> Mapping[str, Sequence[Verdict]]:
         """Return the verdicts of one filter by problem; problems without any are left out.
 
         fixed: of samples that no stop depends on, for estimates that a stop would bias.
         """
         most = self.fixed if fixed and self.fixed is not None else math.inf
-        found = {
+        if (known := self._verdicts.get((filter, most))) is not None:
+            return known
+        every = {
             problem.id: [
                 sample.verdicts[filter]
                 for sample in problem.samples
@@ -157,7 +162,9 @@ class RunView:
             ]
             for problem in self.problems
         }
-        return {problem_id: verdicts for problem_id, verdicts in found.items() if verdicts}
+        found = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
+        self._verdicts[filter, most] = found
+        return found
 
 
 def task_name(info: "RunInfo") -> str:

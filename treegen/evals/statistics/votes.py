@@ -9,7 +9,7 @@ first.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,10 +33,29 @@ class Vote:
 
 def majority_vote(answers: Iterable[str | None]) -> Vote:
     """Return the most frequent answer, None never counting."""
-    counts = Counter(answer for answer in answers if answer is not None)
-    top = max(counts.values(), default=0)
-    tied = tuple(answer for answer, votes in counts.items() if votes == top)
+    return winner(Counter(answers))
+
+
+def winner(counts: Mapping[str | None, int]) -> Vote:
+    """Return the answer with the most votes, None never counting.
+
+    counts: votes by answer, in the order in which they were first given.
+    """
+    given = {answer: votes for answer, votes in counts.items() if answer is not None}
+    top = max(given.values(), default=0)
+    tied = tuple(answer for answer, votes in given.items() if votes == top)
     return Vote(tied[0] if tied else None, top, tied)
+
+
+def counted(verdicts: Sequence[Verdict]) -> dict[tuple[str | None, bool], int]:
+    """Return how often each answer was judged right or wrong, in the order of the first."""
+    # Of a run, equal verdicts are one object, so few have to be looked into.
+    known = {id(verdict): verdict for verdict in verdicts}
+    counts: dict[tuple[str | None, bool], int] = {}
+    for verdict, times in zip(known.values(), Counter(map(id, verdicts)).values(), strict=True):
+        key = verdict.answer, verdict.correct
+        counts[key] = counts.get(key, 0) + times
+    return counts
 
 
 # Of many problems most have the counts of another one, and a run has several tables of votes.
@@ -73,7 +92,7 @@ class Tally:
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
     """Count the answers of one problem's samples."""
-    counts = Counter([(v.answer, v.correct) for v in verdicts])
+    counts = counted(verdicts)
     invalid = counts.pop((None, False), 0)
     # Sorted, so that problems with the same counts share the cached work of the estimators.
     right = sorted([votes for (_, correct), votes in counts.items() if correct])
