@@ -296,3 +296,16 @@ def test_interval_holds_the_mean_and_stays_in_range(values: list[float]) -> None
     assert 0 <= result.low <= result.value + 1e-12
     assert result.value - 1e-12 <= result.high <= 1
     assert result == estimate(values[::-1])
+
+
+@pytest.mark.parametrize("big", [0, 200])
+def test_answers_without_samples_are_none_and_negative_counts_are_refused(big: int) -> None:
+    for k in (1, 3, 7 + big):
+        assert tie_at_k([0, 2, 3, 0], 2 + big, k) == tie_at_k([3, 2], 2 + big, k)
+    assert math.isnan(tie_at_k([0, 2, 3], 2 + big, 8 + big))
+    for counts, invalid in (([2, -1, 3], big), ([2 + big, 3], -1)):
+        for k in (1, 2):
+            with pytest.raises(InputError, match="negative"):
+                tie_at_k(counts, invalid, k)
+            with pytest.raises(InputError, match="negative"):
+                maj_at_k(counts, [], invalid, k)

@@ -1,6 +1,7 @@
 """The types of what run directories hold, so that files that were edited by hand are refused."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 _NONE: Final = type(None)
@@ -67,6 +68,33 @@ _FREE_PARTS: Final[Types] = {
     "ids": (str, int), "pass_ks": (int,), "maj_ks": (int,), "votes": (str,), "sources": (str,),
 }  # fmt: skip
 _HOLDERS: Final = (dict, list)
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise ValueError for a field of a record of another type; see `check_types`."""
+    # The records of a run have the same fields, of the same types.
+    whole = _whole_of(tuple(record), tuple(map(type, record.values())))
+    if whole is None:
+        return check_types(record, RECORD)
+    for name in whole:
+        if not -_MOST < record[name] < _MOST:
+            raise _wrong(name, record[name], RECORD[name])
+
+
+@lru_cache(maxsize=64)
+def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...] | None:
+    """Return which fields of a record are whole numbers, of which the size is left to check.
+
+    It is None if more is: if a type is wrong, or a field holds further values.
+    """
+    found = []
+    for name, kind in zip(names, kinds, strict=True):
+        if (known := RECORD.get(name)) is not None:
+            if kind not in known or kind in _HOLDERS:
+                return None
+            if kind is int:
+                found.append(name)
+    return tuple(found)
 
 
 def check_types(values: Mapping[str, Any], types: Types) -> None:

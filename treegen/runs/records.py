@@ -27,7 +27,7 @@ from treegen.common.regular import open_regular
 from treegen.common.uncollected import uncollected
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError
-from treegen.runs.fields import RECORD, check_types
+from treegen.runs.fields import check_record
 from treegen.runs.files import check_id, parse_json, plain, reason, resume_argument, sync_directory
 from treegen.runs.leftovers import is_at
 
@@ -78,7 +78,7 @@ def decode_record(line: bytes) -> dict[str, Any]:
         ValueError: the line is bad, or a field is of a wrong type.
     """
     record = _Record(_untyped(line))
-    check_types(record, RECORD)
+    check_record(record)
     return record
 
 

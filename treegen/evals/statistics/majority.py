@@ -45,14 +45,16 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     is no tie. NaN if there are fewer than k samples.
     """
     check_k(k)
+    num = sum(counts) + invalid
+    if num <= _COUNTED:
+        single = _single(tuple(counts), invalid)
+        if num < k:
+            return math.nan
+        every = math.comb(num, k)
+        return (every - math.comb(invalid, k) - _coefficient(single, num, k)) / every
     num, candidates = _candidates(tuple(counts), (), invalid)
     if num < k:
         return math.nan
-    if num <= _COUNTED:
-        sizes = tuple((size, repeats) for size, repeats, _ in candidates)
-        single = _coefficient(_single(sizes, invalid), num, k)
-        every = math.comb(num, k)
-        return (every - math.comb(invalid, k) - single) / every
     won = [math.comb(invalid, k) / math.comb(num, k)]
     for size, repeats, others in candidates:
         won.append(repeats * _estimated(size, others, invalid, k, False))
@@ -71,12 +73,16 @@ def _candidates(
 ) -> tuple[int, tuple[tuple[int, int, _Sizes], ...]]:
     """Return the number of samples, and of the correct answers (size, how many, the others)."""
     counts = (*correct, *wrong)
-    if min(counts, default=0) < 0 or invalid < 0:
-        raise InputError("vote counts must not be negative")
+    _check(counts, invalid)
     sizes = tuple(count for count in counts if count)
     found = sorted(Counter(size for size in correct if size).items())
     candidates = tuple((size, repeats, _without(sizes, size)) for size, repeats in found)
     return sum(sizes) + invalid, candidates
+
+
+def _check(counts: Sequence[int], invalid: int) -> None:
+    if min(counts, default=0) < 0 or invalid < 0:
+        raise InputError("vote counts must not be negative")
 
 
 def _without(sizes: Sequence[int], size: int) -> _Sizes:
@@ -149,12 +155,14 @@ def _ways(size: int, others: _Sizes, invalid: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1 << 14)
-def _single(sizes: _Sizes, invalid: int) -> int:
+def _single(counts: tuple[int, ...], invalid: int) -> int:
     """Return how many subsets of k samples have a single winner, for all k as in `_ways`.
 
-    sizes: (size, how many) of all answers. Of the product over them all, this is what has y once.
+    counts: of the samples of all answers. Of the product over them all, this is what has y once.
     """
-    width = sum(size * repeats for size, repeats in sizes) + invalid + 1
+    _check(counts, invalid)
+    sizes = tuple(sorted(Counter(count for count in counts if count).items()))
+    width = sum(counts) + invalid + 1
     found = 0
     for votes in range(1, max((size for size, _ in sizes), default=0) + 1):
         none, one = _free(sizes, votes, invalid, width), 0
