@@ -1,5 +1,6 @@
 """Runs that stopped beside runs that did not, and what stopping would have saved."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from report_cases import make_run
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import adjusted_difference, estimate
 from treegen.evals.statistics.replay import plain, until_decided
+from treegen.evals.verdict import Verdict
 from treegen.report.compare import compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.runs import run_plots
@@ -58,7 +60,7 @@ def test_a_stopped_run_is_whole_and_compared_by_its_votes(whole: Path, stopped: 
     assert same.tokens is not None and same.tokens.value == 0 and same.tokens.p_value is None
 
 
-def _majority(verdicts: list) -> float:  # type: ignore[type-arg]
+def _majority(verdicts: Sequence[Verdict]) -> float:
     from treegen.evals.statistics.votes import tally
 
     return tally(verdicts).maj_at_k(len(verdicts))

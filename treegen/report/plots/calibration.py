@@ -12,7 +12,6 @@ from treegen.report.calibration import (
     by_probability,
     by_tokens,
     expected_error,
-    judged,
     lengths_by_right,
     likelier_is_right,
     problem_points,
@@ -32,7 +31,7 @@ _INTERVALS: Final = "with 95% intervals"
 def calibration_plots(view: RunView) -> list[Plot]:
     """Return the pictures for which a judged run has numbers."""
     filter = view.filters[0]
-    rights = [right for _, right in judged(view, filter)]
+    rights = [verdict.correct for mine in view.verdicts(filter).values() for verdict in mine]
     if len(rights) < _LEAST or len(set(rights)) < 2:
         return []
     plots: list[Plot] = []

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.uncollected import uncollected
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.curves import (
     Curve,
@@ -39,6 +40,7 @@ _LEAST_VOTERS: Final = 16
 _NAMED: Final = 40
 
 
+@uncollected()
 def run_plots(view: RunView) -> list[Plot]:
     """Return every picture for which a run has numbers."""
     plots: list[Plot] = []
