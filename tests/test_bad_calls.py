@@ -237,9 +237,9 @@ def test_each_argument_of_judge(
     monkeypatch.chdir(tmp_path)
     made = small_run(tmp_path / "made", problems=1, samples=1)
     asked: dict[str, Any] = {"run": made, "judge": llm, "progress": False}
-    for unfit in ({"listener": 5}, {"follow": 5}, {"models": 5}):
-        with pytest.raises(InputError, match="must be a"):
-            treegen.judge(**asked, **unfit)
+    for name in ("listener", "follow", "models"):
+        with pytest.raises(InputError, match=f"{name} must be a"):
+            treegen.judge(**{**asked, name: 5})
     found: list[str] = []
     known = [name for name in inspect.signature(treegen.judge).parameters if name != "reading"]
     found += faults("judge", treegen.judge, asked, values, *known, "data", "task")

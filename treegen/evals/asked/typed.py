@@ -32,7 +32,7 @@ def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
 @cache
 def _hints(kind: type) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _is(value: Any, hint: Any) -> bool:
