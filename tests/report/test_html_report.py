@@ -308,12 +308,17 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
 
 def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2)
-    for change in ({"parent_id": None}, {"parent_id": 20}, {"id": 2}, {"parent_id": "0"}):
+    tree = "the tree of problem 'p0' cannot be read"
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"parent_id": None}, tree), ({"parent_id": 20}, tree), ({"id": 2}, tree),
+        ({"parent_id": "0"}, "damaged line (parent_id"),
+    ]  # fmt: skip
+    for change, told in cases:
         (record,) = make_trees(run, num_trees=1)
         record["nodes"][3].update(change)
         (run / "trees.jsonl").write_bytes(encode_record(record))
         error = treegen("report", run).error
-        assert "the tree of problem 'p0' cannot be read" in error, change
+        assert told in error, change
 
 
 def test_the_run_among_the_examples_is_shown_as_it_was(
