@@ -9,11 +9,16 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from judging_cases import small_run
 from report_cases import make_run
 
 import treegen
 from treegen import LLM, AsyncLLM, Expand, Node, SamplingParams, evaluate, open_run, search_task
 from treegen.errors import InputError, TreegenError
+from treegen.evals.asked.given import RunChoices
+from treegen.evals.asked.settings import EvalSettings, settle
+from treegen.evals.search.settings import SearchSettings, settle_search
+from treegen.evals.task import TaskOptions
 from treegen.exchange import export_run, import_log
 from treegen.search import Budget
 
@@ -221,4 +226,64 @@ def test_each_argument_of_whole_runs(
     found += faults("from_module", treegen.from_module, {}, values, "module")
     found += faults("evaluate", evaluate, {"task": "gsm8k", "limit": 1}, values, "model")
     found += faults("Cluster", treegen.Cluster, {"model": "demo", "workers": -1}, values)
+    assert not found, "\n".join(found)
+
+
+@AMOUNTS
+@pytest.mark.filterwarnings("ignore")
+def test_each_argument_of_judge(
+    llm: LLM, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, values: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = small_run(tmp_path / "made", problems=1, samples=1)
+    asked: dict[str, Any] = {"run": made, "judge": llm, "progress": False}
+    for name in ("listener", "follow", "models"):
+        with pytest.raises(InputError, match=f"{name} must be a"):
+            treegen.judge(**{**asked, name: 5})
+    found: list[str] = []
+    known = [name for name in inspect.signature(treegen.judge).parameters if name != "reading"]
+    found += faults("judge", treegen.judge, asked, values, *known, "data", "task")
+    drawn = {**asked, "verdicts": "samples", "max_tokens": 2}
+    of_samples = ("temperature", "max_tokens", "seed", "repeats", "stop_when", "chat", "wordings")
+    found += faults("judge of samples", treegen.judge, drawn, values, *of_samples)
+    jury = {**asked, "judge": [llm, "nowhere"]}
+    found += faults("judge of a jury", treegen.judge, jury, values, "weights", "combine")
+    named = {**asked, "judge": "demo"}
+    found += faults("judge by name", treegen.judge, named, values, "options")
+    for options in ({"model": "demo"}, {"dtyp": "auto"}, {"max_rows": "x"}):
+        with pytest.raises(InputError):
+            treegen.judge(**named, options=options)
+    found += faults("judgings", treegen.judgings, {"run": made}, values)
+    judged = treegen.judgings(made)
+    for each in (judged.needs, judged.needs_json):
+        found += faults("needs", each, {}, values, "half_width")
+    assert not found, "\n".join(found)
+
+
+@AMOUNTS
+@pytest.mark.filterwarnings("ignore")
+def test_each_argument_of_what_a_run_does(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, values: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = make_run(tmp_path / "made", num_problems=2, num_samples=2)
+    run = open_run(made)
+    found = list(faults("report", run.report, {}, values, "path"))
+    found += faults("compare", run.compare, {"other": made}, values)
+    found += faults("open_run", open_run, {"path": made}, values, "data", "task", "allow_task_code")
+    assert not found, "\n".join(found)
+
+
+SETTINGS: list[Any] = [-1, 3.5, "a\0b", {"a": 1}, {5: 5}, [object()], [5], b"x", True]
+
+
+@pytest.mark.parametrize("settle_", [settle, settle_search], ids=["evaluate", "search_task"])
+def test_each_setting_of_a_run(settle_: Callable[[dict[str, Any]], RunChoices]) -> None:
+    kind, task = (EvalSettings, "gsm8k") if settle_ is settle else (SearchSettings, "countdown")
+    names = {each.name for made in (kind, TaskOptions, SamplingParams) for each in fields(made)}
+    names |= {"verifier", "step_tokens", "place", "sampling_from", "engine", "unknown"}
+    found: list[str] = []
+    for name in sorted(names):
+        found += faults("settle", lambda **given: settle_({"model": "demo", **given}),
+                        {"task": task}, SETTINGS, name)  # fmt: skip
     assert not found, "\n".join(found)

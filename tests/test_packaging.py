@@ -169,7 +169,7 @@ def test_the_wheel_names_version_and_command(wheel: Path, project: dict[str, Any
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[<>=,]", requirement)[0]
         assert f"Requires-Dist: {name}" in metadata
-    assert "treegen = treegen.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+    assert "treegen = treegen.__main__:main" in archive.read(f"{info}/entry_points.txt").decode()
     assert archive.read(f"{info}/top_level.txt").decode().split() == ["treegen"]
 
 

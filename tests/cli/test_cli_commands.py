@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,25 @@ def test_the_module_is_the_command() -> None:
     assert told.stdout == "treegen 0.1.0\n"
     refused = subprocess.run([*command, "evaluate"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "did you mean 'eval'?" in refused.stderr
+
+
+@pytest.mark.parametrize("module", ["treegen.cli.main", "click", "treegen.errors"])
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "ignored"])
+def test_a_signal_while_the_command_is_imported_prints_nothing(module: str, ignored: bool) -> None:
+    code = f"""
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN if {ignored} else signal.default_int_handler)
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["--version"]
+runpy.run_module("treegen", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = (0, "treegen 0.1.0\n") if ignored else (-signal.SIGINT, "")
+    assert (done.returncode, done.stdout) == expected and not done.stderr
 
 
 @pytest.mark.parametrize(

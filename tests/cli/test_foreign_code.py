@@ -11,7 +11,7 @@ from report_cases import make_run, make_search_run
 
 from treegen.errors import InputError
 from treegen.evals.asked.given import merged
-from treegen.evals.asked.settings import settle, stored_choices
+from treegen.evals.asked.settings import EvalSettings, settle, stored_choices
 from treegen.evals.registry import ENTRY_POINT_GROUP
 from treegen.evals.search.settings import settle_search, stored_search_choices
 from treegen.report.load import load_run
@@ -226,7 +226,10 @@ def test_a_model_that_was_trusted_has_to_be_trusted_again(
 
 def test_no_choice_that_runs_code_is_taken_from_a_run() -> None:
     stored: dict[str, Any] = {"task": "gsm8k", "trust_remote_code": True, "allow_task_code": True}
-    assert "trust_remote_code" not in merged({}, stored)
+    assert "trust_remote_code" not in merged(EvalSettings, {}, stored)
     with pytest.raises(InputError, match="does not run unasked"):
-        merged({}, {**stored, "task": "t.py:T"})
-    assert merged({"allow_task_code": True}, {**stored, "task": "t.py:T"})["task"] == "t.py:T"
+        merged(EvalSettings, {}, {**stored, "task": "t.py:T"})
+    assert (
+        merged(EvalSettings, {"allow_task_code": True}, {**stored, "task": "t.py:T"})["task"]
+        == "t.py:T"
+    )

@@ -1,16 +1,21 @@
 """What an evaluation was asked for, taken apart for run.json and put together again."""
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from treegen.errors import InputError
 from treegen.evals.asked.given import check_read
 from treegen.evals.asked.settings import EvalSettings, settle
-from treegen.evals.search.settings import settle_search
+from treegen.evals.search.settings import SearchSettings, settle_search
+from treegen.evals.task import TaskOptions
+from treegen.model.options import EngineOptions
+from treegen.runs.fields import FREE
 
 
 def identity_of(settings: EvalSettings) -> dict[str, Any]:
@@ -80,3 +85,28 @@ def test_a_run_that_was_stored_with_a_number_of_guesses_goes_on() -> None:
     assert settle({}, stored).engine.draft_tokens == 12
     assert settle({"speculate": "off"}, stored).engine.draft_tokens is None
     assert settle({"draft_model": "demo"}, stored).engine.draft_tokens == 12
+
+
+def test_free_settings_are_checked_by_the_types_of_their_fields() -> None:
+    """What `FREE` says of each is what its field's annotation says, as JSON holds it."""
+    held = {"Literal": str, "Sequence": list, "tuple": list, "Mapping": dict, "Confidence": dict}
+    plain: dict[Any, type] = {str: str, int: int, float: float, bool: bool, NoneType: NoneType}
+    own = [
+        (EvalSettings, (*EvalSettings.FREE, "confidence")),
+        (SearchSettings, SearchSettings.FREE),
+    ]
+    left_out = {"seed", "kept"}  # they are not stored here
+    names = [each.name for each in fields(TaskOptions) if each.name not in left_out]
+    speculate = {"DraftFunction": Callable[..., Any]}
+    found = {}
+    for kind, free in (*own, (TaskOptions, names), (EngineOptions, None)):
+        hints = get_type_hints(kind, localns=speculate)
+        for name in free or hints:
+            parts = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else ()
+            kinds = set()
+            for part in parts or (hints[name],):
+                origin = getattr(get_origin(part) or part, "__name__", str(get_origin(part)))
+                kinds.add(plain.get(part) or held.get(origin.rpartition(".")[2]))
+            found[name] = kinds - {None}
+    found["memory"].add(float)  # such as "2.5", which the command line reads
+    assert {name: set(FREE[name]) for name in found} == found

@@ -1118,7 +1118,16 @@ def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "change",
-    [{"model": 5}, {"max_rows": "2"}, {"check": "yes"}, {"extra": []}, {"task": ["a"]}],
+    [
+        {"model": 5},
+        {"max_rows": "2"},
+        {"check": "yes"},
+        {"extra": []},
+        {"task": ["a"]},
+        {"extra": {"form": None}},
+        {"stop_batch": None},
+        {"confidence": {"top": "x"}},
+    ],
 )
 def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) -> None:
     info = {

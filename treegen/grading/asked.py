@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
-from treegen.common.params import SamplingParams, check_int
+from treegen.common.params import SamplingParams, check_bool, check_int
 from treegen.errors import InputError
 from treegen.grading.rubric import Rubric, of_json
 
@@ -39,6 +39,8 @@ class JudgingSettings:
     def __post_init__(self) -> None:
         if self.verdicts not in KINDS:
             raise InputError(f"verdicts must be {' or '.join(KINDS)}, got {self.verdicts!r}")
+        if self.chat is not None:
+            check_bool("chat", self.chat)
         check_int("repeats", self.repeats, least=1, most=10_000)
         check_int("wordings", self.wordings, least=1)
         there = len(self.rubric.wordings)

@@ -5,13 +5,16 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
 
+from treegen.common.checks import as_tuple, check_number
 from treegen.errors import InputError
 
 COMBINES: Final = ("mean", "majority")
 
 
-def check_jury(num_judges: int, weights: Sequence[float] | None, combine: str) -> None:
-    """Raise InputError for weights or a way to combine that some judges cannot have."""
+def check_jury(
+    num_judges: int, weights: Sequence[float] | None, combine: str
+) -> tuple[float, ...] | None:
+    """Return the weights; raise InputError for weights or a way to combine that cannot be."""
     if combine not in COMBINES:
         raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
     if num_judges == 1:
@@ -19,11 +22,15 @@ def check_jury(num_judges: int, weights: Sequence[float] | None, combine: str) -
             if given:
                 raise InputError(f"{name}= is of several judges; give judge= more than once")
     if weights is None:
-        return
+        return None
+    weights = as_tuple("weights", weights)
+    for weight in weights:
+        check_number("a weight of judges", weight)
     if len(weights) != num_judges:
         raise InputError(f"there are {len(weights)} weights for {num_judges} judges; give one each")
-    if any(not 0 < weight < math.inf for weight in weights):
+    if any(weight <= 0 for weight in weights):
         raise InputError(f"the weights of judges must be above 0, got {list(weights)}")
+    return weights
 
 
 def jury_of(

@@ -9,7 +9,7 @@ from treegen.errors import InputError
 from treegen.evals.model import check_machine, load_llm, weights_fingerprint
 from treegen.evals.running.listener import Listener
 from treegen.evals.running.work import Models
-from treegen.model.options import EngineOptions
+from treegen.model.options import EngineOptions, check_known
 
 if TYPE_CHECKING:
     from treegen.llm.calls import Calls
@@ -38,6 +38,9 @@ def look_at_judges(judges: "Sequence[str | Calls]", options: Mapping[str, Any]) 
         InputError: an option is wrong, or two judges have the same weights.
         ModelError: there is no such model.
     """
+    if not isinstance(options, Mapping):
+        raise InputError(f"options must be a mapping of names to values, got {options!r:.60}")
+    check_known(options, "options")
     found: list[JudgeModel] = []
     for each in judges:
         if isinstance(each, str):

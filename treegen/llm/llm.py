@@ -325,11 +325,13 @@ class LLM(Calls):
         recently used one leaves first. All leave once a weight of the model was written into.
 
         Raises:
-            InputError: the name is taken, or another run of this LLM is not finished.
+            InputError: the name is no text or taken, or another run of this LLM is not finished.
             TreeError: the tree is malformed.
             CapacityError: the prefix is too long for the model or for half of the cache.
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"name must be text, got {name!r:.60}")
         if not name:
             self._num_named += 1
             name = f"prefix-{self._num_named}"

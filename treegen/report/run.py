@@ -85,7 +85,8 @@ class Run(Frames):
         Raises:
             InputError: the page cannot be written.
         """
-        return write_page([self.view], Path(path or self.path / "report.html"), plots=plots)[0]
+        page = self.path / "report.html" if path is None else given_path("path", path)
+        return write_page([self.view], page, plots=plots)[0]
 
     def compare(self, other: "Run | str | Path", *, partial: bool = False) -> Comparison:
         """Return how the other run differs from this one, on the same problems.

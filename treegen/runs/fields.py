@@ -41,31 +41,36 @@ _MOST: Final = 2**64
 
 FREE: Final[Types] = {
     **dict.fromkeys(
-        ("task", "data", "split", "fewshot_file", "fewshot_data", "model", "dtype", "quantization",
-         "kv_cache_dtype", "device", "sharing", "impl", "revision", "speculate", "draft_model",
-         "place", "adapter", "stop_when", "reasoning", "source"),
+        ("data", "split", "fewshot_file", "fewshot_data", "quantization", "revision", "speculate",
+         "draft_model", "adapter", "verifier_memory", "source"),
         _TEXT,
     ),
     **dict.fromkeys(
-        ("num_fewshot", "page_size", "max_rows", "prefill_chunk", "tensor_parallel_size",
-         "draft_tokens", "concurrency", "stop_batch"),
-        _WHOLE,
+        ("task", "model", "dtype", "kv_cache_dtype", "device", "sharing", "impl", "place",
+         "stop_when", "reasoning"),
+        (str,),
     ),
     **dict.fromkeys(
-        ("eager", "compile", "run_ahead", "reproducible", "check", "trust_remote_code", "score",
-         "log_tokens", "self_certainty", "images"),
-        _TRUTH,
+        ("num_fewshot", "page_size", "max_rows", "prefill_chunk", "draft_tokens"), _WHOLE
     ),
-    **dict.fromkeys(("memory", "limit", "verifier_memory"), (str, *_NUMBER, _NONE)),
+    **dict.fromkeys(("tensor_parallel_size", "concurrency", "stop_batch"), (int,)),
+    **dict.fromkeys(("compile", "run_ahead"), _TRUTH),
+    **dict.fromkeys(
+        ("eager", "reproducible", "check", "trust_remote_code", "score", "log_tokens",
+         "self_certainty", "images"),
+        (bool,),
+    ),
+    **dict.fromkeys(("memory", "limit"), (str, *_NUMBER, _NONE)),
     **dict.fromkeys(("ids", "pass_ks", "maj_ks"), (list, _NONE)),
     "votes": (list,),
     **dict.fromkeys(("extra", "sources", "verifier_args"), (dict,)),
     "confidence": (dict, _NONE),
 }  # fmt: skip
-"""Of free settings."""
+"""Of free settings: those of the fields that they are read into."""
 
 _FREE_PARTS: Final[Types] = {
-    "ids": (str, int), "pass_ks": (int,), "maj_ks": (int,), "votes": (str,), "sources": (str,),
+    "ids": (str,), "pass_ks": (int,), "maj_ks": (int,), "votes": (str,), "extra": (str,),
+    "sources": (str,), "confidence": (int, float, _NONE),
 }  # fmt: skip
 _HOLDERS: Final = (dict, list)
 

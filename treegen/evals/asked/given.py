@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 from treegen import demo
 from treegen.common.spelling import hint_at
 from treegen.errors import InputError, RunError
+from treegen.evals.asked.typed import check_choices
 from treegen.evals.registry import LM_EVAL, code_of, is_lm_eval, place_of
 from treegen.evals.task import Task, TaskOptions
 from treegen.model.options import EngineOptions
@@ -97,15 +98,19 @@ def names_something(asked: Mapping[str, Any]) -> bool:
 _Choices = TypeVar("_Choices", bound=RunChoices)
 
 
-def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def merged(
+    kind: type[RunChoices], asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a user's choices over stored ones, with absolute paths.
+
+    kind: the settings that they are for.
 
     A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
     anew, and that of a task has to be named or allowed. Nor is a device read, which may never end.
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
-        or stored data are a pipe or a device.
+        stored data are a pipe or a device; or a choice is not of its field's type.
     """
     if "kept" in asked:  # it follows from where the run is
         raise InputError("there is no setting 'kept'")
@@ -139,6 +144,9 @@ def merged(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
     if not guesses and "draft_tokens" not in asked:
         given.pop("draft_tokens", None)  # it says nothing any more
+    check_choices(
+        {n: v for n, v in given.items() if n not in _names(RunChoices)}, TaskOptions, kind
+    )
     if "extra" in asked:
         given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
     return given
@@ -170,14 +178,16 @@ def settled(
         InputError: no model is named, a name is unknown, or the settings refuse a value.
     """
     task = absolute_task(given.pop("task"))
-    options = TaskOptions(**_take(given, TaskOptions), **data)
+    options = TaskOptions(**_take(given, _names(TaskOptions)), **data)
     if not given.get("model"):
         raise InputError(
             "no model is given; name one with model=: a directory made by save_pretrained, a hub "
             "name, or model='demo' for the small one that comes with treegen"
         )
-    engine = EngineOptions(**_take(given, EngineOptions))
-    settings = kind(task=task, options=options, engine=engine, **chosen, **_take(given, kind))
+    engine = EngineOptions(**_take(given, _names(EngineOptions)))
+    made: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
+    own = _take(given, [name for name in _names(kind) if name not in made])
+    settings = kind(**made, **own)
     if given:
         known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
         hint = hint_at(min(given), [*known, *also])
@@ -236,6 +246,7 @@ def absolute_task(task: str | Task) -> str | Task:
 def absolute(value: Any) -> Any:
     """Return the absolute path of something that exists, and anything else as it is."""
     # Names on a hub and names of data sets stay as they are.
+    value = os.fspath(value) if isinstance(value, Path) else value
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
 
 
@@ -243,9 +254,9 @@ def _holds_data(place: str) -> bool:
     return os.path.isfile(place) or os.path.isdir(place)
 
 
-def _take(given: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """Take the fields of a dataclass out of `given` and return them."""
-    return {name: given.pop(name) for name in _names(kind) if name in given}
+def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Take what has one of some names out of `given` and return it."""
+    return {name: given.pop(name) for name in names if name in given}
 
 
 def _names(kind: Any) -> list[str]:

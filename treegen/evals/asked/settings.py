@@ -216,7 +216,9 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     Raises:
         InputError: no task or model is named, a name is unknown, or a value cannot be used.
     """
-    given = merged(asked, stored)
+    if isinstance(votes := asked.get("votes"), str):
+        asked = {**asked, "votes": votes.split(",")}
+    given = merged(EvalSettings, asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
     defaults = configured(get_task(given["task"]), given.get("extra", {})).defaults
@@ -228,17 +230,17 @@ def settle(asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None) ->
     sampling = {name: given.pop(name) for name in names if name in given}
     recommended = recommended_by(given.pop("sampling_from", None), given)
     sampling |= {name: value for name, value in recommended.items() if name not in asked}
-    if stored_bias := sampling.get("logit_bias"):  # JSON has text for keys
-        sampling["logit_bias"] = {int(token): bias for token, bias in stored_bias.items()}
+    if "logit_bias" in (stored or {}) and "logit_bias" not in asked:  # JSON has text for keys
+        biases = sampling["logit_bias"].items()
+        sampling["logit_bias"] = {int(token): bias for token, bias in biases}
     seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
     for name in ("stop", "stop_token_ids", "bad_words"):
-        if name in sampling and not isinstance(sampling[name], str):
+        if isinstance(sampling.get(name), list):
             sampling[name] = tuple(sampling[name])
     if isinstance(given.get("confidence"), Mapping):
         given["confidence"] = Confidence(**given["confidence"])
     if "votes" in given:
-        votes = given["votes"].split(",") if isinstance(given["votes"], str) else given["votes"]
-        given["votes"] = tuple(vote.strip() for vote in votes if vote.strip())
+        given["votes"] = tuple(vote.strip() for vote in given["votes"] if vote.strip())
         numbers = {vote.partition(":")[0] for vote in given["votes"]}
         if "certainty" in numbers:
             given["self_certainty"] = True

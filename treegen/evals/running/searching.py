@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.spelling import did_you_mean
 from treegen.errors import CacheFullError, InputError
 from treegen.evals.asked.given import check_read
+from treegen.evals.asked.typed import check_choices
 from treegen.evals.running.destinations import search_destinations
 from treegen.evals.running.listener import Listener, Stop
 from treegen.evals.running.work import Models, Work, carry_out, prepared, tell_demo
@@ -23,6 +24,7 @@ from treegen.evals.search.job import (
 from treegen.evals.search.own_method import find_method
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
+from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.value_functions import ValueFunction
 from treegen.model.options import EngineOptions
 from treegen.runs import SearchRunDir
@@ -132,6 +134,7 @@ def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str
     Raises:
         InputError: no method knows one of them.
     """
+    check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
     if not given.get("arguments"):
         return given
     known = sorted({each.name for name in methods for each in find_method(name).arguments})

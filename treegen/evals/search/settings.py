@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from treegen.common.formats import parse_bytes
-from treegen.common.params import PENALTIES, SamplingParams
+from treegen.common.params import PENALTIES, SamplingParams, check_int
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.asked.given import (
@@ -134,7 +134,7 @@ def settle_search(
             raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
-    given = merged(asked, stored)
+    given = merged(SearchSettings, asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
     task = get_search_task(given["task"])
@@ -158,9 +158,8 @@ def settle_search(
     if "max_tokens" in given:
         whole["max_tokens"] = given.pop("max_tokens")
     if "step_tokens" in given:
-        step["max_tokens"] = given.pop("step_tokens")
-        if step["max_tokens"] < 1:
-            raise InputError(f"step_tokens must be at least 1, got {step['max_tokens']}")
+        check_int("step_tokens", steps := given.pop("step_tokens"), least=1)
+        step["max_tokens"] = steps
     # Each way to judge has a scale of its own; the default is on that of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treegen.common.checks import check_int
 from treegen.common.paths import given_path
 from treegen.errors import InputError, RunError
 from treegen.evals.running.listener import BarListener, Follow, Listener, Stop
@@ -157,7 +158,9 @@ def judge(
         raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
     if not judges:
         raise InputError("judge= names no model; `treegen.judgings` reads what is stored")
-    check_jury(len(judges), weights, combine)
+    weights = check_jury(len(judges), weights, combine)
+    check_int("repeats", repeats)
+    _check_told(listener, follow, models)
     if stop_when not in (None, "decided"):
         raise InputError(f"stop_when must be 'decided' or None, got {stop_when!r}")
     named = None if rubric is None else load_rubric(rubric)
@@ -230,7 +233,7 @@ def judgings(
         groups = stored(path)
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
-    check_jury(max(map(len, groups)), None if weights is None else weights, combine)
+    weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
     for group in groups:
         rubric = group[0].judging.asked.rubric
@@ -323,6 +326,16 @@ def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
 def _path(run: "Frames | str | Path") -> Path:
     view = getattr(run, "view", None)
     return given_path("run", run) if view is None else Path(view.path)
+
+
+def _check_told(listener: object, follow: object, models: object) -> None:
+    """Raise InputError for what cannot be told of the progress, or keep a judge."""
+    kinds = {"listener": (listener, Listener), "models": (models, JudgeModels)}
+    for name, (given, kind) in kinds.items():
+        if given is not None and not isinstance(given, kind):
+            raise InputError(f"{name} must be a {kind.__name__} or None, got {given!r:.60}")
+    if follow is not None and not callable(follow):
+        raise InputError(f"follow must be a function or None, got {follow!r:.60}")
 
 
 def _following(listener: Listener, progress: bool) -> Follow:
