@@ -4,6 +4,7 @@ The weights are spread wide enough that greedy decoding wanders over the vocabul
 short enough that every prompt exceeds them, and heads are grouped where a family can group them.
 """
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -486,6 +487,7 @@ def known(model_type: str) -> bool:
 
 def config_of(model_type: str, **settings: Any) -> Any:
     """Return a tiny configuration; settings override the base, of a wrapper those of its text."""
+    settings = copy.deepcopy(settings)  # a configuration changes the dicts that it is given
     if "text_config" in CONFIG_MAPPING[model_type].sub_configs:
         return _wrapper(model_type, settings)
     # Families that spell sizes their own way refuse or ignore the common names.

@@ -25,7 +25,7 @@ def check_jury(
         return None
     weights = as_tuple("weights", weights)
     for weight in weights:
-        check_number("a weight of judges", weight)
+        check_number("each of weights", weight)
     if len(weights) != num_judges:
         raise InputError(f"there are {len(weights)} weights for {num_judges} judges; give one each")
     if any(weight <= 0 for weight in weights):

@@ -27,8 +27,9 @@ class Need:
 
 def check_half_width(half_width: float) -> None:
     """Raise InputError unless an interval can be so wide."""
-    if not 0 < half_width < math.inf:
-        raise InputError(f"half_width must be above 0, got {half_width}")
+    is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
+    if not is_number or not 0 < half_width < math.inf:
+        raise InputError(f"half_width must be above 0, got {half_width!r:.80}")
 
 
 def needs(
