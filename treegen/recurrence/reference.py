@@ -90,7 +90,7 @@ def convolve_runs(
     out_TC = torch.empty_like(mixed_TC)
     for index_N in _by_token(len(writes_N), num_tokens, writes_N.device):
         given = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
-        out_TC[index_N] = convolve(*given)
+        out_TC[index_N] = convolve(*given).to(out_TC.dtype)
     return out_TC
 
 

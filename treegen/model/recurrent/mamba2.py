@@ -14,9 +14,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
+from treegen.model.recurrent.chunk_scan import chunk_scan
 from treegen.model.recurrent.runs import delta_pass, keeps
 from treegen.model.recurrent.states import StateRun
 from treegen.recurrence import DeltaInputs, DeltaStates
@@ -35,7 +36,6 @@ _NEEDED: Final = (
     "in_proj", "conv1d", "A_log", "dt_bias", "D", "norm", "out_proj", "num_heads", "n_groups",
     "head_dim", "ssm_state_size", "intermediate_size", "time_step_limit", "activation",
 )  # fmt: skip
-_CHUNK: Final = 128  # tokens that are computed at once
 
 
 def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
@@ -121,23 +121,25 @@ def _scan(
     *,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
-    # Here, because it takes long to import.
-    from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
-
-    if state is not None:
-        state = state.transpose(-1, -2).contiguous()
+    least, most = limits
+    step_NLH = softplus(given.a_TH.float() + given.dt_bias_H.float()).clamp(least, most)
+    step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
-    x, b, c = mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1)
-    out_NLHV, last = mamba2_chunk_scan(
-        x.unflatten(-1, (spec.v_heads, -1)), given.a_TH.view(run.num, run.length, -1),
-        -given.a_log_H.float().exp(), b.unflatten(-1, (spec.k_heads, -1)),
-        c.unflatten(-1, (spec.k_heads, -1)), chunk_size=_chunk(run.length), D=given.skip_H,
-        z=None, dt_bias=given.dt_bias_H, dt_softplus=True, initial_states=state,
-        dt_limit=limits, return_final_states=True,
+    x, k_NLGK, q_NLGK = (
+        each.float().unflatten(-1, (heads, -1))
+        for each, heads in zip(
+            mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1),
+            (spec.v_heads, spec.k_heads, spec.k_heads),
+            strict=True,
+        )
+    )
+    groups = spec.k_heads, -1
+    if state is None:
+        state = x.new_zeros(run.num, spec.v_heads, spec.k_dim, spec.v_dim)
+    out_NLGRV, last_NGKRV = chunk_scan(
+        (x * step_NLH[..., None]).unflatten(2, groups),
+        (step_NLH * -given.a_log_H.float().exp()).unflatten(2, groups),
+        k_NLGK, q_NLGK, state.unflatten(1, groups).transpose(2, 3),
     )  # fmt: skip
-    return out_NLHV, last.transpose(-1, -2)
-
-
-def _chunk(length: int) -> int:
-    """Tokens of a chunk, not many more than there are."""
-    return min(_CHUNK, 1 << max(length - 1, 0).bit_length())
+    skipped = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * x
+    return out_NLGRV.flatten(2, 3) + skipped, last_NGKRV.transpose(2, 3).flatten(1, 2)
