@@ -238,14 +238,17 @@ def test_reproducible_samples_depend_on_nothing_else(
     little = "3MiB" if is_hybrid or how.get("dtype") == "float32" else "900KiB"
     names = list(problems)
     whole = run(names)
-    parts: list[dict[Any, Any]] = [
-        run(names[::-1]),
-        run(names[2:4]),
-        run(names[5:6], samples=1),
-        run(names, max_rows=5),
-        run(names, memory=little, page_size=16),
-        run(names, sharing="off"),
-        run(names, sharing="all", prefill_chunk=40),
-    ]
-    for part in parts:
-        assert part == {key: whole[key] for key in part}
+    parts: dict[str, dict[Any, Any]] = {
+        "reversed": run(names[::-1]),
+        "two": run(names[2:4]),
+        "one": run(names[5:6], samples=1),
+        "few rows": run(names, max_rows=5),
+        "few pages": run(names, memory=little, page_size=16),
+        "nothing shared": run(names, sharing="off"),
+        "all shared": run(names, sharing="all", prefill_chunk=40),
+    }
+    different = {
+        name: [(key, part[key], whole[key]) for key in part if part[key] != whole[key]]
+        for name, part in parts.items()
+    }
+    assert not any(different.values()), different

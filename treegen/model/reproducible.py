@@ -119,7 +119,8 @@ def fix_sums() -> None:
     """Let the sums of a row have one order in this process, whatever the number of rows.
 
     Matrix products do not split them, which cuBLASLt can be told. The compiler does not choose
-    among kernels by timing them.
+    among kernels by timing them: even two that sum nothing up may round a product and a sum once
+    or twice.
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
     # Of each pair, the second is whether sums may be split.
@@ -130,6 +131,7 @@ def fix_sums() -> None:
         setattr(torch.backends.cuda.matmul, name, (False, False))
     if hasattr(torch._inductor.config, "deterministic"):
         torch._inductor.config.deterministic = True
+    torch._inductor.config.triton.autotune_pointwise = False
 
 
 def with_rows(batch: Batch) -> Batch:
