@@ -180,6 +180,15 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Pictures are made up and written, but empty: for tests that look at none."""
+    from report_cases import empty_pictures
+
+    with empty_pictures():
+        yield
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     disk = tmp_path / "disk"
