@@ -67,6 +67,8 @@ LONG = (
     "docs/test_integrations_docs.py",
     "trl/test_trl.py",
     "inspect_ai/test_inspect.py",
+    "serve/test_server.py",
+    "test_bad_calls.py",
 )
 
 
