@@ -38,8 +38,10 @@ def chunk_scan(
     part = max(_AT_ONCE // (num * size), 1) * size
     outs = []
     for at in range(0, length, part):
-        given = (each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK))
-        out, state_NGKRV = _chunks(*given, state_NGKRV, size)
+        x, decay, keys, queries = (
+            each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
+        )
+        out, state_NGKRV = _chunks(x, decay, keys, queries, state_NGKRV, size)
         outs.append(out)
     return torch.cat(outs, 1), state_NGKRV
 
@@ -56,8 +58,9 @@ def _chunks(
     missing = -length % size  # tokens that change nothing
 
     def divided(tensor: Tensor) -> Tensor:
-        tensor = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
-        return tensor.unflatten(1, (-1, size))
+        padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        parts: Tensor = padded.unflatten(1, (-1, size))
+        return parts
 
     x_NBGSRV = divided(x_NLGRV).transpose(2, 3)
     keys_NBGSK = divided(keys_NLGK).transpose(2, 3)
