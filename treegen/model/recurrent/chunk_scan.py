@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 # of a head's input, B chunks, S tokens of a chunk
 
 _CHUNK: Final = 128  # tokens of a chunk
-_AT_ONCE: Final = 8192  # tokens of all sequences whose weights are in memory together
+_WEIGHTS: Final = 2**28  # bytes of the weights of tokens that are computed together
 
 
 def chunk_scan(
@@ -35,7 +35,8 @@ def chunk_scan(
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())
-    part = max(_AT_ONCE // (num * size), 1) * size
+    heads = decay_NLGR.shape[2:].numel()
+    part = max(_WEIGHTS // (8 * num * size * size * heads), 1) * size
     outs = []
     for at in range(0, length, part):
         x, decay, keys, queries = (
