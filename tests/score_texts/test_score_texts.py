@@ -108,6 +108,15 @@ def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_p
     check(out, llm, LINES, 2)
 
 
+def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:3]), tmp_path / "out"
+    path.write_text(path.read_text().rstrip())
+    list(score_texts(llm, path, out, top=2))
+    written(path, LINES[:5])
+    list(score_texts(llm, path, out, top=2))
+    check(out, llm, LINES[:5], 2)
+
+
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
@@ -136,7 +145,7 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
     list(score_texts(llm, path, out, top=2))
     check(out, llm, LINES, 2)
     (out / "settings.json").unlink()
-    with pytest.raises(RunError, match="settings.json"):  # the columns may be of any model
+    with pytest.raises(RunError, match=r"settings\.json"):  # the columns may be of any model
         next(score_texts(llm, path, out, top=2))
 
 

@@ -80,7 +80,7 @@ def score_texts(
 
 
 def _check_settings(llm: LLM, folder: Path, top: int, at: Reached) -> None:
-    """Note what the columns are made with, or compare it with that of the columns that are there."""
+    """Note what columns are to be made with, or compare it with what made those that are there."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
         "model": llm.fingerprint, "dtype": str(llm.model.dtype).removeprefix("torch."), "top": top,
@@ -137,7 +137,8 @@ def _encoded(llm: LLM, batch: list[GivenText]) -> list[Request]:
                 score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
             except TreegenError as own:
                 told = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
-                raise type(own)(f"{each.where}{told if told[:1] in ' :' else f': {told}'}") from None
+                between = "" if told[:1] in (" ", ":") else ": "
+                raise type(own)(f"{each.where}{between}{told}") from None
         raise error
 
 

@@ -20,7 +20,8 @@ _KEYS: Final = {"id", "text", "prompt", "completion"}
 class GivenText:
     """One line. id: its own, or the number of its line. context, text: what is scored after what.
 
-    where: the file and the number of the line. seen: a hash of the file up to its end.
+    where: the file and the number of the line. seen: a hash of the file up to its end,
+    as if a line break followed.
     """
 
     id: str
@@ -43,7 +44,7 @@ def read_texts(path: Path) -> Iterator[GivenText]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                seen.update(line)
+                seen.update(line if line.endswith(b"\n") else line + b"\n")
                 if line.strip():
                     yield _text_of(line, f"{path}:{number}", number, seen.hexdigest())
     except OSError as error:
