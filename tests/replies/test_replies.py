@@ -144,8 +144,8 @@ def test_a_call_without_arguments_is_one_if_it_was_ended(end: str, calls: list[T
     text = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
     tokens = tuple(tokenizer(text + end)["input_ids"])
     stop = tokenizer.convert_tokens_to_ids(end) if end else None
-    reason = "stop" if end else "length"
-    said = Completion("0", 0, 0, "", tokens, (0.0,) * len(tokens), reason, stop)
+    said = Completion("0", 0, 0, "", tokens, (0.0,) * len(tokens), "stop", stop)
+    said = said if end else replace(said, finish_reason="length")
     replies = Replies(tokenizer)
     assert replies.read(said, [], TOOLS) == Reply("" if end else text, calls)
     found = [part for part in grown(replies, said) if isinstance(part, ToolCall)]
