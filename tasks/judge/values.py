@@ -111,8 +111,10 @@ def _fraction(numerator: Any, denominator: Any) -> Any:
 def _decimal(text: Any) -> Any:
     from decimal import Decimal, DecimalException
 
-    if not isinstance(text, str) or len(text) > _MAX_DIGITS:
-        raise ValueError(f"not a decimal of at most {_MAX_DIGITS:,} digits")
+    if not isinstance(text, str):  # it may be a list of digits too
+        raise ValueError("not a decimal")
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a decimal of more than {_MAX_DIGITS:,} digits")
     try:
         found = Decimal(text)
     except DecimalException:

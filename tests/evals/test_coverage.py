@@ -218,7 +218,8 @@ def test_differences_of_clusters_of_which_one_is_large_are_covered(model: str) -
     rng = np.random.default_rng(11)
     rounds = 300
     for sizes, (a, b) in itertools.product(
-        ([3] * 29 + [180], [1] * 29 + [1500], [3] * 14 + [90]), ((0.05, 0.5), (0.1, 0.8), (0.0, 0.9))
+        ([3] * 29 + [180], [1] * 29 + [1500], [3] * 14 + [90]),
+        ((0.05, 0.5), (0.1, 0.8), (0.0, 0.9)),
     ):
         names = np.repeat(np.arange(len(sizes)), sizes).tolist()
         found = []

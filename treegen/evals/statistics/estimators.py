@@ -189,8 +189,8 @@ def adjusted_difference(
     largest difference that was seen, but not below 3 / m (and not above 1), where m is the number
     of differences that make up the spread: (sum of d^2)^2 / sum of d^4. If few problems differ, one
     that differs more may just not be among them. Of clusters the largest mean difference counts,
-    whatever their sizes, because a small one may show what a large one can do. See tests/evals/test_coverage.py for the coverage,
-    and for where it is less.
+    whatever their sizes, because a small one may show what a large one can do. See
+    tests/evals/test_coverage.py for the coverage, and for where it is less.
     """
     sums, sizes = _by_cluster(differences, clusters)
     squares = math.fsum(each**2 for each in sums)
