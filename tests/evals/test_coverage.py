@@ -225,11 +225,11 @@ def test_differences_of_clusters_of_which_one_is_large_are_covered(model: str) -
         found = []
         for _ in range(rounds):
             if model == "all":
-                pair = [rng.random(len(sizes)) < each for each in (a, b)]
-                one, other = (np.repeat(each, sizes).astype(np.float64) for each in pair)
+                rights = [rng.random(len(sizes)) < each for each in (a, b)]
+                one, other = (np.repeat(each, sizes).astype(np.float64) for each in rights)
             else:
-                pair = [rng.beta(each + 1e-9, 1 - each, len(sizes)) for each in (a, b)]
-                one, other = (rng.binomial(8, np.repeat(each, sizes)) / 8 for each in pair)
+                rates = [rng.beta(each + 1e-9, 1 - each, len(sizes)) for each in (a, b)]
+                one, other = (rng.binomial(8, np.repeat(each, sizes)) / 8 for each in rates)
             found.append(difference_interval((other - one).tolist(), names))
         held = share_held(found, b - a)
         assert held >= least_allowed(rounds), (len(sizes), a, b, held)
