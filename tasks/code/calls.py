@@ -37,7 +37,7 @@ def _treegen_copy(value):
     for module, name in (("fractions", "Fraction"), ("decimal", "Decimal")):
         if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
             return value
-    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+    if type(value).__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
         if isinstance(value.tolist(), (bool, int, float, complex, str)):
             return value.tolist()
     raise TypeError
@@ -47,14 +47,14 @@ def _treegen_result(value, listed):
     """Return what kind of result it is, a copy of it, and the name of its type."""
     name = f"{{type(value).__module__}}.{{type(value).__qualname__}}"
     try:
+        if not listed and type(value).__module__ == "numpy" and getattr(value, "size", None) == 1:
+            return "{ARRAY}", _treegen_copy(value.tolist()), name
         return "{VALUE}", _treegen_copy(value), name
     except TypeError:
         pass
     try:
         if listed:
             return "{LISTED}", [_treegen_copy(item) for item in value], name
-        if type(value).__module__ == "numpy" and getattr(value, "size", None) == 1:
-            return "{ARRAY}", _treegen_copy(value.tolist()), name
     except TypeError:
         pass
     return "{OTHER}", None, name

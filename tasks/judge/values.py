@@ -31,8 +31,9 @@ def dumps(value: object) -> str:
 def loads(text: str) -> Any:
     """Read what `dumps` wrote; ValueError for anything else."""
     try:
-        return _unpack(json.loads(text, parse_int=_small_int), 0)
-    except (RecursionError, TypeError, AttributeError, OverflowError) as error:
+        # json has one nan for all, and what is the same object counts as equal inside of lists.
+        return _unpack(json.loads(text, parse_int=_small_int, parse_constant=float), 0)
+    except (RecursionError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"not an encoded value: {type(error).__name__}") from None
 
 
@@ -107,15 +108,20 @@ def _fraction(numerator: Any, denominator: Any) -> Any:
     return Fraction(numerator, denominator)
 
 
-def _decimal(text: str) -> Any:
+def _decimal(text: Any) -> Any:
     from decimal import Decimal, DecimalException
 
+    if not isinstance(text, str):  # it may be a list of digits too
+        raise ValueError("not a decimal")
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"a decimal of more than {_MAX_DIGITS:,} digits")
     try:
-        return Decimal(text)
+        found = Decimal(text)
     except DecimalException:
         raise ValueError("not a decimal") from None
+    if found.is_snan():
+        raise ValueError("a signaling nan, which cannot be compared")
+    return found
 
 
 def _keys(body: Any, depth: int) -> list[Any]:

@@ -13,6 +13,8 @@ from treegen.evals.statistics.estimators import (
     difference_interval,
     mean_interval,
     mean_of_means,
+    standard_error,
+    unbounded_error,
 )
 
 _Floats = npt.NDArray[np.float64]
@@ -208,6 +210,56 @@ def test_differences_move_the_interval_little() -> None:
     ):
         first, second = difference_interval(before), difference_interval(after)
         assert first == pytest.approx(second, abs=0.004)
+
+
+@pytest.mark.parametrize("model", ["all", "shares"])
+def test_differences_of_clusters_of_which_one_is_large_are_covered(model: str) -> None:
+    """The large one often shows no difference, where the small ones show what it could."""
+    rng = np.random.default_rng(11)
+    rounds = 300
+    for sizes, (a, b) in itertools.product(
+        ([3] * 29 + [180], [1] * 29 + [1500], [3] * 14 + [90]),
+        ((0.05, 0.5), (0.1, 0.8), (0.0, 0.9)),
+    ):
+        names = np.repeat(np.arange(len(sizes)), sizes).tolist()
+        found = []
+        for _ in range(rounds):
+            if model == "all":
+                rights = [rng.random(len(sizes)) < each for each in (a, b)]
+                one, other = (np.repeat(each, sizes).astype(np.float64) for each in rights)
+            else:
+                rates = [rng.beta(each + 1e-9, 1 - each, len(sizes)) for each in (a, b)]
+                one, other = (rng.binomial(8, np.repeat(each, sizes)) / 8 for each in rates)
+            found.append(difference_interval((other - one).tolist(), names))
+        held = share_held(found, b - a)
+        assert held >= least_allowed(rounds), (len(sizes), a, b, held)
+
+
+# Means without bounds
+
+
+def test_means_of_large_clusters_are_covered() -> None:
+    """Numbers of tokens: of clusters of like sizes, and where one or two have most problems."""
+    rng = np.random.default_rng(12)
+    rounds = 1000
+    for num, kind in itertools.product((2, 3, 5, 10, 30), ("equal", "ragged", "halves", "giant")):
+        sizes = sizes_of(kind, num, 10)
+        names = np.repeat(np.arange(num), sizes).tolist()
+        held = 0
+        for _ in range(rounds):
+            values = np.repeat(rng.normal(0, 30, num), sizes) + rng.normal(0, 30, sum(sizes))
+            found = unbounded_error(values.tolist(), names)
+            assert found is not None
+            error, freedom = found
+            held += abs(values.mean()) <= stats.t.ppf(0.975, freedom) * error
+        assert held / rounds >= least_allowed(rounds), (num, kind, held / rounds)
+
+
+def test_equal_clusters_have_the_usual_error_without_bounds() -> None:
+    values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
+    assert unbounded_error(values) == pytest.approx((standard_error(values), 5))
+    assert unbounded_error(values, "aabbcc") == pytest.approx((standard_error(values, "aabbcc"), 2))
+    assert unbounded_error(values, "aaaaaa") is None and unbounded_error([1.0]) is None
 
 
 # Means of means

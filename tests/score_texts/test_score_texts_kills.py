@@ -35,8 +35,8 @@ for folder in sys.stdin:
         for _ in score_texts(llm, Path(texts), Path(folder.strip()), top=3, part=150):
             pass
         os._exit(0)
-    print(pid, flush=True)
-    print(os.waitpid(pid, 0)[1], flush=True)
+    print("pid", pid, flush=True)
+    print("status", os.waitpid(pid, 0)[1], flush=True)
 """
 
 
@@ -57,17 +57,23 @@ class Calls(AbstractContextManager["Calls"]):
         assert self.server.stdout is not None
         return self.server.stdout.readline().strip()
 
+    def _number(self, kind: str) -> int:
+        found, _, number = self._told().partition(" ")
+        assert found == kind, f"the server told its {found}, not its {kind}"
+        return int(number)
+
     def call(self, folder: Path, seconds: float | None = None) -> int:
         """Call it and kill it after some seconds; returns the signal that ended it, or 0."""
         assert self.server.stdin is not None
         self.server.stdin.write(f"{folder}\n")
         self.server.stdin.flush()
-        pid = int(self._told())
+        pid = self._number("pid")
+        assert pid > 1  # 0 and below are groups
         if seconds is not None:
             time.sleep(seconds)
             with suppress(ProcessLookupError):  # it is over
                 os.kill(pid, signal.SIGKILL)
-        status = int(self._told())
+        status = self._number("status")
         assert os.WIFSIGNALED(status) or status == 0
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 

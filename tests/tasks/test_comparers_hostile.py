@@ -163,3 +163,35 @@ def test_encoded_values_cost_no_more_than_they_are_long() -> None:
                  + '"}]}', json.dumps({"decimal": "1" * 4_001})):  # fmt: skip
         with pytest.raises(ValueError, match="more than 4,000"):
             values.loads(text)
+
+
+ODD = (
+    '{"decimal":"sNaN"}', '{"decimal":"-sNaN12"}', '{"decimal":[0,[1,2],5]}',
+    '{"decimal":"1E+999999999999999999"}', '{"decimal":"1E-999999999999999999"}',
+    '{"decimal":"NaN"}', '{"fraction":[1,3]}', '{"complex":[NaN,1]}', '{"int":[1]}', '"\\ud800"',
+    "NaN", "-Infinity", "1e999", '{"set":"aa"}', '{"dict":["ab"]}', '{"tuple":null}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", ["{}", "[{}]", '{{"tuple":[{}]}}', '{{"dict":[["a",{}]]}}'])
+@pytest.mark.parametrize("odd", ODD)
+def test_no_value_makes_a_comparer_fail(odd: str, inside: str) -> None:
+    """A comparer that fails is the judge's error, and so the program would have no verdict."""
+    try:
+        found = values.loads(inside.format(odd))
+    except ValueError:
+        return
+    for expected in (5, 0.5, "a", None, True, [], [5], [[0.5]], {"a": 5}, [{"a": 5}]):
+        for rule in COMPARERS.values():
+            assert rule.value(found, expected, isinstance(expected, list)) in (0, 1)
+        assert same_value(found, expected) in (0, 1)
+
+
+def test_a_decimal_is_a_text_of_few_digits() -> None:
+    for body in ("[0,[1,2],5]", f"[0,[{','.join('1' * 9_000)}],0]", "1", "null", '"sNaN"'):
+        with pytest.raises(ValueError, match=r"decimal|nan"):
+            values.loads(f'{{"decimal":{body}}}')
+
+
+def test_nan_equals_no_nan_inside_of_lists_either() -> None:
+    assert values.loads("[NaN]") != values.loads("[NaN]")

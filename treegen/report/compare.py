@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
 from treegen.errors import InputError, install
-from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, standard_error
+from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, unbounded_error
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Measured, Verdict
@@ -248,10 +248,9 @@ def _num_tokens(view: RunView) -> dict[str, int]:
 def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     value = math.fsum(differences) / len(differences)
-    error = standard_error(differences, clusters)
+    error, freedom = unbounded_error(differences, clusters) or (0.0, 0.0)
     if not error:  # there is no spread to test by
         return TokenDifference(sum(a), sum(b), value, None, None, None)
-    freedom = (len(differences) if clusters is None else len(set(clusters))) - 1
     student = _student()
     half = float(student.ppf(0.975, freedom)) * error
     p_value = 2 * float(student.sf(abs(value) / error, freedom))

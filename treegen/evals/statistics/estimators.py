@@ -92,6 +92,27 @@ def standard_error(
     return math.sqrt(squares * len(sums) / (len(sums) - 1)) / num
 
 
+def unbounded_error(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None
+) -> tuple[float, float] | None:
+    """Return the standard error of a mean and its degrees of freedom, for Student's t.
+
+    It is for values without bounds; None for a single value or cluster. Where one cluster has most
+    of the values, the mean is nearly that cluster's, and its deviation from it tells nothing. So
+    the error is that of the jackknife: each cluster counts with its distance from the mean of all
+    others. The degrees of freedom are 1 less than the effective number of clusters, but at least 1;
+    see `mean_interval`. With clusters of equal sizes both are the usual ones.
+    """
+    sums, sizes = _by_cluster(values, clusters)
+    num, total = len(sums), len(values)
+    if num < 2:
+        return None
+    mean = math.fsum(values) / total
+    moves = [(each - mean * n) / (total - n) for each, n in zip(sums, sizes, strict=True)]
+    error = math.sqrt(math.fsum(each**2 for each in moves) * (num - 1) / num)
+    return error, max(1.0, total / _usual_size(sizes) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Adjusted:
     """A mean over observations and two imaginary ones, as Student's t takes it.
@@ -167,15 +188,16 @@ def adjusted_difference(
     and with a d of 1 some dozens of problems would be covered in 99 of 100 cases. So d is the
     largest difference that was seen, but not below 3 / m (and not above 1), where m is the number
     of differences that make up the spread: (sum of d^2)^2 / sum of d^4. If few problems differ, one
-    that differs more may just not be among them. See tests/evals/test_coverage.py for the coverage,
-    and for where it is less.
+    that differs more may just not be among them. Of clusters the largest mean difference counts,
+    whatever their sizes, because a small one may show what a large one can do. See
+    tests/evals/test_coverage.py for the coverage, and for where it is less.
     """
     sums, sizes = _by_cluster(differences, clusters)
     squares = math.fsum(each**2 for each in sums)
     fourths = math.fsum(each**4 for each in sums)
     most = 1.0
     if fourths > 0:  # squares of the least numbers vanish
-        largest = max(map(abs, sums)) / _usual_size(sizes)
+        largest = max(abs(each) / size for each, size in zip(sums, sizes, strict=True))
         most = min(1.0, max(largest, _UNSEEN * fourths / squares**2))
     return _adjusted(sums, sizes, -most, most)
 
@@ -199,7 +221,9 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     The interval is as in `mean_interval`. An imaginary value has the weight that a real one has, in
     the mean over those that make up the variance. The degrees of freedom are Satterthwaite's (1946)
     for groups of equal spread, and 1 more. A single value of a group counts with its distance from
-    the mean of all.
+    the mean of all. Two or three values of a group may agree by chance, and then show no spread: of
+    57 groups of two, all of them wrong but in one group that is right half the time, 0.75 of the
+    intervals hold the mean. Groups of five or more are covered in 0.93 of all cases tried.
 
     Raises:
         InputError: there is no group, or an empty one.
