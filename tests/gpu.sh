@@ -30,4 +30,4 @@ PYTHON
 
 # By file: collecting all tests would import libraries that these do without.
 mapfile -t files < <(grep -rlE --include='test_*.py' 'mark\.gpu|needs a GPU, or TRITON_INTERPRET' tests | sort)
-exec "$PYTHON" -m pytest -p no:benchmark -n "${WORKERS:-4}" --timeout 600 "${files[@]}" "$@"
+exec "$PYTHON" -m pytest -p no:benchmark -n "${WORKERS:-4}" --dist worksteal --timeout 600 "${files[@]}" "$@"

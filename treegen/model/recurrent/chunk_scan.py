@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 # of a head's input, B chunks, S tokens of a chunk
 
 _CHUNK: Final = 128  # tokens of a chunk
-_AT_ONCE: Final = 8192  # tokens of all sequences whose weights are in memory together
+_WEIGHTS: Final = 2**28  # bytes of the weights of tokens that are computed together
 
 
 def chunk_scan(
@@ -35,11 +35,14 @@ def chunk_scan(
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())
-    part = max(_AT_ONCE // (num * size), 1) * size
+    heads = decay_NLGR.shape[2:].numel()
+    part = max(_WEIGHTS // (8 * num * size * size * heads), 1) * size
     outs = []
     for at in range(0, length, part):
-        given = (each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK))
-        out, state_NGKRV = _chunks(*given, state_NGKRV, size)
+        x, decay, keys, queries = (
+            each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
+        )
+        out, state_NGKRV = _chunks(x, decay, keys, queries, state_NGKRV, size)
         outs.append(out)
     return torch.cat(outs, 1), state_NGKRV
 
@@ -56,8 +59,9 @@ def _chunks(
     missing = -length % size  # tokens that change nothing
 
     def divided(tensor: Tensor) -> Tensor:
-        tensor = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
-        return tensor.unflatten(1, (-1, size))
+        padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        parts: Tensor = padded.unflatten(1, (-1, size))
+        return parts
 
     x_NBGSRV = divided(x_NLGRV).transpose(2, 3)
     keys_NBGSK = divided(keys_NLGK).transpose(2, 3)

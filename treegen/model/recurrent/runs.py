@@ -16,7 +16,7 @@ from treegen.recurrence import DeltaInputs, DeltaStates, scan, step
 # each, H heads, V numbers of a head's output
 
 Rule = Callable[[DeltaInputs, DeltaSpec, Tensor, Tensor | None, StateRun], tuple[Tensor, Tensor]]
-"""What N sequences read, [N, L, H, V], and their states after it, by transformers' own rule.
+"""What N sequences read, [N, L, H, V], and their states after it, by many tokens at once.
 
 It is given their inputs, what the convolution makes of these, [N, L, C], and the states before;
 None at the start of texts.
