@@ -48,4 +48,5 @@ def likeliest(logits_PV: Tensor) -> Tensor:
         most_PB = torch.cat([most_PB, logits_PV[:, whole:].amax(dim=-1, keepdim=True)], dim=1)
     start_P = most_PB.argmax(dim=-1) * _BLOCK
     token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
-    return start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
+    likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
+    return likeliest_P
