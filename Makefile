@@ -25,7 +25,7 @@ else
 install_torch = $(BIN)/python -m pip install $(TORCH)
 endif
 
-.PHONY: help demo test soak lint docs release-check format clean
+.PHONY: help demo test interpreted soak lint docs release-check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -54,12 +54,16 @@ $(VENV)/.treegen-docs: pyproject.toml constraints.txt | $(VENV)/.treegen-dev
 demo: $(VENV)/.treegen-demo
 	$(BIN)/treegen demo --output-path $(DEMO)/tour-$$(date +%Y%m%d-%H%M%S)
 
+# mypy needs one core, so the first tests run beside it.
 # Much of the time tests wait for other processes, so three of them run on two cores. The files that
 # take longest come first, as tests/conftest.py says.
-# The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
-test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py tests/attention/test_latent_attention.py
+test: $(VENV)/.treegen-dev
+	$(MAKE) --jobs=2 lint interpreted
 	$(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+
+# The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
+interpreted: $(VENV)/.treegen-dev
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/attention/test_triton.py tests/attention/test_ragged.py tests/attention/test_invariant.py tests/attention/test_fp8_attention.py tests/attention/test_latent_attention.py
 
 soak: $(VENV)/.treegen-dev
 	$(BIN)/python -m pytest -m soak

@@ -67,6 +67,8 @@ LONG = (
     "docs/test_integrations_docs.py",
     "trl/test_trl.py",
     "inspect_ai/test_inspect.py",
+    "serve/test_server.py",
+    "test_bad_calls.py",
 )
 
 
@@ -179,6 +181,15 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (guesser, leading, load):
         monkeypatch.setattr(module, "load_model", refuse)
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """Pictures are made up and written, but empty: for tests that look at none."""
+    from report_cases import empty_pictures
+
+    with empty_pictures():
+        yield
 
 
 @pytest.fixture

@@ -21,10 +21,19 @@ def unfrozen() -> Iterator[None]:
 
 def test_what_was_read_counts_as_old() -> None:
     with uncollected():
-        made = [[number] for number in range(5000)]
+        made = [[number] for number in range(50_000)]
     assert not any(each is made[-1] for young in (0, 1) for each in gc.get_objects(young))
     assert any(each is made[-1] for each in gc.get_objects(2))
     assert not gc.get_freeze_count()
+
+
+def test_what_is_frozen_is_not_counted_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of a second where much is frozen, and small runs are read very often."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("it was counted"))
+    gc.collect()
+    with uncollected():
+        made = [[number] for number in range(100)]
+    assert gc.isenabled() and made
 
 
 def test_what_is_set_apart_is_left_alone_and_newer_cycles_are_not() -> None:

@@ -307,6 +307,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
 def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None:
     with pytest.raises(PrerequisiteError, match="no/such/model"):
         get_model("treegen//no/such/model", memoize=False)
+    with pytest.raises(PrerequisiteError, match="tool_format must be one of"):
+        get_model("treegen//no/such/model", memoize=False, tool_format="xml")  # before it is loaded
     with pytest.raises(PrerequisiteError, match="wings"):
         loaded(directory, wings=2)
     with pytest.raises(PrerequisiteError, match="base_url"):

@@ -136,6 +136,22 @@ def test_marks_that_are_special_tokens_are_seen() -> None:
     assert replies.read(said, [], None).thoughts == "Hm."
 
 
+@pytest.mark.parametrize(("end", "calls"), [("<|call|>", [ToolCall("add", {})]), ("", [])])
+def test_a_call_without_arguments_is_one_if_it_was_ended(end: str, calls: list[ToolCall]) -> None:
+    tokenizer = hermes("<|channel|><|message|>")
+    marks = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    text = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+    tokens = tuple(tokenizer(text + end)["input_ids"])
+    stop = tokenizer.convert_tokens_to_ids(end) if end else None
+    reason = "stop" if end else "length"
+    said = Completion("0", 0, 0, "", tokens, (0.0,) * len(tokens), reason, stop)
+    replies = Replies(tokenizer)
+    assert replies.read(said, [], TOOLS) == Reply("" if end else text, calls)
+    found = [part for part in grown(replies, said) if isinstance(part, ToolCall)]
+    assert found == calls
+
+
 def test_the_format_can_be_named() -> None:
     text = "[add(a=1, b=[2])]"
     assert read(_said(text, None)).text == text

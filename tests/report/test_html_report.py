@@ -93,6 +93,7 @@ def test_a_page_needs_nothing_but_itself(treegen: Command, tmp_path: Path) -> No
     assert "unsafe" not in policy
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_sample_is_in_the_page_as_it_is_safe_to_look_at(
     treegen: Command, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_every_sample_is_in_the_page_as_it_is_safe_to_look_at(
     assert page.counts["script"] == 1 + len(page.scripts) - 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_says_what_the_results_say(treegen: Command, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     report(treegen, run)
@@ -152,6 +154,7 @@ def test_scoring_again_keeps_the_account_of_the_plan(
     assert all(sum(m["level_rows"][:1]) <= 20 for m in moments)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_killed_report_left_goes_with_the_next(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for name in ("report.html.123.tmp", "other.html.123.tmp"):
@@ -223,6 +226,7 @@ def test_the_same_run_gives_the_same_page(treegen: Command, tmp_path: Path) -> N
     assert (run / "report.html").read_bytes() == first
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_runs_stand_on_one_page(treegen: Command, tmp_path: Path) -> None:
     for seed in range(3):
         make_run(tmp_path / "runs" / f"run-{seed}", seed=seed, num_samples=1 + 2 * seed)
@@ -271,6 +275,7 @@ def test_accuracy_by_steps_is_told_where_problems_differ_in_them() -> None:
     assert tables(problems[::3]) == tables([]) == ()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> None:
     run = make_search_run(tmp_path / "a")
     other = make_search_run(tmp_path / "b", seed=1)
@@ -355,6 +360,7 @@ def test_small_runs_have_a_page(
     assert report(treegen, run).counts["img"] >= 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_under_way_has_a_page(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=4, num_samples=6, done=[6, 3, 1, 0])
     with (run / "samples.jsonl").open("ab") as file:
@@ -364,6 +370,7 @@ def test_a_run_under_way_has_a_page(treegen: Command, tmp_path: Path) -> None:
     assert "unfinished" in done.err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     data = tmp_path / "run-data.jsonl"

@@ -81,6 +81,7 @@ def ask(
     return found
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_requests_for_this_server_are_answered(run: Path) -> None:
     with served(Watched([run])) as port:
         for host in (f"127.0.0.1:{port}", f"localhost:{port}"):
@@ -104,6 +105,7 @@ def test_only_requests_for_this_server_are_answered(run: Path) -> None:
         assert status == 200 and not text and int(headers["Content-Length"]) > 1000
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_follows_the_run_and_leaves_it_alone(run: Path) -> None:
     now = [0.0]
     watched = Watched([run], every=5, clock=lambda: now[0], cpu=lambda: 0.0)
@@ -149,6 +151,7 @@ def test_a_page_that_takes_long_is_made_seldom(
     assert len(made) == 3 and all(apart <= b - a < apart + 20 for a, b in pairwise(made))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_whose_account_is_older_than_its_samples_is_shown(tmp_path: Path) -> None:
     """The account of a part is stored every few seconds, whether or not a sample has ended."""
     run = make_run(tmp_path / "run", num_problems=3, num_samples=2, done=[0, 0, 0])
@@ -160,6 +163,7 @@ def test_a_run_whose_account_is_older_than_its_samples_is_shown(tmp_path: Path) 
     assert "prompt sharing" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_cannot_be_read_is_told_and_may_come_back(run: Path) -> None:
     now = [0.0]
     with served(Watched([run], clock=lambda: now[0], cpu=lambda: 0.0)) as port:

@@ -4,10 +4,13 @@ Each command is a process of its own, with its own signals and files. It is fork
 that has imported torch already, so that a start costs a tenth of a second instead of five.
 """
 
+import base64
 import contextlib
+import gzip
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from cli_cases import Command, assert_same_samples, results_of, samples_of
@@ -49,6 +52,7 @@ for line in sys.stdin:
     print("code", os.waitstatus_to_exitcode(status), flush=True)
 """
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "20"))
+COUNTED = ("samples", "sample_tokens", "prompt_tokens_unshared")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 # Rows end one after another, so that there is something to lose at every moment.
 RUN = ["-L", "4", "-n", "10", "--max-tokens", "40", "--stop", "e", "-b", "4", "--memory", "4MiB"]
@@ -263,6 +267,71 @@ def test_exit_codes_and_the_way_on(
         )
         results = results_of(path)
         assert (results["complete"], results["done"]) == (False, done)
+
+
+def told_of_programs(server: Server, path: Path) -> dict[str, Any]:
+    """What is told of a run of programs, without what it took and when."""
+    page = path.with_suffix(".html")
+    told: dict[str, Any] = {"before": results_of(path)}
+    for command in (["report", path, "-o", page], ["score", path]):
+        ended = server.run(*command)
+        assert ended.code == 0, ended.err
+    # The costs stand below the tables.
+    told["tables"] = ended.out.partition("\nprompt tokens")[0]
+    told["after"] = results_of(path)
+    for results in (told["before"], told["after"]):
+        usage = results.pop("usage")
+        results["usage"] = {name: usage[name] for name in COUNTED}
+        del results["parts"]
+    html = page.read_text()
+    told["page"] = {
+        name: json.loads(gzip.decompress(base64.b64decode(packed)))
+        for name, packed in re.findall(r'base64" id="([^"]*)">([^<]*)', html)
+    }
+    for prompt in told["page"]["run-1-index"]["prompts"]:
+        prompt["logprob"] = pytest.approx(prompt["logprob"], abs=1e-4)
+    told["shown"] = re.findall(r"<t[dh][^>]*>.*", html)
+    return told
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_nothing_that_is_told_of_programs_depends_on_kills(server: Server, tmp_path: Path) -> None:
+    """Killed while it samples, judges, scores or makes a page, and resumed."""
+    chance, kills, chain = random.Random(3), 0, 0
+    run = ["eval", "apps", "-M", "demo", "-L", "8", "-n", "6", "--max-tokens", "100", "-q"]
+    run += ["--allow-code-execution", "--resume", "-o"]
+    start = time.monotonic()
+    assert server.run(*run, tmp_path / "whole" / "run").code == 0
+    seconds = time.monotonic() - start
+    want = told_of_programs(server, tmp_path / "whole" / "run")
+    while kills < 2 * KILLS:
+        path = tmp_path / f"{chain}" / "run"
+        for _ in range(4):
+            others = [["score", path, "--allow-code-execution"], ["report", path]]
+            command = chance.choice([[*run, path], *others])
+            if not (path / "run.json").exists():
+                command = [*run, path]
+            pid = server.start(*command)
+            if command[0] == "eval" and chance.random() < 0.7:  # as samples or verdicts are stored
+                pattern = chance.choice(["samples.jsonl", "verdicts-*.jsonl"])
+                more = chance.randint(1, 4000)
+                goal = sum(each.stat().st_size for each in path.glob(pattern)) + more
+                while alive(pid) and sum(e.stat().st_size for e in path.glob(pattern)) < goal:
+                    time.sleep(0.001)
+            else:
+                time.sleep(chance.uniform(0, seconds))
+            with contextlib.suppress(ProcessLookupError):
+                send(pid, signal.SIGKILL)
+            ended = server.wait()
+            assert ended.code in (0, -signal.SIGKILL), ended.err
+            kills += ended.code != 0
+        for _ in range(2):
+            ended = server.run(*run, path)
+            assert ended.code == 0, ended.err
+        assert_same_samples(path, tmp_path / "whole" / "run")
+        assert told_of_programs(server, path) == want
+        chain += 1
 
 
 def test_a_second_process_on_the_same_run_is_refused(

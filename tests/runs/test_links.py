@@ -45,6 +45,7 @@ def replaced(file: Path, target: Path) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["score", "show", "report", "compare", "replay"])
 @pytest.mark.parametrize("target", ["mine", "none"])
 def test_a_lock_that_is_a_link_is_not_followed(
@@ -115,6 +116,7 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_in_a_run_stays_there(run: Path, mine: Path, name: str) -> None:
     for package in {"parquet": ["pyarrow", "pandas"], "inspect": ["inspect_ai"]}.get(name, []):

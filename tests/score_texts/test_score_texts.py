@@ -108,6 +108,15 @@ def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_p
     check(out, llm, LINES, 2)
 
 
+def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:3]), tmp_path / "out"
+    path.write_text(path.read_text().rstrip())
+    list(score_texts(llm, path, out, top=2))
+    written(path, LINES[:5])
+    list(score_texts(llm, path, out, top=2))
+    check(out, llm, LINES[:5], 2)
+
+
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
@@ -128,6 +137,18 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
         next(score_texts(llm, path, out, top=2))
 
 
+def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", [{"text": ""}]), tmp_path / "out"
+    with pytest.raises(InputError):
+        next(score_texts(llm, path, out, top=3))
+    written(path, LINES)
+    list(score_texts(llm, path, out, top=2))
+    check(out, llm, LINES, 2)
+    (out / "settings.json").unlink()
+    with pytest.raises(RunError, match=r"settings\.json"):  # the columns may be of any model
+        next(score_texts(llm, path, out, top=2))
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -135,10 +156,14 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
         ('{"text": "a", "weight": 1}', "2 has weight, which is not known"),
+        ('{"id": "\\ud800", "text": "a"}', "2: id must be text in Unicode or a whole number"),
+        ('{"id": null, "text": "a"}', "2: id must be text"),
+        ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
         ('{"text": 5}', "2: text must be text or a list of token ids, got 5"),
         ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion both as text"),
-        ('{"prompt": "a", "completion": ""}', "text '2': the continuation has no token"),
-        ('{"text": [99999]}', "text '2' has token id 99999|'text .2.' has token id 99999"),
+        ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation has no token"),
+        ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),
+        ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids beyond"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(

@@ -18,6 +18,7 @@ from treegen.inspect_ai.settings import sampling_params, template_arguments
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.options import check_known
+from treegen.replies.formats import tool_format as check_tool_format
 
 _OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
 _SAMPLING: Final = ("recommended", "neutral")
@@ -68,6 +69,8 @@ class TreegenAPI(ModelAPI):
             check_known(options, "model arguments", _OWN)
             if sampling not in _SAMPLING:
                 raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
+            if tool_format is not None:
+                check_tool_format(tool_format)
             template = None if chat_template is None else _read_template(chat_template)
             llm = LLM(model_name, **options)
             if template is not None:

@@ -20,6 +20,7 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
 from treegen.attention.implementations import choose
 from treegen.common.formats import format_bytes
+from treegen.common.params import check_bool
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
@@ -57,7 +58,8 @@ from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.linear.mxfp4 import can_keep, fits_expanded, keep_on_load
 from treegen.model.memory import free_unused
 from treegen.model.model import Model
-from treegen.model.parallel.ranks import Ranks
+from treegen.model.options import check_stored
+from treegen.model.parallel.ranks import Ranks, check_ranks
 from treegen.model.parallel.shards import shard, tie_head
 from treegen.model.vision.processor import placeholder_of
 from treegen.model.vision.tower import Tower
@@ -98,9 +100,14 @@ def load_model(
     images: whether images are taken, by the part of the model that reads them.
 
     Raises:
-        InputError: the dtype, the device or `impl` cannot be used.
+        InputError: the dtype, the device or another argument cannot be used.
         ModelError: the checkpoint cannot be loaded, or would give wrong numbers.
     """
+    check_bool("check", check)
+    check_bool("trust_remote_code", trust_remote_code)
+    check_bool("images", images)
+    check_stored(quantization, kv_cache_dtype)
+    check_ranks(ranks)
     directory = locate(path, revision, weights=True)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
     if images:
@@ -163,14 +170,25 @@ def from_module(
     ranks: the processes that compute the model together; the module is this one's part of it.
 
     Raises:
-        InputError: the dtype of the module cannot be used.
+        InputError: it is no language model of transformers, or its dtype or another argument cannot
+            be used.
         ModelError: the model cannot be used, or would give wrong numbers.
     """
-    if not callable(getattr(module, "set_attn_implementation", None)):
+    kind = module.__name__ if isinstance(module, type) else type(module).__name__
+    if isinstance(module, type) or not callable(getattr(module, "set_attn_implementation", None)):
         raise InputError(
-            f"from_module takes a model of transformers, got {type(module).__name__}; for a "
-            "checkpoint give its directory or name to LLM or load_model"
+            f"from_module takes a model of transformers, got {kind}; for a checkpoint give its "
+            "directory or name to LLM or load_model"
         )
+    if module.get_output_embeddings() is None:
+        raise InputError(
+            f"from_module takes a language model, and {kind} has no head that predicts tokens; "
+            "load it by AutoModelForCausalLM"
+        )
+    check_bool("check", check)
+    check_stored(quantization, kv_cache_dtype)
+    check_ranks(ranks)
+    choose(impl, module.device)
     config = module.config
     refuse_family(config)
     if module.dtype not in DTYPES.values():

@@ -112,18 +112,10 @@ class EngineOptions:
             raise InputError(
                 "draft_model does not go with tensor_parallel_size yet; use speculate='ngram'"
             )
-        if self.quantization not in (None, *QUANTIZATIONS):
-            raise InputError(
-                f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
-            )
+        check_stored(self.quantization, self.kv_cache_dtype)
         if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
             raise InputError(
                 "quantization does not go with tensor_parallel_size yet; leave out one of the two"
-            )
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            raise InputError(
-                f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got "
-                f"{self.kv_cache_dtype!r}"
             )
         if self.images:
             self._check_with_images()
@@ -181,6 +173,22 @@ class EngineOptions:
         """Return the sizes on a kind of device, its defaults where none are given."""
         default = _SIZES["cpu" if device_type == "cpu" else "cuda"]
         return Sizes(*(getattr(self, name) or getattr(default, name) for name in Sizes._fields))
+
+
+def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
+    """Refuse types of stored numbers that there are not.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise InputError(
+            f"quantization must be {' or '.join(QUANTIZATIONS)}, got {quantization!r:.60}"
+        )
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise InputError(
+            f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, got {kv_cache_dtype!r:.60}"
+        )
 
 
 def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> None:

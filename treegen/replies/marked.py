@@ -81,7 +81,7 @@ def harmony(scan: Scan, tools: ToolSchemas, *, is_start: bool) -> Read:
         channel = _CHANNEL.search(text)
         return "thoughts" if channel is not None and channel[1] == "analysis" else "text"
     scan.space()
-    arguments = {} if scan.is_over() or scan.has(*HARMONY_ENDS) else scan.json()
+    arguments = {} if scan.has(*HARMONY_ENDS) else scan.json()
     scan.space()
     if not scan.is_over() and not scan.has(*HARMONY_OPENS):
         if not scan.has(*HARMONY_ENDS):

@@ -54,6 +54,8 @@ class Replies:
         special = special_tokens(tokenizer, Detokenizer(tokenizer))
         shown = [name for name in special if any(name in mark for mark in marks)]
         self.text = Text(tokenizer, shown=shown)
+        ends = [name for name in shown if name in form.dropped]
+        self._ends = frozenset(tokenizer.convert_tokens_to_ids(ends))
         self._is_warned = self.format is not None or self.by_template
 
     def read(
@@ -141,10 +143,13 @@ class Replies:
         return ReplyParser(*self._how(tools), self._tags, is_thinking=is_thinking)
 
     def _shown(self, completion: Completion, before: Sequence[int], start: int = 0) -> str:
-        """The text of a completion from a token on, with marks and without what stopped it."""
+        """The text of a completion from a token on, with marks and without what stopped it.
+
+        A mark that stopped it stays: it tells an ended call from one that was cut short.
+        """
         tokens, stop = completion.tokens[start:], completion.stop
         tail = list(before[-TAIL:])
-        if isinstance(stop, int) and tokens[-1:] == (stop,):
+        if isinstance(stop, int) and tokens[-1:] == (stop,) and stop not in self._ends:
             tokens = tokens[:-1]
         text = self.text.of(tail, tokens)
         if isinstance(stop, str):

@@ -19,7 +19,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, KeysView, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -34,7 +34,6 @@ from treegen.runs.leftovers import is_at
 Key = tuple[str, int]
 """The name of a record: its problem_id and its sample_index."""
 
-_LARGE: Final = 1 << 20  # bytes of a file whose index is many objects
 _PART: Final = 1 << 20
 _SYNC_SECONDS: Final = 1.0
 # If fsync is slow it is called less often, so that it takes at most a twentieth of the time. But it
@@ -166,7 +165,7 @@ class RecordFile:
         self._dirty = False
         self._sync_due = 0.0
         try:
-            with uncollected() if path.stat().st_size > _LARGE else nullcontext():
+            with uncollected():
                 whole_newline, tail = self._scan()
             self._read = self._end + (tail[1] if tail else 0)
             if writable:

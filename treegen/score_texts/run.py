@@ -61,8 +61,8 @@ def score_texts(
     except OSError as error:
         raise RunError(f"cannot make {folder}: {reason(error)}; choose another") from error
     with Lock(folder / "scores.lock"):
-        _check_settings(llm, folder, top)
         at, computed = reached(folder), 0
+        _check_settings(llm, folder, top, at)
         texts = read_texts(path)
         _pass(texts, at, path, folder)
         for given, requests in _parts(llm, texts, top, part):
@@ -79,16 +79,18 @@ def score_texts(
             yield Progress(at.rows, at.tokens, 0)
 
 
-def _check_settings(llm: LLM, folder: Path, top: int) -> None:
-    """Note what the columns are made with, or compare it with what the folder has."""
+def _check_settings(llm: LLM, folder: Path, top: int, at: Reached) -> None:
+    """Note what columns are to be made with, or compare it with what made those that are there."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
         "model": llm.fingerprint, "dtype": str(llm.model.dtype).removeprefix("torch."), "top": top,
     }  # fmt: skip
-    if not path.exists():
+    if not at.rows:
         write_json(path, settings)
+        return
     stored = read_json(path)
     if stored != settings:
+        stored = stored if isinstance(stored, dict) else {}
         names = [name for name in settings if stored.get(name) != settings[name]]
         raise RunError(
             f"{folder} has columns of another {' and '.join(names)}; choose another folder"
@@ -134,8 +136,9 @@ def _encoded(llm: LLM, batch: list[GivenText]) -> list[Request]:
             try:
                 score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
             except TreegenError as own:
-                told = str(own).replace("pair 0", f"text {each.id!r}")
-                raise type(own)(told) from None
+                told = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
+                between = "" if told[:1] in (" ", ":") else ": "
+                raise type(own)(f"{each.where}{between}{told}") from None
         raise error
 
 

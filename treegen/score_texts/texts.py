@@ -20,10 +20,12 @@ _KEYS: Final = {"id", "text", "prompt", "completion"}
 class GivenText:
     """One line. id: its own, or the number of its line. context, text: what is scored after what.
 
-    seen: a hash of the file up to its end.
+    where: the file and the number of the line. seen: a hash of the file up to its end,
+    as if a line break followed.
     """
 
     id: str
+    where: str
     context: ScoreInput
     text: ScoreInput
     seen: str
@@ -42,7 +44,7 @@ def read_texts(path: Path) -> Iterator[GivenText]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                seen.update(line)
+                seen.update(line if line.endswith(b"\n") else line + b"\n")
                 if line.strip():
                     yield _text_of(line, f"{path}:{number}", number, seen.hexdigest())
     except OSError as error:
@@ -70,7 +72,15 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> GivenText:
     context = empty if "text" in row else _given(where, "prompt", row)
     if isinstance(context, str) != isinstance(text, str):
         raise DataError(f"{where}: give prompt and completion both as text or both as token ids")
-    return GivenText(str(row.get("id", number)), context, text, seen)
+    return GivenText(_id_of(row.get("id", number), where), where, context, text, seen)
+
+
+def _id_of(value: Any, where: str) -> str:
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise DataError(f"{where}: id must be text in Unicode or a whole number, got {value!r:.60}")
+    return value
 
 
 def _given(where: str, name: str, row: dict[str, Any]) -> ScoreInput:

@@ -51,7 +51,7 @@ def load_verifier(
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
     asked = tuple(str(settings.get(each)) for each in ("label", "tokens"))
-    key = (os.fspath(name), *where.values(), *asked, str(memory))
+    key = (*map(str, (name, *where.values(), memory)), *asked)
     reader = _in_use.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEQUENCE, TOKEN, CAUSAL = "SequenceClassification", "TokenClassification", "CausalLM"
+FORMS: Final = (SEQUENCE, TOKEN, CAUSAL)
 _FORMS: Final[Mapping[str, str]] = {
     SEQUENCE: SEQUENCE,
     TOKEN: TOKEN,
@@ -93,15 +94,17 @@ def load_scorer(
     own: nobody else gets the same model, because it will be changed.
 
     Raises:
+        InputError: there is no such device or form.
         ModelError: it cannot be loaded, or is of none of the forms.
     """
-    import torch
-
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
+    from treegen.model.config import resolve_device
     from treegen.model.tokenizer import load_tokenizer
 
+    if form not in (None, *FORMS):
+        raise InputError(f"form must be {', '.join(FORMS)} or None, got {form!r:.60}")
+    where = str(resolve_device("auto" if device is None else device))
     directory = locate(name, revision, weights=True)
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     raw = read_raw_config(directory)
     # Code that comes with a model of these is not run, because treegen has its own.
     ours = _has_own_head(raw)

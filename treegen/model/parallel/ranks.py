@@ -94,6 +94,19 @@ class Ranks:
         return self.beside(logits_SV)[:, :vocab_size]
 
 
+def check_ranks(ranks: Ranks | None) -> None:
+    """Refuse what are no ranks.
+
+    Raises:
+        InputError: they are not.
+    """
+    if ranks is not None and not isinstance(ranks, Ranks):
+        raise InputError(
+            f"ranks must be those of a group of processes, got {ranks!r:.60}; leave it out, or "
+            "give tensor_parallel_size to LLM"
+        )
+
+
 def check_free() -> None:
     """Raise InputError if this process belongs to ranks already."""
     if dist.is_initialized():

@@ -1,0 +1,118 @@
+"""Data in packed files: as unpacked ones, and a file that is made to fill the memory is refused."""
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from treegen.errors import DataError
+from treegen.tasks.common.files import most_unpacked, read_any
+from treegen.tasks.common.jsonl import parse_rows
+
+_MIB = 1 << 20
+ROW = b'{"question": "How many?", "answer": "2"}\n'
+
+
+def _gzip(path: Path, unit: bytes) -> Path:
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        block = unit * (_MIB // len(unit))
+        for _ in range(256 * _MIB // len(block)):
+            file.write(block)
+    return path
+
+
+def _one_value(path: Path) -> Path:
+    """A long text in every row, which is stored once."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * _MIB]))
+    pq.write_table(pa.table({"question": texts}), path)
+    return path
+
+
+def _in_lists(path: Path) -> Path:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * _MIB]))
+    lists = pa.ListArray.from_arrays(pa.array(range(501), pa.int32()), texts)
+    pq.write_table(pa.table({"question": lists}), path)
+    return path
+
+
+def _many_texts(path: Path) -> Path:
+    table = pa.table({"question": ["y" * 1000] * 80_000})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    return path
+
+
+def _no_values(path: Path) -> Path:
+    pq.write_table(pa.table({"question": pa.nulls(20_000_000)}), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("zeros.jsonl.gz", lambda path: _gzip(path, bytes(4096))),
+        ("lines.jsonl.gz", lambda path: _gzip(path, b"\n" * 4096)),
+        ("rows.jsonl.gz", lambda path: _gzip(path, ROW * 100)),
+        ("one.parquet", _one_value),
+        ("lists.parquet", _in_lists),
+        ("texts.parquet", _many_texts),
+        ("none.parquet", _no_values),
+    ],
+)
+def test_a_file_that_is_made_to_fill_the_memory_is_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], Path]
+) -> None:
+    path = make(tmp_path / name)
+    assert path.stat().st_size < 2 * _MIB
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"unpacks to more than .* if you trust it, ") as caught:
+            list(read_any(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert peak < 5 * most_unpacked(path.stat().st_size) // 2
+
+
+def test_blank_lines_take_no_more_than_they_are() -> None:
+    content = b"\n" * (2 * _MIB) + ROW
+    tracemalloc.start()
+    try:
+        ((line, row),) = parse_rows(content, "here")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (line, row) == (2 * _MIB + 1, json.loads(ROW))
+    assert peak < 8 * _MIB
+
+
+def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
+    rows = [
+        {"id": at, "texts": [f"{at}" * (at % 7), None], "more": {"share": at / 7}}
+        for at in range(3000)
+    ]
+    content = "\r\n".join(map(json.dumps, rows)).encode()
+    (tmp_path / "a.jsonl").write_bytes(content)
+    half = len(content) // 2  # members of a gzip file are one after another
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress(content[:half]) + gzip.compress(content[half:]) + bytes(8)
+    )
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=1100)
+    wanted = list(enumerate(rows, start=1))
+    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+        assert list(read_any(tmp_path / name)) == wanted
+    pq.write_table(pa.table({"question": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    assert not list(read_any(tmp_path / "a.parquet"))
+
+
+def test_what_data_of_a_size_may_unpack_to() -> None:
+    """Rows that repeat a long text pass, and so do large files of pictures."""
+    assert most_unpacked(1000) == 64 * _MIB
+    assert most_unpacked(2 * _MIB) == 200 * _MIB
+    assert most_unpacked(100 * _MIB) == 1024 * _MIB
+    assert most_unpacked(4096 * _MIB) == 8 * 4096 * _MIB
