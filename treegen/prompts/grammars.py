@@ -29,6 +29,10 @@ _NAMES: Final = {
     "guided_choice": "choice",
 }  # fmt: skip
 _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
+# Tokens of which a grammar often allows all or none. Beside those that llguidance knows, which are
+# for strings of JSON, these are for words in a regular expression: masks are made in half the time
+# and less. What masks allow is the same.
+_WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
 _MOST_SECONDS: Final = 30
 _MOST_TOLD: Final = 200  # characters of what llguidance says
 _Made = TypeVar("_Made")
@@ -92,7 +96,9 @@ class Grammar:
         kind, text = structure
         known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
         self.num_words = -(-known.vocab_size // 32)
-        self._first = _in_time(kind, lambda: LLMatcher(known, _compiled(kind, text), log_level=0))
+        self._first = _in_time(
+            kind, lambda: _warmed(LLMatcher(known, _compiled(kind, text), log_level=0))
+        )
         if self._first.is_error():
             raise _unusable(kind, self._first.get_error())
 
@@ -106,6 +112,14 @@ def grammar_of(
 ) -> Grammar | None:
     """The compiled grammar of a structure, if there is one; raises as `Grammar` does."""
     return None if structure is None else Grammar(structure, tokenizer, eos_ids, vocab_size)
+
+
+def _warmed(matcher: LLMatcher) -> LLMatcher:
+    """The same matcher, of which copies know the first mask, where that can be made."""
+    warm = matcher.deep_copy()
+    if not warm.is_error():
+        warm.compute_bitmask()
+    return matcher if warm.is_error() else warm
 
 
 def _compiled(kind: str, text: str) -> str:
@@ -188,7 +202,10 @@ def _tokens_of(tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: 
     plain.no_padding()
     plain.no_truncation()
     try:
-        return LLTokenizer(plain.to_str(), n_vocab=max(vocab_size, size), eos_token=ends)
+        return LLTokenizer(
+            plain.to_str(), n_vocab=max(vocab_size, size), eos_token=ends,
+            slices=[*_WORDS, *LLTokenizer.general_slices()],
+        )  # fmt: skip
     except Exception as error:
         raise InputError(
             f"llguidance cannot read the tokenizer: {error}; leave the structure out"

@@ -23,6 +23,7 @@ from torch import Tensor
 from treegen.sampling.batch import SamplingBatch
 from treegen.sampling.columns import of_rows
 from treegen.sampling.masks import Masks
+from treegen.sampling.reductions import likeliest, log_sum_exp
 from treegen.sampling.texts import Texts
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
@@ -164,11 +165,11 @@ def _draw(
         assert texts is not None, "penalties need the text"
         biased_PV = params.penalties.apply(biased_PV, texts)
     if params.all_greedy:
-        tokens_PN = biased_PV.argmax(dim=-1, keepdim=True).expand_as(seeds_PN)
+        tokens_PN = likeliest(biased_PV)[:, None].expand_as(seeds_PN)
     else:
         tokens_PN = _inverse_cdf(_weights(biased_PV, params), uniforms(seeds_PN, steps_PN))
         if params.greedy_P is not None:
-            best_P1 = biased_PV.argmax(dim=-1, keepdim=True)
+            best_P1 = likeliest(biased_PV)[:, None]
             tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
     if forced_P is not None:
         tokens_PN = torch.where(forced_P[:, None] >= 0, forced_P[:, None], tokens_PN)
@@ -188,17 +189,6 @@ def _draw(
         top_tokens, top_logprobs = top.indices, top.values - told_lse_P[:, None]
     signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
     return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs, signals_P2)
-
-
-def log_sum_exp(logits_PV: Tensor) -> Tensor:
-    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
-
-    Summed in float64: torch sums in another order where rows are few, which would show in the last
-    digit.
-    """
-    top_P = logits_PV.amax(dim=-1)
-    sums_P = (logits_PV - top_P[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
-    return (top_P + sums_P.log()).float()
 
 
 def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:

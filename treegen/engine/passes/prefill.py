@@ -19,7 +19,8 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.run import EngineRun
 from treegen.engine.segments.scores import Scored, score_after
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.sampling.draw import draw, log_sum_exp
+from treegen.sampling.draw import draw
+from treegen.sampling.reductions import log_sum_exp
 
 _LOGITS = 2**26  # most numbers in the logits of a pass
 _MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary

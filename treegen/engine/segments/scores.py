@@ -12,6 +12,7 @@ from treegen.common.device import Fetch, to_device
 from treegen.common.outputs import Score, TopLogprobs
 from treegen.engine.compute.layout import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.sampling.reductions import likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,21 @@ def score_after(
     positions: [S] in order. logits_SV: the logits at each. lse_S: their log-sum-exp.
     """
     next_index = positions - segment.start + 1
-    inside = next_index < len(segment.tokens)
-    targets = [(segment, np.flatnonzero(inside), next_index[inside])]
-    if not inside.all():
-        last, first = np.array([len(positions) - 1]), np.zeros(1, dtype=np.int64)
+    num_inside = int(np.count_nonzero(next_index < len(segment.tokens)))
+    targets = [(segment, slice(num_inside), next_index[:num_inside])]
+    if num_inside < len(positions):
+        last, first = slice(len(positions) - 1, None), np.zeros(1, dtype=np.int64)
         below = segment.children.values()
         targets += [(child, last, first) for child in below if child.scored < child.start]
-    best_S = logits_SV.argmax(dim=-1)
+    best_S = likeliest(logits_SV)
     scored = []
     for target, rows, at in targets:
-        token = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
-        row = to_device(rows, logits_SV.device)
-        found = [logits_SV[row, token] - lse_S[row], best_S[row] == token]
+        token_N = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
+        logits_NV, lse_N = logits_SV[rows], lse_S[rows]
+        found = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
         if target.top:
-            top = logits_SV[row].topk(min(target.top, logits_SV.shape[1]), dim=-1)
-            found += [top.indices.int(), top.values - lse_S[row, None]]
+            top = logits_NV.topk(min(target.top, logits_SV.shape[1]), dim=-1)
+            found += [top.indices.int(), top.values - lse_N[:, None]]
         scored.append(Scored(target, at, Fetch(found)))
     return scored
 

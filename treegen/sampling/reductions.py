@@ -1,0 +1,52 @@
+"""Numbers of whole rows of logits: log-sum-exps, and the likeliest tokens.
+
+On a CPU what is made on the way stays in its cache; fresh memory of the size of the logits would
+cost more than the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+_IN_CACHE: Final = 2**16  # logits that are summed at once on a CPU
+_BLOCK: Final = 128  # tokens whose largest logit is found first
+
+
+def log_sum_exp(logits_PV: Tensor) -> Tensor:
+    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
+
+    Summed in float64: torch sums in another order where rows are few, which would show in the last
+    digit.
+    """
+    if logits_PV.device.type != "cpu":
+        return _log_sum_exp(logits_PV)
+    num_rows = max(_IN_CACHE // logits_PV.shape[1], 1)
+    return torch.cat([_log_sum_exp(part) for part in logits_PV.split(num_rows)])
+
+
+def _log_sum_exp(logits_PV: Tensor) -> Tensor:
+    top_P = logits_PV.amax(dim=-1)
+    sums_P = (logits_PV - top_P[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
+    return (top_P + sums_P.log()).float()
+
+
+def likeliest(logits_PV: Tensor) -> Tensor:
+    """The first token with the largest logit of each row, int64 [P].
+
+    On a CPU torch finds where the largest of many numbers is in three times the time that it takes
+    to find how large it is. So the block that has it is found first.
+    """
+    size = logits_PV.shape[1]
+    if logits_PV.device.type != "cpu" or size < 2 * _BLOCK:
+        return logits_PV.argmax(dim=-1)
+    whole = size - size % _BLOCK
+    most_PB = logits_PV[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    if whole < size:
+        most_PB = torch.cat([most_PB, logits_PV[:, whole:].amax(dim=-1, keepdim=True)], dim=1)
+    start_P = most_PB.argmax(dim=-1) * _BLOCK
+    token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
+    likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
+    return likeliest_P
