@@ -1,7 +1,10 @@
 """What tasks share: choosing problems, and finding tasks by name."""
 
+import os
+import py_compile
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from cli_cases import OWN_TASK
 
 from treegen.errors import InputError
 from treegen.evals.job import load_task_data
-from treegen.evals.registry import ENTRY_POINT_GROUP
+from treegen.evals.registry import ENTRY_POINT_GROUP, load_file
 from treegen.evals.selection import parse_limit
 from treegen.tasks import (
     Problem,
@@ -179,3 +182,18 @@ def test_loading_a_task_imports_neither_torch_nor_datasets() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def test_a_file_is_run_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as it was in the same second, nor as a compiled file beside it says."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file, other = tmp_path / "own.py", tmp_path / "other.py"
+    other.write_text("value = 'other'\n")
+    file.write_text("value = 'first'\n")
+    assert load_file(file).value == "first" and not (tmp_path / "__pycache__").exists()
+    os.utime(other, ns=(0, 0))
+    py_compile.compile(str(other), cache_from_source(str(file)))
+    os.utime(file, ns=(0, 0))
+    assert load_file(file).value == "first"
+    with pytest.raises(InputError, match=r"own\.pyc cannot be imported; name a file that ends in"):
+        load_file(file.with_suffix(".pyc"))

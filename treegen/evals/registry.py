@@ -5,11 +5,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Final
 
 from treegen.common.formats import safe_text
@@ -244,16 +245,29 @@ def _class_in_file(path: Path, class_name: str) -> object:
     return found
 
 
+class _AsWritten(SourceFileLoader):
+    """Runs what a file has now, and not what lies in a `__pycache__` beside it.
+
+    That counts as the file's own if the second of the last change and the size are the same.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+
 def load_file(path: Path) -> ModuleType:
     """Return the module in a Python file, which is run anew.
 
     Raises:
         InputError: it cannot be run.
     """
-    name = f"treegen_task_{path.stem}"
-    spec = spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise InputError(f"{path} cannot be imported; name a file that ends in .py")
+    name = f"treegen_task_{path.stem}"
+    spec = spec_from_file_location(name, path, loader=_AsWritten(name, os.fspath(path)))
+    assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     # Dataclasses look their module up in sys.modules while they are made.
     sys.modules[name] = module
