@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +54,22 @@ def test_ranks_that_share_a_key_head_and_one_that_is_killed(tmp_path: Path) -> N
             list(stream)
         with pytest.raises(WorkerError, match="make a new LLM"):
             llm.run(tree_of(1))
+
+
+def test_a_rank_that_is_killed_while_it_starts() -> None:
+    before = children()
+
+    def kill() -> None:
+        while not (started := children() - before):
+            time.sleep(0.01)
+        os.kill(int(started.pop()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; see wh"):
+        Group(2, "cpu")
+    killer.join()
+    assert children() == before
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,18 @@ class Followers:
             if connection.poll(_START_SECONDS):
                 connection.recv()
                 return
+        told = self._death(rank) if connection.poll() else f"rank {rank} does not answer"
         raise WorkerError(
-            f"rank {rank} of a tensor-parallel model cannot be started: its process "
-            f"{'ended' if connection.poll() else 'does not answer'} before it had begun; see what "
-            "it has told above"
+            f"a tensor-parallel model cannot be started: {told}; see what it has told above, or "
+            "start again"
         )
+
+    def _death(self, rank: int) -> str:
+        """Say that a follower has died, and of which signal; its connection has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[rank - 1].wait(_GRACE)
+        code = self._processes[rank - 1].returncode
+        return f"rank {rank} has died" + (f" by signal {-code}" if code and code < 0 else "")
 
     def _wait(self) -> None:
         """Wait until a follower says that it fails, or dies."""
@@ -160,10 +167,7 @@ class Followers:
         try:
             told = f"rank {rank}: {connection.recv()}"
         except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._processes[rank - 1].wait(_GRACE)
-            code = self._processes[rank - 1].returncode
-            told = f"rank {rank} has died" + (f" by signal {-code}" if code and code < 0 else "")
+            told = self._death(rank)
         if not self._closing:
             self.fail(told)
 
