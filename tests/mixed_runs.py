@@ -325,7 +325,7 @@ class MixedRun:
             return len(text)
         prompt = [ord(letter) - 97 for letter in (node.path[0].text + node.path_text)]
         cut = len(prompt) - len(text)
-        bound = bound_text(prompt[:cut], prompt[cut:], params)
+        bound = bound_text(prompt[:cut], prompt[cut:], params, len(text))
         known = language(params.structure)
         return len(text) if bound is None or any(t.startswith(bound) for t in known) else None
 

@@ -309,6 +309,8 @@ def start_of(
     place = _Place(prompt, before, grammar.start(lane), lane, None if thinks else 0)
     if before:
         place.read(before, each)
+        if place.begins is not None:  # what was to close a thinking, and was cut, is not gone on
+            place.begins = min(place.begins, len(before))
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         place.num_read = -1  # so that it is bound by nothing
     if place.matcher.is_error():
