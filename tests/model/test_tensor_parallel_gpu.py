@@ -140,6 +140,13 @@ class Pairs:
                 self._two = family, eager, llm_of(model, eager=eager)
             yield self._two[2]
 
+    @contextmanager
+    def other(self, path: Path, dtype: str) -> Iterator[Model]:
+        """Another model on two GPUs, for several LLMs, in place of the one that is kept."""
+        self._two = None
+        with self.group(LONGEST_OF_SEVERAL) as group:
+            yield group.load(partial(load_model, str(path), dtype=dtype))
+
     def close(self) -> None:
         """End the two GPUs' processes."""
         group, self._group, self._two = self._group, None, None
@@ -263,8 +270,7 @@ def test_reproducible_samples_depend_on_nothing_else(
         assert result.usage.impl == "invariant"
         return {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in result.completions}
 
-    with pairs.group(LONGEST_OF_SEVERAL) as group:
-        model = group.load(partial(load_model, str(tmp_path), dtype=dtype))
+    with pairs.other(tmp_path, dtype) as model:
         whole = run(model, leaves)
         parts = {
             "reversed": run(model, leaves[::-1]),
