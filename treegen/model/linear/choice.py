@@ -44,7 +44,7 @@ def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return scores.new_empty(shape), scores.new_empty(shape, dtype=torch.int64)
 
 
-class Largest(CustomGraphPass):  # type: ignore[misc]
+class Largest(CustomGraphPass):
     """Has a compiled graph take `largest` for what `torch.topk` would do with short rows."""
 
     def __call__(self, graph: fx.Graph) -> None:
