@@ -151,6 +151,29 @@ def test_lanes_change_no_sample(
     assert run() == whole
 
 
+def test_a_grammar_of_few_rows_has_one_lane(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows of others have begun in the same run."""
+    made = []
+
+    class Counted(grammars.Grammar):
+        def _new(self) -> Any:
+            made.append(self)
+            return super()._new()
+
+    monkeypatch.setattr(grammars, "Grammar", Counted)
+    asked = [
+        SamplingParams(n=20, regex=regex, max_tokens=1, seed=1)
+        for regex in ("a+", "b+", "c+", "d+", "e+")
+    ]
+    load(checkpoint).generate(["Is it so?"] * 5, asked)
+    assert len(made) == len(set(made)) == 5
+    made.clear()
+    load(checkpoint).generate(["Is it so?"], SamplingParams(n=70, regex="f+", max_tokens=1))
+    assert len(made) == 3
+
+
 def test_a_slow_grammar_has_few_lanes() -> None:
     assert [grammars._num_lanes(seconds) for seconds in (0, 0.001, 0.1, 0.4, 9)] == [
         16,

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -95,7 +96,7 @@ class RowGrammars:
         self._matchers = np.empty(0, dtype=object)
         self._staging = Staging(turns=2)
         self._words = 0  # of a mask
-        self._num_begun = 0
+        self._num_begun: WeakKeyDictionary[Grammar, int] = WeakKeyDictionary()
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> Masks | None:
         """Note new rows, [requests, rows of each]; returns what their first draws may give."""
@@ -109,16 +110,14 @@ class RowGrammars:
                 extra.append(())
                 continue
             self.used, self._words = True, grammar.num_words
-            turns = (self._num_begun + np.arange(len(slots))) // _ROWS_OF_LANE
-            self._num_begun += len(slots)
-            lanes = turns % grammar.num_lanes
+            lanes = self._lanes_of(grammar, len(slots))
             starts = {
                 lane: start_of(request.segment, request.spec.tokens, each, grammar, lane)
-                for lane in sorted(set(lanes.tolist()), reverse=True)  # the last makes them all
+                for lane in sorted(set(lanes), reverse=True)  # the last makes them all
             }
-            for slot, lane in zip(slots, lanes.tolist(), strict=True):
+            for slot, lane in zip(slots, lanes, strict=True):
                 self._places[slot] = int(self._run.rows.serial[slot]), starts[lane].copy()
-            place = starts[int(lanes[0])]
+            place = starts[lanes[0]]
             found.append(place.matcher if place.is_bound else None)
             extra.append(_may_open(place, each))
         return self._masks(found, extra)
@@ -182,6 +181,15 @@ class RowGrammars:
                 assert tags is not None
                 num_R[row] = tags.num_open(guesses)
         return num_R
+
+    def _lanes_of(self, grammar: Grammar, num: int) -> list[int]:
+        """The lanes of so many further rows. A grammar of few rows has no lane made but the first.
+
+        So a grammar that is new to a run in which there are many rows does not hold these up.
+        """
+        begun = self._num_begun.get(grammar, 0)
+        self._num_begun[grammar] = begun + num
+        return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
 
     def _masks(
         self, matchers: Sequence[LLMatcher | None], extra: Sequence[Sequence[int]]
