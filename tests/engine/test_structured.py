@@ -163,6 +163,7 @@ def test_a_grammar_of_few_rows_has_one_lane(
             return super()._new()
 
     monkeypatch.setattr(grammars, "Grammar", Counted)
+    monkeypatch.setattr(grammars, "_num_lanes", lambda _seconds: 5)
     asked = [
         SamplingParams(n=20, regex=regex, max_tokens=1, seed=1)
         for regex in ("a+", "b+", "c+", "d+", "e+")
