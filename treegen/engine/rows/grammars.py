@@ -183,10 +183,7 @@ class RowGrammars:
         return num_R
 
     def _lanes_of(self, grammar: Grammar, num: int) -> list[int]:
-        """The lanes of so many further rows. A grammar of few rows has no lane made but the first.
-
-        So a grammar that is new to a run in which there are many rows does not hold these up.
-        """
+        """The lanes of further rows. A grammar of few rows needs its first alone, so holds none up."""
         begun = self._num_begun.get(grammar, 0)
         self._num_begun[grammar] = begun + num
         return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
