@@ -12,6 +12,7 @@ from attention_cases import Case, Group, dense, make_case, oracle, paged, random
 from torch import Tensor
 
 from treegen.attention import attend, prepare
+from treegen.attention.cpu import attend as cpu_attend
 
 IMPLS = ["reference", "cpu"]
 DTYPES = [torch.float32, torch.float64]
@@ -207,6 +208,32 @@ def test_long_shared_keys(
     groups = [[Group(0, 3, 9000)], [Group(0, 2, 3000, 9000), Group(2, 3, 5000, 9000)]]
     case = make_case(groups, [14000] * 3, heads=(4, 4), dims=dims, round_to=dtype)
     check(case, impl, dtype, layout=layout)
+
+
+@pytest.mark.parametrize("layout", ["paged", "consecutive"])
+@pytest.mark.parametrize("heads", [(8, 4), (4, 4)])
+@pytest.mark.parametrize("dims", [(128, 128), (160, 96)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_rows_read_keys_that_lie_far_apart_from_copies(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    dims: tuple[int, int],
+    heads: tuple[int, int],
+    layout: str,
+) -> None:
+    copied = 0
+    by_head = cpu_attend._by_head
+
+    def noted(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        nonlocal copied
+        copied += 1
+        return by_head(*given, **options)
+
+    monkeypatch.setattr(cpu_attend, "_by_head", noted)
+    groups = [[Group(0, 300, 1500)], [Group(0, 290, 1100, 1500), Group(290, 300, 1100, 1500)]]
+    case = make_case(groups, [3000] * 300, heads=heads, dims=dims)
+    check(case, "cpu", dtype, layout=layout)
+    assert copied == 2 or layout == "paged"  # those are gathered first, in pieces
 
 
 @pytest.mark.parametrize("impl", IMPLS)
