@@ -103,6 +103,15 @@ def test_they_are_those_of_transformers(llm: LLM, stock: Any, top: int) -> None:
         check(stock, context + rest, len(context), score, top)
 
 
+@pytest.mark.parametrize("top", [1, 256, 1_024])
+def test_they_are_those_of_a_large_vocabulary(tmp_path: Path, top: int) -> None:
+    """Most of which is left out before the likeliest tokens are chosen."""
+    path = tiny_models.save_tiny_model(tmp_path, "llama", vocab_size=50_257)
+    stock, pairs = load_stock(path), random_pairs(top, 3)
+    for (context, rest), score in zip(pairs, load(path).score(pairs, top=top), strict=True):
+        check(stock, context + rest, len(context), score, top)
+
+
 def test_they_are_those_of_a_model_with_recurrent_layers(tmp_path: Path) -> None:
     path = save(tmp_path, "qwen3_next")
     stock, pairs = load_stock(path), random_pairs(2, 5)

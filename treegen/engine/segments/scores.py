@@ -12,7 +12,7 @@ from treegen.common.device import Fetch, to_device
 from treegen.common.outputs import Score, TopLogprobs
 from treegen.engine.compute.layout import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.sampling.reductions import likeliest
+from treegen.sampling.reductions import largest, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def score_after(
         logits_NV, lse_N = logits_SV[rows], lse_S[rows]
         found = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
         if target.top:
-            top = logits_NV.topk(min(target.top, logits_SV.shape[1]), dim=-1)
-            found += [top.indices.int(), top.values - lse_N[:, None]]
+            logit_NK, token_NK = largest(logits_NV, min(target.top, logits_SV.shape[1]))
+            found += [token_NK.int(), logit_NK - lse_N[:, None]]
         scored.append(Scored(target, at, Fetch(found)))
     return scored
 
