@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import Fetch, to_device
@@ -82,23 +84,17 @@ def score_of(request: LiveRequest) -> Score:
             break
     path.reverse()
     skip = request.spec.score_from - path[0].start
-    tokens = np.concatenate([segment.tokens for segment in path])[skip:]
-    logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
-    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
+
+    def joined(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
+        """One array of its own, so that no score holds on to numbers of a whole prompt."""
+        first, *rest = [each for each in arrays if each is not None]
+        return np.concatenate([first[skip:], *rest])
+
+    num, known = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
+    top = [joined(arrays[i][:, :num] for arrays in known) for i in range(2)] if num else None
     return Score(
-        tuple(tokens.tolist()),
-        tuple(logprobs.tolist()),
-        bool(is_best.all()),
-        _top_of(path, skip, request.spec.top),
+        tuple(joined(s.tokens for s in path).tolist()),
+        tuple(joined(s.logprobs for s in path).tolist()),
+        bool(joined(s.is_best for s in path).all()),
+        TopLogprobs(*top) if top else None,
     )
-
-
-def _top_of(path: Sequence[LiveSegment], skip: int, num: int) -> TopLogprobs | None:
-    """The likeliest tokens along a path without its first tokens; `num` in each place."""
-    if not num:
-        return None
-    known = [segment.likeliest for segment in path if segment.likeliest is not None]
-    tokens, logprobs = (
-        np.concatenate([arrays[i][:, :num] for arrays in known])[skip:] for i in range(2)
-    )
-    return TopLogprobs(tokens, logprobs)
