@@ -83,8 +83,9 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     texts = rng.integers(2, vocabulary, (job.texts, job.tokens)).tolist()
     llm.score([(prompt[:4], texts[0][:4])], top=job.top)
     scores, took = _timed(lambda: llm.score([(prompt, text) for text in texts], top=job.top))
-    each = [seconds / job.texts for seconds in took]
-    yield ScoreTime("treegen", job.texts, *each, _count(llm, job, job.texts, wanted=True))
+    seconds, processor = (each / job.texts for each in took)
+    counted = _count(llm, job, job.texts, wanted=True)
+    yield ScoreTime("treegen", job.texts, seconds, processor, counted)
     module: Any = llm.model.module
     module.set_attn_implementation(_STOCK)
     try:

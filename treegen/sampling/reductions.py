@@ -63,7 +63,8 @@ def largest(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """
     size = logits_PV.shape[1]
     if logits_PV.device.type != "cpu" or size < _WIDE * num:
-        return tuple(logits_PV.topk(num, dim=-1))
+        values, tokens = logits_PV.topk(num, dim=-1)
+        return values, tokens
     depth = math.isqrt(size // num)
     blocks = size // depth
     most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
