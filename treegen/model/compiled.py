@@ -11,7 +11,7 @@ all layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
@@ -144,12 +144,13 @@ class CompiledLayers:
         states: Sequence[Sequence[Tensor]] = (),
         *,
         backend: str = "inductor",
+        options: Mapping[str, bool] | None = None,
     ) -> None:
         """Prepare the layers; the first pass compiles them.
 
         pools: the page pool of each layer that attends.
         states: of each recurrent layer its tensors. All run by treegen's own operators.
-        backend: the compiler's backend, as in `torch.compile`.
+        backend, options: of the compiler, as in `torch.compile`.
 
         Raises:
             ModelError: the layers cannot be told apart.
@@ -181,7 +182,10 @@ class CompiledLayers:
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
         for layer in self._layers:
-            layer.compile(backend=backend, dynamic=True, fullgraph=True)
+            layer.compile(
+                backend=backend, dynamic=True, fullgraph=True,
+                options=dict(options) if options is not None else None,
+            )  # fmt: skip
 
     def serves(self, batch: Batch) -> bool:
         """Whether a batch is on the pools that the layers were compiled for."""
