@@ -127,7 +127,7 @@ def score_table(times: list[ScoreTime]) -> Listing:
             "GFLOP of layers": counted("layers"),
             "of attention": counted("attention"),
             "of logits": counted("logits"),
-            "off by": lambda each: "" if each is first else f"{each.off:.0e}",
+            "off by": lambda each: "" if each is first else f"{each.off:.1e}",
         },
         words=["For each text"],
     )
