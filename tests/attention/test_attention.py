@@ -232,6 +232,10 @@ def test_many_rows_read_keys_that_lie_far_apart_from_copies(
     monkeypatch.setattr(cpu_attend, "_by_head", noted)
     groups = [[Group(0, 300, 1500)], [Group(0, 290, 1100, 1500), Group(290, 300, 1100, 1500)]]
     case = make_case(groups, [3000] * 300, heads=heads, dims=dims)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    check(case, "cpu", dtype, layout=layout)
+    assert not copied  # two threads would wait for each other
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     check(case, "cpu", dtype, layout=layout)
     assert copied == 2 or layout == "paged"  # those are gathered first, in pieces
 

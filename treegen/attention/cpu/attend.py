@@ -22,10 +22,12 @@ from treegen.attention.types import KVPair, Options, Prepared
 # Logits that the path of plain matrix products holds at once.
 MAX_LOGITS: Final = 1 << 20
 # Keys of a head that lie this far apart, or farther, crowd into few lines of a cache. Where so many
-# rows read so many of them, the heads are copied one at a time first.
+# rows read so many of them, the heads are copied one at a time first. The kernel deals its threads
+# up to 256 rows of a head at a time, so several threads need that many more rows to be busy alike.
 FAR_BYTES: Final = 2 << 10
 FAR_ROWS: Final = 256
 FAR_KEYS: Final = 1024
+BUSY_ROWS: Final = 8 * 256
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -172,8 +174,9 @@ def _run(
 
 def _lie_far(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
     """Whether a copy of each head's keys costs less than what it saves."""
-    apart = k_BKLD.stride(2) * k_BKLD.itemsize
-    many = q_BKMD.shape[2] >= FAR_ROWS and k_BKLD.shape[2] >= FAR_KEYS
+    apart, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
+    rows = FAR_ROWS if threads == 1 else BUSY_ROWS * threads
+    many = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
     return many and apart >= FAR_BYTES and k_BKLD.shape[1] > 1
 
 
