@@ -140,7 +140,7 @@ def test_lanes_change_no_sample(
         SamplingParams(n=7, max_tokens=5, seed=3),
     ]
 
-    def run() -> list[list[list[int]]]:
+    def run() -> list[list[tuple[int, ...]]]:
         calls = load(checkpoint, **options).generate(PROMPTS, asked)
         return [[each.tokens for each in call] for call in calls]
 

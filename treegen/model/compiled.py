@@ -37,6 +37,7 @@ from treegen.model.hook import (
     write_and_attend_latents,
 )
 from treegen.model.latent import keeps_latents
+from treegen.model.linear.choice import LARGEST
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.joined import JoinedLinears
@@ -150,7 +151,7 @@ class CompiledLayers:
 
         pools: the page pool of each layer that attends.
         states: of each recurrent layer its tensors. All run by treegen's own operators.
-        backend, options: of the compiler, as in `torch.compile`.
+        backend, options: of the compiler, as in `torch.compile`; options are Inductor's.
 
         Raises:
             ModelError: the layers cannot be told apart.
@@ -181,11 +182,11 @@ class CompiledLayers:
                 each.module.register_buffer(name, tensor, persistent=False)
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
+        known: dict[str, Any] | None = None
+        if backend == "inductor":
+            known = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
         for layer in self._layers:
-            layer.compile(
-                backend=backend, dynamic=True, fullgraph=True,
-                options=dict(options) if options is not None else None,
-            )  # fmt: skip
+            layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
 
     def serves(self, batch: Batch) -> bool:
         """Whether a batch is on the pools that the layers were compiled for."""

@@ -156,7 +156,7 @@ class Model:
         if self.spec.states and not self._by_operators:
             self.uncompiled_because = "its recurrent layers are transformers' own"
             return
-        options = compiler_options() if self._reproducible and backend == "inductor" else None
+        options = compiler_options() if self._reproducible else None
         try:
             self._compiled = CompiledLayers(
                 self.module, pools, states, backend=backend, options=options
