@@ -7,6 +7,7 @@ from treegen.cli.bench.cluster import cluster
 from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import CHECKPOINT, count
 from treegen.cli.bench.prefill import prefill
+from treegen.cli.bench.score import score
 from treegen.cli.typed.options import JSON
 from treegen.errors import InputError
 
@@ -16,7 +17,7 @@ def command() -> None:
     """Measure treegen on this machine."""
 
 
-for _part in (attention, decode, prefill, paper, monkeys, cluster):
+for _part in (attention, decode, prefill, score, paper, monkeys, cluster):
     command.add_command(_part)
 
 

@@ -12,6 +12,7 @@ from attention_cases import Case, Group, dense, make_case, oracle, paged, random
 from torch import Tensor
 
 from treegen.attention import attend, prepare
+from treegen.attention.cpu import attend as cpu_attend
 
 IMPLS = ["reference", "cpu"]
 DTYPES = [torch.float32, torch.float64]
@@ -207,6 +208,38 @@ def test_long_shared_keys(
     groups = [[Group(0, 3, 9000)], [Group(0, 2, 3000, 9000), Group(2, 3, 5000, 9000)]]
     case = make_case(groups, [14000] * 3, heads=(4, 4), dims=dims, round_to=dtype)
     check(case, impl, dtype, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "heads", "dims"),
+    [("consecutive", (8, 4), (128, 128)), ("consecutive", (12, 4), (160, 96)),
+     ("paged", (12, 4), (160, 96))],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_rows_read_keys_that_lie_far_apart_from_copies(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    dims: tuple[int, int],
+    heads: tuple[int, int],
+    layout: str,
+) -> None:
+    copied: list[int] = []
+    by_head = cpu_attend._by_head
+
+    def noted(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        copied.append(given[1].shape[1])
+        return by_head(*given, **options)
+
+    monkeypatch.setattr(cpu_attend, "_by_head", noted)
+    groups = [[Group(0, 132, 1100)], [Group(0, 130, 1024, 1100), Group(130, 132, 9, 1100)]]
+    case = make_case(groups, [3000] * 132, heads=heads, dims=dims)
+    if heads == (8, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        check(case, "cpu", dtype, layout=layout)
+        assert not copied  # two threads would wait for each other
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    check(case, "cpu", dtype, layout=layout)
+    assert copied == [heads[1]] * 2 or layout == "paged"  # those are gathered first, in pieces
 
 
 @pytest.mark.parametrize("impl", IMPLS)

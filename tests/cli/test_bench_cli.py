@@ -16,7 +16,7 @@ from treegen.report.tables import Listing
 
 QUICK = ("--ceiling-seconds", "0.003", "--device", "cpu")
 TINY = ("--shape", "tiny", "--repeats", "2", "--memory", "4MiB", *QUICK)
-COMMANDS = ("attention", "cluster", "decode", "paper", "prefill", "monkeys")
+COMMANDS = ("attention", "cluster", "decode", "paper", "prefill", "score", "monkeys")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -65,6 +65,10 @@ REFUSED = [
     (["prefill", "--passes", "0"], "--passes must be at least 1"),
     (["prefill", "--shape", "tiny", "--model", "x"], "not both"),
     (["prefill", "--memory", "much"], "memory must be"),
+    (["score", "--texts", "0"], "--texts must be at least 1"),
+    (["score", "--top", "-1"], "--top must be at least 0"),
+    (["score", "--shape", "tiny", "--layers", "0"], "--layers must be at least 1"),
+    (["score", "--model", "x", "--layers", "2"], "--layers is for a shape"),
     (["paper", "gsm9k"], "experiment must be one of"),
     (["paper", "--scale", "2"], "--scale"),
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),
@@ -221,6 +225,37 @@ def test_prefill(treegen: Command) -> None:
     assert [(r["tokens"], r["prefix"], r["passes"]) for r in results] == [(16, 40, 3), (5, 40, 3)]
     assert all(r["times_floor"] == r["milliseconds"]["median"] / r["floor_ms"] for r in results)
     assert "|Prefix|Tokens|ms a pass|" in done.out
+
+
+def test_scores(treegen: Command) -> None:
+    sizes = ("--texts", "3", "--tokens", "20", "--prefix", "100", "--top", "9")
+    done = treegen("bench", "score", "--shape", "tiny", "--layers", "1", *sizes)
+    assert done.code == 0, done.err
+    ours, text, everything = done.document["results"]
+    assert (ours["texts"], text["texts"], everything["texts"]) == (3, 1, 1)
+    assert 0 < text["off"] < 1e-5 and 0 < everything["off"] < 1e-5
+    # A layer has 64 numbers of width, 8 query heads and 2 key heads of 8, and 3 x 192 inside.
+    matrices = 64 * (2 * 64 + 2 * 16 + 3 * 192)
+    pairs, shared = 20 * 100 + 20 * 21 / 2, 100 * 101 / 2
+    counts = [
+        (ours, 20 + 100 / 3, pairs + shared / 3, 20),
+        (text, 120, pairs + shared, 20),
+        (everything, 120, pairs + shared, 120),
+    ]
+    for found, tokens, seen, logits in counts:
+        assert found["counted"] == pytest.approx({
+            "layers": 2e-9 * matrices * tokens, "attention": 2e-9 * 2 * 64 * seen,
+            "logits": 2e-9 * 64 * 512 * logits,
+        })  # fmt: skip
+    assert "1 layers, vocabulary 512" in done.out and "|times treegen's|by count|" in done.out
+
+
+def test_scores_of_a_model_that_is_not_counted(treegen: Command) -> None:
+    sizes = ("--texts", "2", "--tokens", "5", "--prefix", "40", "--top", "0")
+    done = treegen("bench", "score", "--shape", "tiny-delta", *sizes)
+    assert done.code == 0, done.err
+    assert [each["counted"] for each in done.document["results"]] == [None] * 3
+    assert done.document["layers"] == 4 and "processor s" in done.out
 
 
 def test_experiments(treegen: Command) -> None:

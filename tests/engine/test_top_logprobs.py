@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,12 +104,32 @@ def test_they_are_those_of_transformers(llm: LLM, stock: Any, top: int) -> None:
         check(stock, context + rest, len(context), score, top)
 
 
+@pytest.mark.parametrize("top", [1, 256, 1_024])
+def test_they_are_those_of_a_large_vocabulary(tmp_path: Path, top: int) -> None:
+    """Most of which is left out before the likeliest tokens are chosen."""
+    path = tiny_models.save_tiny_model(tmp_path, "llama", vocab_size=50_257)
+    stock, pairs = load_stock(path), random_pairs(top, 3)
+    for (context, rest), score in zip(pairs, load(path).score(pairs, top=top), strict=True):
+        check(stock, context + rest, len(context), score, top)
+
+
 def test_they_are_those_of_a_model_with_recurrent_layers(tmp_path: Path) -> None:
     path = save(tmp_path, "qwen3_next")
     stock, pairs = load_stock(path), random_pairs(2, 5)
     for (context, rest), score in zip(pairs, load(path).score(pairs, top=20), strict=True):
         # Its layers sum in other pieces than transformers' do.
         check(stock, context + rest, len(context), score, 20, atol=1e-3)
+
+
+def test_a_short_text_below_a_long_prompt_holds_its_own_numbers_alone(llm: LLM) -> None:
+    rng = np.random.default_rng(0)
+    pairs = [rng.integers(2, VOCABULARY, 403).tolist() for _ in range(20)]
+    tracemalloc.start()
+    scores = llm.score([(each[:400], each[400:]) for each in pairs], top=1_024)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    needed = sum(each.top.tokens.nbytes * 2 for each in scores if each.top is not None)
+    assert needed == 20 * 3 * 1_024 * 8 and held < 3 * needed
 
 
 def test_small_passes_and_a_small_cache_change_nothing(checkpoint: Path, stock: Any) -> None:

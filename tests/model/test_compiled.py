@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_models
@@ -155,6 +156,28 @@ def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) ->
         assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
     llm.model.reset()
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3", "qwen3_next", "bamba"])
+def test_another_amount_of_memory_is_not_compiled_anew(family: str, tmp_path: Path) -> None:
+    path = tiny_models.save_tiny_model(tmp_path, family)
+    params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
+    want: list[Any] = []
+    graphs = []
+    torch._dynamo.reset()
+    for memory, page_size in (("8MiB", 16), ("5MiB", 8)):
+        torch._dynamo.utils.counters.clear()
+        llm = LLM(str(path), device="cpu", check=False, memory=memory, page_size=page_size)
+        want = want or llm.generate(["Q: Bob has 14", "Is"], params)
+        states = llm.cache.states.layers if llm.cache.states is not None else ()
+        llm.model.compile_layers(llm.cache.layers, states, backend="eager")
+        got = llm.generate(["Q: Bob has 14", "Is"], params)
+        assert not llm.model.uncompiled_because
+        assert [[c.tokens for c in each] for each in got] == [
+            [c.tokens for c in each] for each in want
+        ]
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] and not graphs[1]
 
 
 def test_hybrids_that_share_a_module_run_uncompiled(tmp_path: Path) -> None:

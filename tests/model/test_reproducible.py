@@ -186,7 +186,7 @@ def test_samples_do_not_depend_on_where_parts_begin(sharing: str) -> None:
 def test_no_kernel_is_chosen_by_timing_whatever_was_compiled_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first layers, those traced anew, and those of a model that others are beside."""
+    """Layers that are traced twice, as the first are, beside others with kernels that are timed."""
     found: list[tuple[bool, bool]] = []
 
     def compiled(
@@ -200,11 +200,11 @@ def test_no_kernel_is_chosen_by_timing_whatever_was_compiled_before(
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compiled)
     usual = torch._inductor.config.deterministic, torch._inductor.config.triton.autotune_pointwise
     torch._dynamo.reset()
-    for options, memory in ((None, "2MiB"), (OPTIONS, "2MiB"), (OPTIONS, "3MiB")):
-        llm = LLM("demo", device="cpu", memory=memory)
+    for options in (None, OPTIONS):
+        llm = LLM("demo", device="cpu", memory="2MiB")
         layers = CompiledLayers(llm.engine.model.module, llm.cache.layers, options=options)
         with passing(first_batch(llm.cache.layers, CPU, "auto")):
             llm.engine.model.module(torch.zeros(1, 1024, dtype=torch.int64), use_cache=False)
         layers.undo()
     torch._dynamo.reset()
-    assert found == [usual, (True, False), (True, False)]
+    assert found == [usual, (True, False)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from treegen.sampling import reductions
-from treegen.sampling.reductions import likeliest, log_sum_exp
+from treegen.sampling.reductions import largest, likeliest, log_sum_exp
 
 SIZES = [1, 5, 127, 128, 255, 256, 257, 1000, 32_000, 70_001]
 
@@ -41,6 +41,29 @@ def test_the_likeliest_token_is_the_first_of_the_largest(size: int) -> None:
         assert likeliest(logits).tolist() == want
     wide = torch.randn(6, size + 7)[:, 3 : size + 3]  # rows that are not dense
     assert likeliest(wide).equal(wide.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("num", [1, 5, 256, 1024])
+@pytest.mark.parametrize("size", [1024, 1031, 2048, 8192, 32_000, 70_001])
+def test_the_largest_logits_are_those_of_a_sort(size: int, num: int) -> None:
+    torch.manual_seed(size + num)
+    few = torch.randint(0, 3, (20, size)).float()  # most tokens are as likely as others
+    few[0] = -torch.inf
+    few[1, torch.randint(0, size, (300,))] = torch.inf
+    few[2, num:] = -torch.inf
+    sorted_by_token = torch.linspace(-30, 30, size).expand(4, -1)
+    wide = torch.randn(6, size + 7)[:, 3 : size + 3]  # rows that are not dense
+    for logits in (few, torch.randn(20, size) * 4, sorted_by_token, wide, torch.empty(0, size)):
+        found, token = largest(logits, num)
+        assert found.shape == token.shape == (len(logits), num)
+        assert found.equal(logits.sort(dim=-1, descending=True).values[:, :num])
+        assert found.equal(logits.gather(1, token))
+        assert all(len(set(row)) == num for row in token.tolist())
+    broken = torch.randn(3, size)
+    broken[1, torch.randint(0, size, (size // 2,))] = torch.nan
+    found, token = largest(broken, num)  # what comes of such a row is of no use, but it ends
+    assert found[::2].equal(broken[::2].sort(dim=-1, descending=True).values[:, :num])
+    assert found[1].shape == (num,)
 
 
 def test_sums_on_a_cpu_are_made_in_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:

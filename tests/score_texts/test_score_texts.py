@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,11 +130,44 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     first, second, *_ = sorted(out.glob("*.parquet"))
     damaged = first.read_bytes()
     first.write_bytes(damaged[: len(damaged) // 2])
-    with pytest.raises(RunError, match=r"is damaged .* remove it to score it anew"):
+    told = r"is damaged .* remove it and those after it to score them anew"
+    with pytest.raises(RunError, match=told):
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(damaged)
     second.unlink()
     with pytest.raises(RunError, match="does not follow on the files before it"):
+        next(score_texts(llm, path, out, top=2))
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"rows": "1", "tokens": 0, "seen": ""}, {"rows": 1.0, "tokens": 0, "seen": ""},
+        {"rows": 9, "tokens": 0, "seen": ""}, {"rows": True, "tokens": 0, "seen": ""},
+        {"rows": 1, "tokens": None, "seen": ""}, {"rows": 1, "tokens": 0, "seen": 3},
+        {"rows": 1}, [1, 2, ""], 5,
+    ],
+)  # fmt: skip
+def test_a_file_that_says_something_else_of_itself_is_refused(
+    llm: LLM, tmp_path: Path, meta: Any
+) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    list(score_texts(llm, path, out, top=2, part=1))
+    first, _ = sorted(out.glob("*.parquet"))
+    table = pq.read_table(first).replace_schema_metadata({"treegen": json.dumps(meta)})
+    pq.write_table(table, first)
+    with pytest.raises(RunError, match=r"scores-000000000\.parquet is damaged"):
+        next(score_texts(llm, path, out, top=2))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    list(score_texts(llm, path, out, top=2))
+    (first,) = out.glob("*.parquet")
+    first.unlink()
+    os.mkfifo(first)
+    with pytest.raises(RunError, match=r"is damaged \(it is no regular file\)"):
         next(score_texts(llm, path, out, top=2))
 
 

@@ -78,6 +78,8 @@ SHAPES: Final = {
         Shape("llama3-8b", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256),
         Shape("llama3-70b", "llama", 8192, 28_672, 80, 64, 8, 128, 128_256),
         Shape("llama3.2-1b", "llama", 2048, 8192, 16, 32, 8, 64, 128_256, tied=True),
+        Shape("smollm2-360m", "llama", 960, 2560, 32, 15, 5, 64, 49_152, tied=True),
+        Shape("qwen3-0.6b", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True),
         Shape("qwen3-4b", "qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, tied=True),
         # Three of four layers are of the gated delta rule.
         Shape("tiny-delta", "qwen3_5_moe_text", 64, 64, 4, 4, 2, 16, 512, settings=(

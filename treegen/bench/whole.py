@@ -15,6 +15,8 @@ from treegen.bench.decoding.modes import STRUCTURED
 from treegen.bench.decoding.result import Settings, WorkloadResult
 from treegen.bench.decoding.runs import Bench
 from treegen.bench.prefill import measure, pass_table
+from treegen.bench.score import ScoreJob, score_table
+from treegen.bench.score import measure as measure_scores
 from treegen.bench.search_methods import compare_methods
 from treegen.bench.shapes import build_model, shape_of
 from treegen.bench.speculate import RECORDED, Load, Trace, gain_table
@@ -190,6 +192,34 @@ def time_prefill(
     }  # fmt: skip
 
 
+def time_score(
+    tell: Teller, shape: str | None, model: str | None, layers: int | None, **job: int
+) -> dict[str, Any]:
+    """Measure texts that are scored below one prompt, on a CPU in float32, beside transformers.
+
+    layers: of the shape; None for all. job: as for `ScoreJob`.
+    """
+    built, tokenizer = _built(shape, model, layers=layers, dtype="float32", device="cpu")
+    llm, wanted = LLM(built, tokenizer=tokenizer), ScoreJob(**job)
+    about = machine(built.device)
+    deep = built.module.config.get_text_config(decoder=True).num_hidden_layers
+    tell.echo(
+        f"{_headline(about)}, {built.spec.name}, {deep} layers, vocabulary "
+        f"{built.spec.vocab_size:,}\n{wanted.texts} texts of {wanted.tokens} tokens below "
+        f"{wanted.prefix:,}, {wanted.top} likeliest\n"
+    )
+    times = []
+    for each in measure_scores(llm, wanted):
+        tell.notice(f"{each.name}: {each.processor_seconds:,.2f} processor seconds for each text")
+        times.append(each)
+    built.close()
+    tell.show(score_table(times))
+    return {
+        "bench": "score", "machine": about, "model": built.spec.name, "layers": deep,
+        "job": asdict(wanted), "results": [asdict(each) for each in times],
+    }  # fmt: skip
+
+
 def time_guesses(
     tell: Teller, shape: str | None, model: str | None, trace: str | None, *,
     rows: Sequence[int], prefixes: Sequence[int], own_tokens: int, repeats: int,
@@ -327,11 +357,14 @@ def _headline(about: dict[str, Any]) -> str:
     return f"torch {about['torch']}, {about['threads']} threads, {about['device']}"
 
 
-def _built(shape: str | None, model: str | None, **kind: Any) -> tuple[Any, Any]:
-    """Return a model of a shape, or of a checkpoint, and its tokenizer."""
+def _built(
+    shape: str | None, model: str | None, layers: int | None = None, **kind: Any
+) -> tuple[Any, Any]:
+    """Return a model of a shape, or of a checkpoint, and its tokenizer. layers: of the shape."""
     if model is not None:
         return load_checkpoint(model, **kind)
-    return build_model(shape_of(shape or ""), **kind)
+    known = shape_of(shape or "")
+    return build_model(known if layers is None else replace(known, layers=layers), **kind)
 
 
 def _below(image: PlacedImage, case: Case) -> Case:

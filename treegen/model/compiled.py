@@ -5,8 +5,8 @@ quarter of a decode step's time where each operation is a kernel of its own; the
 
 To write keys and values and to attend is one custom operator, which the compiler does not look
 into. The batch reaches it around the traced code, so the compiled graph depends on nothing that
-changes from pass to pass. The page pools are buffers of the attention modules, so one graph serves
-all layers.
+changes from pass to pass. What stands for a page pool is a buffer of the attention module, so one
+graph serves all layers, and pools of any size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch._dynamo.exc
 from torch import Tensor, nn
 
 from treegen.cache.pool import LayerKV
+from treegen.cache.standins import stand_in, whole_of
 from treegen.common.closing import having
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
@@ -63,7 +64,10 @@ def passing(batch: Batch) -> AbstractContextManager[None]:
     return having(_current, batch)
 
 
-@torch.library.custom_op("treegen::write_and_attend", mutates_args=("keys", "values"))
+# The operators write into pools that the compiler does not see, so they change no argument.
+
+
+@torch.library.custom_op("treegen::write_and_attend", mutates_args=())
 def _write_and_attend(
     q_THK: Tensor,
     k_TGK: Tensor,
@@ -77,7 +81,7 @@ def _write_and_attend(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend` on the batch of this pass."""
     return write_and_attend(
-        q_THK, k_TGK, v_TGV, keys, values, _current.get(),
+        q_THK, k_TGK, v_TGV, whole_of(keys), whole_of(values), _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -89,7 +93,7 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], values.shape[-1])
 
 
-@torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=("keys",))
+@torch.library.custom_op("treegen::write_and_attend_latents", mutates_args=())
 def _write_and_attend_latents(
     q_THK: Tensor,
     latent_TGR: Tensor,
@@ -103,7 +107,7 @@ def _write_and_attend_latents(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
     return write_and_attend_latents(
-        q_THK, latent_TGR, rotated_TGP, keys, up_HXR, _current.get(),
+        q_THK, latent_TGR, rotated_TGP, whole_of(keys), up_HXR, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -122,7 +126,7 @@ def _(
 
 
 class _OnSlots(nn.Module):
-    """A recurrent layer whose states are its buffers. All layers of a class share this method."""
+    """A recurrent layer whose buffers stand for its states. Layers of a class share this method."""
 
     def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
         tensors = [getattr(self, name) for name in _TENSORS if name in self._buffers]
@@ -131,7 +135,7 @@ class _OnSlots(nn.Module):
 
 @cache
 def _on_slots(kind: type[nn.Module]) -> Any:
-    """The class of a layer, but on states that are its buffers; always the same one."""
+    """The class of a layer, but on states that its buffers stand for; always the same one."""
     return type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
 
 
@@ -171,15 +175,15 @@ class CompiledLayers:
             # too small for the next joined weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
-            attention.register_buffer(KEYS, pool.keys, persistent=False)
+            attention.register_buffer(KEYS, stand_in(pool.keys, 2), persistent=False)
             if not keeps_latents(attention):
-                attention.register_buffer(VALUES, pool.values, persistent=False)
+                attention.register_buffer(VALUES, stand_in(pool.values, 2), persistent=False)
         self._wrapped: list[tuple[RecurrentLayer, Any]] = [
             (each, type(each.module)) for each in recurrent
         ]
         for (each, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
-                each.module.register_buffer(name, tensor, persistent=False)
+                each.module.register_buffer(name, stand_in(tensor, 1), persistent=False)
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
         known: dict[str, Any] | None = None

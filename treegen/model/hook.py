@@ -30,7 +30,7 @@ NO_NUMBER: Final = -1
 """For the number of a layer whose module has none, as one that several layers share."""
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
-"""Names of the buffers by which a compiled attention module holds its page pool."""
+"""Names of the buffers that stand for the page pool of a compiled attention module."""
 
 _OTHER: Final = "its numbers would be wrong; use another model"
 

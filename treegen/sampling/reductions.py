@@ -6,13 +6,16 @@ cost more than the sums.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _IN_CACHE: Final = 2**16  # logits that are summed at once on a CPU
 _BLOCK: Final = 128  # tokens whose largest logit is found first
+_WIDE: Final = 8  # times as many logits as are asked for, from which on most are left out first
 
 
 def log_sum_exp(logits_PV: Tensor) -> Tensor:
@@ -50,3 +53,26 @@ def likeliest(logits_PV: Tensor) -> Tensor:
     token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
     likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
     return likeliest_P
+
+
+def largest(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The largest logits of each row and their tokens, the largest first, [P, num] each.
+
+    On a CPU most of a large vocabulary is left out first: tokens are dealt into blocks, and no
+    logit below the largest one of `num` blocks is wanted.
+    """
+    size = logits_PV.shape[1]
+    if logits_PV.device.type != "cpu" or size < _WIDE * num:
+        values, tokens = logits_PV.topk(num, dim=-1)
+        return values, tokens
+    depth = math.isqrt(size // num)
+    blocks = size // depth
+    most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
+    floor_P = np.partition(most_PB, blocks - num, axis=1)[:, blocks - num]
+    found = np.empty((len(logits_PV), num), dtype=np.float32)
+    token_PK = np.empty((len(logits_PV), num), dtype=np.int64)
+    for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), floor_P, strict=True)):
+        at = np.flatnonzero(~(logit_V < floor))  # what is no number is never left out
+        at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
+        found[row], token_PK[row] = logit_V[at], at
+    return torch.from_numpy(found), torch.from_numpy(token_PK)

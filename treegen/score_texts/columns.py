@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treegen.common.outputs import Score
+from treegen.common.regular import open_regular
 from treegen.errors import RunError
 from treegen.runs.files import reason, sync_directory
 from treegen.runs.leftovers import rewriting
@@ -75,11 +76,26 @@ def reached(folder: Path) -> Reached:
                 "restore those from a copy, or give another folder"
             )
         try:
-            metadata = pq.read_schema(path).metadata or {}
-            at = Reached(**json.loads(metadata[_META]))
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{path} is damaged ({error}); remove it to score it anew") from None
+            at = _reached_by(path, at)
+        except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
+            told = reason(error) if isinstance(error, OSError) else error
+            raise RunError(
+                f"{path} is damaged ({told}); remove it and those after it to score them anew"
+            ) from None
     return at
+
+
+def _reached_by(path: Path, start: Reached) -> Reached:
+    """Up to where a file goes that follows on others."""
+    with open(open_regular(path), "rb") as file:
+        found = pq.ParquetFile(file)
+        told = json.loads((found.schema_arrow.metadata or {})[_META])
+        kinds = {name: type(value) for name, value in told.items()}
+        if kinds != {"rows": int, "tokens": int, "seen": str}:
+            raise ValueError("it does not say what rows it has")
+        if told["rows"] != start.rows + found.metadata.num_rows:
+            raise ValueError("it has not the rows that it says")
+    return Reached(**told)
 
 
 def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:

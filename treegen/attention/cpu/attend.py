@@ -8,7 +8,7 @@ heads per key head, M rows of the kernel (N * R when heads of a key head are fol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -21,6 +21,13 @@ from treegen.attention.types import KVPair, Options, Prepared
 
 # Logits that the path of plain matrix products holds at once.
 MAX_LOGITS: Final = 1 << 20
+# Keys of a head that lie this far apart, or farther, crowd into few lines of a cache. Where so many
+# rows read so many of them, the heads are copied one at a time first. The kernel deals its threads
+# up to 256 rows of a head at a time, so several threads need that many more rows to be busy alike.
+FAR_BYTES: Final = 2 << 10
+FAR_ROWS: Final = 256
+FAR_KEYS: Final = 1024
+BUSY_ROWS: Final = 8 * 256
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -143,7 +150,8 @@ def _run(
         if plain:
             if v_BKLV.shape[3] < k_dim:  # the kernel takes one width; to be wider costs it little
                 v_BKLV = pad(v_BKLV, (0, k_dim - v_dim))
-            out, lse = _flash(
+            call = _by_head if folds and _lie_far(q_BKMD, k_BKLD) else _flash
+            out, lse = call(
                 q_BKMD, k_BKLD, v_BKLV, 0.0, job.causal, attn_mask=job.mask, scale=options.scale
             )
         else:
@@ -162,6 +170,23 @@ def _run(
         dead = job.dead_BN.view(num_units, n, *[1] * (lse.dim() - 2))
         out, lse = out.masked_fill(dead[..., None], 0), lse.masked_fill(dead, -torch.inf)
     return out, lse
+
+
+def _lie_far(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
+    """Whether a copy of each head's keys costs less than what it saves."""
+    apart, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
+    rows = FAR_ROWS if threads == 1 else BUSY_ROWS * threads
+    many = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
+    return many and apart >= FAR_BYTES and k_BKLD.shape[1] > 1
+
+
+def _by_head(
+    q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, *options: Any, **named: Any
+) -> tuple[Tensor, Tensor]:
+    """The flash kernel on one key head after another, whose keys and values are copied."""
+    heads = zip(*(each.split(1, dim=1) for each in (q_BKMD, k_BKLD, v_BKLV)), strict=True)
+    parts = [_flash(q, k.contiguous(), v.contiguous(), *options, **named) for q, k, v in heads]
+    return torch.cat([out for out, _ in parts], dim=1), torch.cat([lse for _, lse in parts], dim=1)
 
 
 def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.dtype) -> Tensor:

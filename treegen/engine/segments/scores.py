@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import Fetch, to_device
 from treegen.common.outputs import Score, TopLogprobs
 from treegen.engine.compute.layout import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.sampling.reductions import likeliest
+from treegen.sampling.reductions import largest, likeliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ def score_after(
         logits_NV, lse_N = logits_SV[rows], lse_S[rows]
         found = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
         if target.top:
-            top = logits_NV.topk(min(target.top, logits_SV.shape[1]), dim=-1)
-            found += [top.indices.int(), top.values - lse_N[:, None]]
+            logit_NK, token_NK = largest(logits_NV, min(target.top, logits_SV.shape[1]))
+            found += [token_NK.int(), logit_NK - lse_N[:, None]]
         scored.append(Scored(target, at, Fetch(found)))
     return scored
 
@@ -82,23 +84,17 @@ def score_of(request: LiveRequest) -> Score:
             break
     path.reverse()
     skip = request.spec.score_from - path[0].start
-    tokens = np.concatenate([segment.tokens for segment in path])[skip:]
-    logprobs = np.concatenate([s.logprobs for s in path if s.logprobs is not None])[skip:]
-    is_best = np.concatenate([s.is_best for s in path if s.is_best is not None])[skip:]
+
+    def joined(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
+        """One array of its own, so that no score holds on to numbers of a whole prompt."""
+        first, *rest = [each for each in arrays if each is not None]
+        return np.concatenate([first[skip:], *rest])
+
+    num, known = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
+    top = [joined(arrays[i][:, :num] for arrays in known) for i in range(2)] if num else None
     return Score(
-        tuple(tokens.tolist()),
-        tuple(logprobs.tolist()),
-        bool(is_best.all()),
-        _top_of(path, skip, request.spec.top),
+        tuple(joined(s.tokens for s in path).tolist()),
+        tuple(joined(s.logprobs for s in path).tolist()),
+        bool(joined(s.is_best for s in path).all()),
+        TopLogprobs(*top) if top else None,
     )
-
-
-def _top_of(path: Sequence[LiveSegment], skip: int, num: int) -> TopLogprobs | None:
-    """The likeliest tokens along a path without its first tokens; `num` in each place."""
-    if not num:
-        return None
-    known = [segment.likeliest for segment in path if segment.likeliest is not None]
-    tokens, logprobs = (
-        np.concatenate([arrays[i][:, :num] for arrays in known])[skip:] for i in range(2)
-    )
-    return TopLogprobs(tokens, logprobs)

@@ -5,12 +5,15 @@ The states of the pass reach them around the traced code.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from treegen.cache.standins import whole_of
 from treegen.model.recurrent.own_layers import PLAIN, Operators
 
 # T tokens, C channels
@@ -21,10 +24,21 @@ def _opaque(
 ) -> Callable[..., Tensor]:
     """An operator that the compiler takes as one piece.
 
-    changes: the arguments that it writes into. shape: an output without values.
+    changes: the arguments that it writes into, for which it is given stand-ins. shape: an output
+    without values.
     """
     name = plain.__name__
-    torch.library.custom_op(f"treegen::{name}", plain, mutates_args=changes).register_fake(shape)
+    places = [list(inspect.signature(plain).parameters).index(each) for each in changes]
+
+    @functools.wraps(plain)
+    def on_wholes(*given: Any) -> Tensor:
+        known = list(given)
+        for place in places:
+            known[place] = whole_of(known[place])
+        return plain(*known)
+
+    # What it writes into the compiler does not see.
+    torch.library.custom_op(f"treegen::{name}", on_wholes, mutates_args=()).register_fake(shape)
     operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
     return operator
 
@@ -33,14 +47,14 @@ def _gated_delta(
     mixed_TC: Tensor, b: Tensor, a: Tensor, conv: Tensor, a_log: Tensor, bias: Tensor,
     windows: Tensor, states: Tensor, *options: Any,
 ) -> Tensor:  # fmt: skip
-    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[3])
+    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[2])
 
 
 def _mamba2(
     mixed_TC: Tensor, dt: Tensor, conv: Tensor, conv_bias: Tensor | None, a_log: Tensor,
     bias: Tensor, skip: Tensor, windows: Tensor, states: Tensor, *options: Any,
 ) -> Tensor:  # fmt: skip
-    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[1], states.shape[2])
+    return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[1])
 
 
 def _short_conv(x_TC: Tensor, *options: Any) -> Tensor:
