@@ -4,17 +4,22 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from report_cases import make_run
 
 from treegen.errors import InputError
 from treegen.evals.asked.given import check_read
 from treegen.evals.asked.settings import EvalSettings, settle
+from treegen.evals.identity import run_settings
+from treegen.evals.job import load_job
 from treegen.evals.search.settings import SearchSettings, settle_search
 from treegen.evals.task import TaskOptions
 from treegen.model.options import EngineOptions
+from treegen.runs import RunDir
 from treegen.runs.fields import FREE
 
 
@@ -37,6 +42,24 @@ def test_what_a_task_does_to_its_draws_is_compared_and_comes_back() -> None:
     again = settle({}, {"fewshot_as_multiturn": False, **stored})
     assert again.sampling.min_tokens == 8 and dict(again.sampling.biases) == {5: 2.5, 3: -1.0}
     assert identity_of(again) == now
+
+
+def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
+    """They add up in another order, so that reproducible samples differ too."""
+    path = make_run(tmp_path / "run", num_problems=2, num_samples=3, done=[3, 1], device="cpu")
+    asked = {"task": "gsm8k", "model": "made-up", "data": str(tmp_path / "run-data.jsonl"),
+             "num_samples": 3, "device": "cpu", "reproducible": True}  # fmt: skip
+    told = []
+    for ranks in (1, 2, 2):
+        job = load_job(settle({**asked, "tensor_parallel_size": ranks}))
+        with RunDir.resume(path, run_settings(job, dtype="float32", fingerprint="0")) as run:
+            told.append(run.notices)
+    assert told == [
+        (),
+        ("resumed with tensor_parallel_size 2 instead of 1: samples may differ from those drawn "
+         "before",),
+        (),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ _ARGUMENTS: Final = {
     **{f"budget.{name}": f"budget={name}" for name in ("tokens", "calls", "seconds", "nodes")},
 }
 
-_COMPUTING: Final = ("device", "attention", "layers")
+_COMPUTING: Final = ("device", "attention", "layers", "tensor_parallel_size")
 
 
 def run_settings(
@@ -85,8 +85,9 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     from treegen.model.config import resolve_device
 
     device = torch.device(device_type) if device_type else resolve_device(engine.device)
+    ranks = {"tensor_parallel_size": str(engine.tensor_parallel_size)}
     if device.type == "cpu":
-        return {"device": "cpu"}
+        return {"device": "cpu", **ranks}
     # The machine of a cluster's coordinator may have no GPU.
     named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile
@@ -94,6 +95,7 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
         **({"device": torch.cuda.get_device_name(device)} if named else {}),
         "attention": "invariant" if engine.reproducible else engine.impl,
         "layers": "compiled" if compiled else "as they are",
+        **ranks,
     }
 
 

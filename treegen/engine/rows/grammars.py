@@ -183,7 +183,7 @@ class RowGrammars:
         return num_R
 
     def _lanes_of(self, grammar: Grammar, num: int) -> list[int]:
-        """The lanes of further rows. A grammar of few rows needs its first alone, so holds none up."""
+        """The lanes of further rows. A grammar of few needs the first alone, which is there."""
         begun = self._num_begun.get(grammar, 0)
         self._num_begun[grammar] = begun + num
         return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
