@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -337,6 +338,25 @@ def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
     patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
     with pytest.raises(InputError, match=r"json_schema takes more than 0.01 seconds"):
         llm.stopping_of(SamplingParams(json_schema={"allOf": patterns}))
+
+
+def test_the_time_to_compile_is_that_of_all_its_parts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(make: Any) -> Any:
+        def work(*given: Any) -> Any:
+            time.sleep(0.7)
+            return make(*given)
+
+        return work
+
+    llm = load(checkpoint)
+    llm.stopping_of(SamplingParams(choice=["a", "b"]))
+    monkeypatch.setattr(grammars, "_MOST_SECONDS", 1.2)
+    monkeypatch.setattr(grammars, "_compiled", late(grammars._compiled))
+    monkeypatch.setattr(grammars, "_warmed", late(grammars._warmed))
+    with pytest.raises(InputError, match=r"choice takes more than 1.2 seconds"):
+        llm.stopping_of(SamplingParams(choice=["a", "c"]))
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,7 @@ class Grammar:
         self._known = known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
         self.num_words = -(-known.vocab_size // 32)
         start = time.perf_counter()
-        self._compiled = _in_time(kind, lambda: _compiled(kind, text))
-        self._lanes = [_in_time(kind, self._new)]
+        self._lanes = [_in_time(kind, lambda: self._first(kind, text))]
         self.num_lanes = _num_lanes(time.perf_counter() - start)
         if self._lanes[0].is_error():
             raise _unusable(kind, self._lanes[0].get_error())
@@ -117,6 +116,10 @@ class Grammar:
                 made = [threads.submit(self._new) for _ in range(lack)]
             self._lanes += [each.result() for each in made]
         return self._lanes[lane].deep_copy()
+
+    def _first(self, kind: str, text: str) -> LLMatcher:
+        self._compiled = _compiled(kind, text)
+        return self._new()
 
     def _new(self) -> LLMatcher:
         from llguidance import LLMatcher
