@@ -42,11 +42,11 @@ def language(structure: tuple[str, str]) -> frozenset[str]:
 
 
 def allowed(structure: tuple[str, str], text: str) -> set[int]:
-    """The tokens that may come after a text; none if it begins no text of the language."""
+    """The tokens that may come after a text. One that begins no text of the language ends."""
     known = language(structure)
     found = {at for at, letter in enumerate(_LETTERS) if at != _END and any(
         each.startswith(text + letter) for each in known)}  # fmt: skip
-    return found | ({_END} if text in known else set())
+    return found or {_END} if text not in known else found | {_END}
 
 
 def bound_text(
