@@ -23,7 +23,8 @@ from treegen.evals.judged import kept, scoring
 from treegen.evals.verdict import Measured, Verdict
 from treegen.report.load import load_run
 from treegen.runs import RunDir
-from treegen.runs.records import RecordFile, decode_record, encode_record
+from treegen.runs.lines import decode_record, encode_record
+from treegen.runs.records import RecordFile
 
 
 @pytest.fixture
