@@ -57,7 +57,7 @@ def judged(
     once = _Once()
     # Rounds are told what a task reads, before equal answers are equal strings.
     kept = None if judging or rounds else KeptVerdicts.of(job, run)
-    digest = run.digest() if kept and not anew else ""
+    digest = run.digest() if kept and not anew and not kept.are_none else ""
     known = kept.read(digest) if kept and digest else None
     read = hashlib.sha256()
     found: list[Mapping[str, Verdict]] = []
