@@ -19,6 +19,7 @@ from treegen.report.load import load_run
 from treegen.report.run import open_run
 from treegen.report.watching import Watched
 from treegen.runs import lines
+from treegen.runs.fields import check_record
 
 SMALL, LARGE = 30, 240
 SAMPLES = 5
@@ -49,11 +50,10 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list
 def work_at_both_sizes(run: Callable[[int], object], decoded: int, monkeypatch: Any) -> None:
     """Check that work grows as the runs do. decoded: how often each record is."""
     found: list[Mapping[str, Any]] = []
-    check = lines.check_record
 
     def checking(record: Mapping[str, Any]) -> None:  # of each record as it is decoded
         found.append(record)
-        check(record)
+        check_record(record)
 
     monkeypatch.setattr(lines, "check_record", checking)
     run(SMALL)  # imports, and fills what is kept of votes
