@@ -308,21 +308,24 @@ class MixedRun:
         self.nodes += [child for child in node.children if child not in self.nodes]
 
     def _bound(self, node: SearchNode, params: SamplingParams) -> int | None:
-        """How many letters before a node's samples are of their text; None if it cannot be one."""
+        """How many letters before a node's samples are of their text; None if it cannot be one.
+
+        A sample without any letter begins no text.
+        """
         letters: list[str] = []
         first = 0
         for above in reversed(node.path):
-            structure = self.structures.get(above.key) if above.tokens else None
-            if above.tokens and structure != params.structure:
+            is_drawn = bool(above.tokens and above.text)
+            if is_drawn and self.structures.get(above.key) != params.structure:
                 break
             letters.append(above.text)
-            first = len(letters) if above.tokens else first
+            first = len(letters) if is_drawn else first
         text = "".join(letters[:first][::-1])
         if params.structure is None or not text:
             return len(text)
         prompt = [ord(letter) - 97 for letter in (node.path[0].text + node.path_text)]
         cut = len(prompt) - len(text)
-        bound = bound_text(prompt[:cut], prompt[cut:], params)
+        bound = bound_text(prompt[:cut], prompt[cut:], params, len(text))
         known = language(params.structure)
         return len(text) if bound is None or any(t.startswith(bound) for t in known) else None
 

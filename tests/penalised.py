@@ -49,8 +49,14 @@ def allowed(structure: tuple[str, str], text: str) -> set[int]:
     return found | ({_END} if text in known else set())
 
 
-def bound_text(prompt: Sequence[int], text: Sequence[int], params: SamplingParams) -> str | None:
-    """What of a text its grammar is about; None as long as it thinks."""
+def bound_text(
+    prompt: Sequence[int], text: Sequence[int], params: SamplingParams, num_before: int = 0
+) -> str | None:
+    """What of a text its grammar is about; None as long as it thinks.
+
+    num_before: how many tokens of it are of the samples before. What was to close a thinking in
+    these, and was cut, is not gone on with.
+    """
     shown = "".join(_LETTERS[token] for token in text if token != _END)
     if not params.reasoning_tags:
         return shown
@@ -67,7 +73,9 @@ def bound_text(prompt: Sequence[int], text: Sequence[int], params: SamplingParam
         due = budget + (not opened)
         closing = (params.thinking_end or "")[: len(shown) - due]
         if due < start and shown[due : due + len(closing)] == closing:
-            start = due + len(params.thinking_end or "")
+            closed, start = start, due + len(params.thinking_end or "")
+            if closed <= num_before:
+                start = min(start, num_before)
     return None if start > len(shown) else shown[start:]
 
 
@@ -90,7 +98,7 @@ def slow_logits(
     params, bias, logits = each.params, each.bias, logits.float().clone()
     if params.structure is not None:
         cut = len(text) - (step if num_bound is None else num_bound)
-        bound = bound_text(text[:cut], text[cut:], params)
+        bound = bound_text(text[:cut], text[cut:], params, len(text) - cut - step)
         if bound is not None:
             may = allowed(params.structure, bound)
             tags = params.reasoning_tags

@@ -176,11 +176,8 @@ def _run(
 
     given = dict(options)
     model, ranks, quantization = given.pop("model"), given["ranks"], given["quantization"]
-    if ranks > 1 and (given["reproducible"] or any(set(case.modes) & ALONE for case in cases)):
-        raise InputError(
-            "--tp goes with the modes all, one and off, and not with --reproducible; "
-            "leave the others out"
-        )
+    if ranks > 1 and any(set(case.modes) & ALONE for case in cases):
+        raise InputError("--tp goes with the modes all, one and off; leave the others out")
     known = shape_or_model(shape, model, default, images=bool(given.get("image_tokens")))
     in_4_bits = known is not None and quantization == "mxfp4"
     EngineOptions(model="", quantization=None if in_4_bits else quantization,

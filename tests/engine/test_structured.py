@@ -15,6 +15,7 @@ import torch
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, InputError, Node, SamplingParams
+from treegen.engine.rows import grammars as row_grammars
 from treegen.prompts import grammars
 from treegen.prompts.endless import lark_ends, schema_ends
 
@@ -122,6 +123,42 @@ def test_all_kinds_end_as_they_should(checkpoint: Path) -> None:
         done = llm.generate(PROMPTS, SamplingParams(max_tokens=60, seed=1, n=3, **how))
         texts = [c.text for each in done for c in each if c.finish_reason == "stop"]
         assert texts and all(map(right, texts)), texts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_rows": 7, "run_ahead": True}, {"speculate": "ngram"},
+     {"page_size": 4, "memory": 100_000, "prefill_chunk": 5}],
+)  # fmt: skip
+def test_lanes_change_no_sample(
+    checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows dealt among many lanes one by one, with two grammars at once and preemption."""
+    asked = [
+        SamplingParams(n=7, json_schema=SCHEMA, max_tokens=25, seed=1),
+        SamplingParams(n=7, regex="[a-f]{2,9}( [0-9]+)*", max_tokens=11, seed=2),
+        SamplingParams(n=7, max_tokens=5, seed=3),
+    ]
+
+    def run() -> list[list[tuple[int, ...]]]:
+        calls = load(checkpoint, **options).generate(PROMPTS, asked)
+        return [[each.tokens for each in call] for call in calls]
+
+    monkeypatch.setattr(grammars, "_MOST_LANES", 1)
+    whole = run()
+    monkeypatch.setattr(row_grammars, "_ROWS_OF_LANE", 1)
+    monkeypatch.setattr(grammars, "_num_lanes", lambda _seconds: 5)
+    assert run() == whole
+
+
+def test_a_slow_grammar_has_few_lanes() -> None:
+    assert [grammars._num_lanes(seconds) for seconds in (0, 0.001, 0.1, 0.4, 9)] == [
+        16,
+        16,
+        5,
+        1,
+        1,
+    ]
 
 
 def test_a_search_goes_on_in_the_state_of_the_node(checkpoint: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import CUDA, DEVICES, choose
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -19,12 +20,7 @@ from treegen.model.linear import blocks, experts
 from treegen.model.linear.experts import GroupedExperts, GroupedLayers, fused_experts
 from treegen.model.linear.fp8 import quantized
 
-CUDA = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-]
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 16)),
@@ -33,12 +29,6 @@ SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (300, 1, 2, (32, 16)),
     (33, 4, 40, (80, 96)),
 ]
-
-
-def choose(tokens: int, each: int, num: int) -> Tensor:
-    """Experts of each token. The last but one has nothing to do, and some choose none."""
-    chosen_TX = torch.rand(tokens, num + 1).argsort(1)[:, :each]
-    return torch.where(chosen_TX == num - 2, num - 1, chosen_TX)
 
 
 def route(chosen_TX: Tensor, num: int) -> tuple[Tensor, Tensor]:
@@ -77,7 +67,7 @@ def test_pairs_are_sorted_into_blocks(tokens: int, each: int, num: int, device: 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["float32", "half", "transposed", "bias", "fp8", "mxfp4"])
+@pytest.mark.parametrize("kind", ["float32", "half", "transposed", "bias", "fp8"])
 @pytest.mark.parametrize(("tokens", "each", "num", "sizes"), SIZES)
 def test_products_are_those_of_float64(
     tokens: int, each: int, num: int, sizes: tuple[int, int], kind: str, device: str
@@ -89,16 +79,7 @@ def test_products_are_those_of_float64(
     rows = (torch.randn(tokens, sizes[1]) * torch.rand(tokens, 1) * 50).to(device)
     weight = torch.randn(num, *sizes, device=device)
     scale_M = scale_EN = bias = None
-    if kind == "mxfp4":
-        if sizes[1] % 32 or INTERPRETED:
-            pytest.skip("scales are for 32 inputs, and the interpreter has no products of them")
-        scale_EN = torch.randint(120, 130, (num, sizes[0], sizes[1] // 32), dtype=torch.uint8)
-        scale_EN, rows = scale_EN.to(device), rows.to(dtype)
-        stored = torch.randint(0, 256, (num, sizes[0], sizes[1] // 2), dtype=torch.uint8)
-        stored = stored.to(device)
-        pairs = zip(stored, scale_EN, strict=True)
-        weight = torch.stack([experts.expanded(*pair) for pair in pairs])
-    elif kind == "fp8":
+    if kind == "fp8":
         rows, scale_M = quantized(rows)
         weight, scale_R = quantized(weight.flatten(0, 1))
         weight, scale_EN = weight.view(num, *sizes), scale_R.view(num, -1)
@@ -107,8 +88,7 @@ def test_products_are_those_of_float64(
     if kind == "bias":
         bias = torch.randn(num, sizes[0], device=device).to(dtype)
     chosen_TX = choose(tokens, each, num)
-    if kind != "mxfp4":
-        stored = weight.transpose(1, 2).contiguous() if kind == "transposed" else weight
+    stored = weight.transpose(1, 2).contiguous() if kind == "transposed" else weight
     routes = route(chosen_TX.to(device), num)
     given = (rows, scale_M, stored, scale_EN, bias, *routes, each, kind == "transposed")
     if INTERPRETED:
@@ -208,18 +188,14 @@ def test_the_compiler_takes_them_whole() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not CUDA, reason="no GPU")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
 def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
-    """Of numbers, and of those in 8 bits and in 4."""
     torch.manual_seed(0)
     weight = torch.randn(8, 192, 320, device="cuda").to(dtype)
     rows = torch.randn(2048, 320, device="cuda")
     scale_M = torch.rand(2048, device="cuda") if dtype == FP8 else None
     scale_EN = torch.rand(8, 192, device="cuda") if dtype == FP8 else None
-    if dtype == torch.uint8:
-        weight = torch.randint(0, 256, (8, 192, 160), dtype=dtype, device="cuda")
-        scale_EN = torch.randint(120, 130, (8, 192, 10), dtype=dtype, device="cuda")
-    rows = rows.to(torch.bfloat16 if dtype == torch.uint8 else dtype)
+    rows = rows.to(dtype)
     chosen_TX = torch.rand(2048, 8, device="cuda").argsort(1)[:, :2]
 
     def product(some: slice) -> Tensor:
@@ -244,7 +220,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize(
     ("capability", "kind", "rows", "warps"),
-    [(89, "scaled", 128, 8), (90, "scaled", 64, 4), (90, "plain", 64, 4), (90, "mxfp4", 64, 4)],
+    [(89, "fp8e4nv", 128, 8), (90, "fp8e4nv", 64, 4), (90, "bf16", 64, 4)],
 )
 def test_the_kernel_compiles(capability: int, kind: str, rows: int, warps: int) -> None:
     from triton.backends.compiler import GPUTarget
@@ -252,17 +228,14 @@ def test_the_kernel_compiles(capability: int, kind: str, rows: int, warps: int) 
 
     from treegen.model.linear.expert_kernels import _grouped_product
 
-    number = {"scaled": "fp8e4nv", "plain": "bf16", "mxfp4": "bf16"}[kind]
     constants = {
-        "N": 1024, "K": 2048, "EACH": 8, "STRIDE_N": 2048, "STRIDE_K": 1, "KIND": kind,
-        "HAS_BIAS": False, "PRECISION": "tf32", "ROWS": rows, "BLOCK_N": 128,
-        "BLOCK_K": 64 if kind == "plain" else 128,
+        "N": 1024, "K": 2048, "EACH": 8, "STRIDE_N": 2048, "STRIDE_K": 1,
+        "HAS_SCALES": kind != "bf16", "HAS_BIAS": False, "PRECISION": "tf32", "ROWS": rows,
+        "BLOCK_N": 128, "BLOCK_K": 64 if kind == "bf16" else 128,
     }  # fmt: skip
     types = {
-        "rows": f"*{number}", "row_scales": "*fp32",
-        "weights": "*u8" if kind == "mxfp4" else f"*{number}",
-        "weight_scales": "*u8" if kind == "mxfp4" else "*fp32", "bias": "*bf16", "order": "*i32",
-        "blocks": "*i32", "out": "*bf16", "room": "i32",
+        "rows": f"*{kind}", "row_scales": "*fp32", "weights": f"*{kind}", "weight_scales": "*fp32",
+        "bias": "*bf16", "order": "*i32", "blocks": "*i32", "out": "*bf16", "room": "i32",
     }  # fmt: skip
     source = ASTSource(_grouped_product, types | dict.fromkeys(constants, "constexpr"), constants)
     target = GPUTarget("cuda", capability, 32)

@@ -22,8 +22,8 @@ from treegen.model.batch import Batch
 from treegen.model.check import check_model
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
-from treegen.model.linear.experts import expanded, fused_experts
-from treegen.model.linear.mxfp4 import Mxfp4Experts
+from treegen.model.linear.experts import fused_experts
+from treegen.model.linear.mxfp4 import Mxfp4Experts, expanded
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions

@@ -10,18 +10,24 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import torch._dynamo
+import torch._inductor.compile_fx
+import torch._inductor.config
 
 from treegen import LLM, Node, SamplingParams
 from treegen.attention import HostLevel, prepare_host
 from treegen.cache.pool import LayerKV
 from treegen.errors import InputError
 from treegen.model.batch import Batch
+from treegen.model.compiled import CompiledLayers, passing
 from treegen.model.config import load_spec
 from treegen.model.recurrent.states import StateBatch
 from treegen.model.reproducible import (
     ALIGN,
     check_dtype,
     check_reproducible,
+    compiler_options,
+    first_batch,
     reproducible_spec,
     with_rows,
 )
@@ -74,6 +80,7 @@ def test_recurrent_layers_that_are_refused(tmp_path: Path) -> None:
         llm.engine.model.make_reproducible()
 
 
+OPTIONS = compiler_options()
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n" * 2
 
 
@@ -174,3 +181,30 @@ def test_samples_do_not_depend_on_where_parts_begin(sharing: str) -> None:
         result = llm.run(tree, SamplingParams(max_tokens=12, seed=3))
         found.append([completion.tokens for completion in result.completions])
     assert found[0] == found[1]
+
+
+def test_no_kernel_is_chosen_by_timing_whatever_was_compiled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first layers, those traced anew, and those of a model that others are beside."""
+    found: list[tuple[bool, bool]] = []
+
+    def compiled(
+        module: torch.fx.GraphModule, _inputs: object, *, config_patches: Any, **_others: Any
+    ) -> Any:
+        with torch._inductor.config.patch(config_patches):
+            config = torch._inductor.config
+            found.append((config.deterministic, config.triton.autotune_pointwise))
+        return module.forward
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compiled)
+    usual = torch._inductor.config.deterministic, torch._inductor.config.triton.autotune_pointwise
+    torch._dynamo.reset()
+    for options, memory in ((None, "2MiB"), (OPTIONS, "2MiB"), (OPTIONS, "3MiB")):
+        llm = LLM("demo", device="cpu", memory=memory)
+        layers = CompiledLayers(llm.engine.model.module, llm.cache.layers, options=options)
+        with passing(first_batch(llm.cache.layers, CPU, "auto")):
+            llm.engine.model.module(torch.zeros(1, 1024, dtype=torch.int64), use_cache=False)
+        layers.undo()
+    torch._dynamo.reset()
+    assert found == [usual, (True, False), (True, False)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from gathering_ranks import gather_one_column
+from gathering_ranks import gather_one_column, load_in_order
 from guessing import Always, Knowing, guessed
 
 from treegen import LLM, Node, SamplingParams
@@ -91,6 +91,19 @@ def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_
     for score, wanted in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
         assert score.tokens == wanted.tokens
         assert score.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
+def test_products_in_one_order_are_added_up_too(family: str, group: Group, tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path, family)
+    want = alone(tmp_path).run(tree_of(3), SamplingParams(max_tokens=12, seed=3))
+    model = group.load(partial(load_in_order, str(tmp_path)))
+    assert any(getattr(part, "product", None) is not None for part in model.module.modules())
+    two = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16)
+    got = two.run(tree_of(3), SamplingParams(max_tokens=12, seed=3))
+    for mine, its in zip(got.completions, want.completions, strict=True):
+        assert mine.tokens == its.tokens
+        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
 
 
 _TOGETHER: list[dict[str, Any]] = [
@@ -231,8 +244,8 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     with pytest.raises(InputError, match="tensor_parallel_size must be"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
-    with pytest.raises(InputError, match="reproducible is for one GPU"):
-        LLM(str(tmp_path), device="cpu", tensor_parallel_size=2, reproducible=True)
+    with pytest.raises(InputError, match="reproducible is for one GPU or two"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=3, reproducible=True)
 
 
 def test_columns_that_ranks_gather_are_dense(group: Group) -> None:

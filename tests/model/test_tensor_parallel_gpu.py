@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=16, seed=3)
 TOP_P = SamplingParams(max_tokens=16, seed=3, top_p=0.9, top_k=50, logprobs=2)
 LONGEST = 75.0  # seconds in which a test is done with its two GPUs
+LONGEST_OF_SEVERAL = 220.0  # which compiles the layers for each arrangement
 
 
 def tree_of(samples: int) -> Node:
@@ -111,11 +113,11 @@ class Pairs:
         return self._ones[family]
 
     @contextmanager
-    def group(self) -> Iterator[Group]:
-        """Two GPUs. An error ends them."""
+    def group(self, longest: float = LONGEST) -> Iterator[Group]:
+        """Two GPUs. An error ends them, and so does the time, in seconds."""
         if self._group is None:
             self._group = Group(2)
-        watch = threading.Timer(LONGEST, self._kill, [self._group.pids])
+        watch = threading.Timer(longest, self._kill, [longest, self._group.pids])
         watch.start()
         try:
             yield self._group
@@ -138,6 +140,13 @@ class Pairs:
                 self._two = family, eager, llm_of(model, eager=eager)
             yield self._two[2]
 
+    @contextmanager
+    def other(self, path: Path, dtype: str) -> Iterator[Model]:
+        """Another model on two GPUs, for several LLMs, in place of the one that is kept."""
+        self._two = None
+        with self.group(LONGEST_OF_SEVERAL) as group:
+            yield group.load(partial(load_model, str(path), dtype=dtype))
+
     def close(self) -> None:
         """End the two GPUs' processes."""
         group, self._group, self._two = self._group, None, None
@@ -145,8 +154,8 @@ class Pairs:
             group.close()
 
     @staticmethod
-    def _kill(pids: list[int]) -> None:
-        show(f"ended after {LONGEST:g} s, for the test still waits for them: processes {pids}")
+    def _kill(seconds: float, pids: list[int]) -> None:
+        show(f"ended after {seconds:g} s, for the test still waits for them: processes {pids}")
         for number in (signal.SIGUSR1, signal.SIGKILL):  # the first shows where they are
             for pid in pids:
                 with suppress(OSError):
@@ -233,6 +242,53 @@ def test_families(family: str, pairs: Pairs) -> None:
     greedy, sampled = (different(mine, its) for mine, its in zip(got, want, strict=True))
     assert greedy == 0
     assert sampled <= 1
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama", "bfloat16"),
+        ("llama", "float32"),
+        ("qwen3_moe", "bfloat16"),
+        ("mixtral", "float32"),
+    ],
+)
+def test_reproducible_samples_depend_on_nothing_else(
+    family: str, dtype: str, eager: bool, pairs: Pairs, tmp_path: Path
+) -> None:
+    """Two ranks add up the same in either order."""
+    tiny_models.save_tiny_model(tmp_path, family, head_dim=16)
+    leaves = [
+        Node(f"Q: Ann has {7 * i % 31} apples{' or so' * (i % 3)}.\nA:", samples=8, id=str(i))
+        for i in range(9)
+    ]
+
+    def run(model: Model, leaves: list[Node], **options: Any) -> dict[Any, Any]:
+        llm = LLM(
+            model, tokenizer=tiny_models.tiny_tokenizer(), reproducible=True, eager=eager,
+            **{"memory": "64MiB", **options},
+        )  # fmt: skip
+        result = llm.run(Node(FEW_SHOT, children=leaves), SamplingParams(max_tokens=40, seed=5))
+        assert result.usage.impl == "invariant"
+        return {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in result.completions}
+
+    with pairs.other(tmp_path, dtype) as model:
+        whole = run(model, leaves)
+        parts = {
+            "reversed": run(model, leaves[::-1]),
+            "two": run(model, leaves[2:4]),
+            "few rows": run(model, leaves, max_rows=5),
+            "few pages": run(model, leaves, memory="3MiB", page_size=16),
+            "nothing shared": run(model, leaves, sharing="off"),
+            "all shared": run(model, leaves, sharing="all", prefill_chunk=40),
+        }
+    different = {
+        name: [(key, part[key], whole[key]) for key in part if part[key] != whole[key]]
+        for name, part in parts.items()
+    }
+    assert not any(different.values()), different
 
 
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:

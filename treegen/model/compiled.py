@@ -11,7 +11,7 @@ all layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
@@ -37,6 +37,7 @@ from treegen.model.hook import (
     write_and_attend_latents,
 )
 from treegen.model.latent import keeps_latents
+from treegen.model.linear.choice import LARGEST
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
 from treegen.model.linear.joined import JoinedLinears
@@ -144,12 +145,13 @@ class CompiledLayers:
         states: Sequence[Sequence[Tensor]] = (),
         *,
         backend: str = "inductor",
+        options: Mapping[str, bool] | None = None,
     ) -> None:
         """Prepare the layers; the first pass compiles them.
 
         pools: the page pool of each layer that attends.
         states: of each recurrent layer its tensors. All run by treegen's own operators.
-        backend: the compiler's backend, as in `torch.compile`.
+        backend, options: of the compiler, as in `torch.compile`; options are Inductor's.
 
         Raises:
             ModelError: the layers cannot be told apart.
@@ -180,8 +182,11 @@ class CompiledLayers:
                 each.module.register_buffer(name, tensor, persistent=False)
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
+        known: dict[str, Any] | None = None
+        if backend == "inductor":
+            known = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
         for layer in self._layers:
-            layer.compile(backend=backend, dynamic=True, fullgraph=True)
+            layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
 
     def serves(self, batch: Batch) -> bool:
         """Whether a batch is on the pools that the layers were compiled for."""

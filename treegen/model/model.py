@@ -32,6 +32,7 @@ from treegen.model.reproducible import (
     IMPL,
     check_experts,
     check_recurrence,
+    compiler_options,
     first_batch,
     fix_sums,
     reproducible_spec,
@@ -155,8 +156,11 @@ class Model:
         if self.spec.states and not self._by_operators:
             self.uncompiled_because = "its recurrent layers are transformers' own"
             return
+        options = compiler_options() if self._reproducible else None
         try:
-            self._compiled = CompiledLayers(self.module, pools, states, backend=backend)
+            self._compiled = CompiledLayers(
+                self.module, pools, states, backend=backend, options=options
+            )
         except ModelError as error:
             self.uncompiled_because = str(error)
         self.watch_weights()

@@ -87,10 +87,11 @@ class EngineOptions:
                 f"{self.speculate!r}"
             )
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
-        if self.tensor_parallel_size > 1 and self.reproducible:
+        if self.tensor_parallel_size > 2 and self.reproducible:
+            # What two add up is the same in either order.
             raise InputError(
-                "reproducible is for one GPU: ranks of a tensor-parallel model add up in another "
-                "order where rows are few; leave out one of the two"
+                "reproducible is for one GPU or two: in which order more ranks add up depends on "
+                "the rows; set tensor_parallel_size (--tp) to 2, or leave reproducible out"
             )
         if self.draft_model is not None and self.speculate is not None:
             raise InputError(

@@ -116,11 +116,9 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
 
 
 def fix_sums() -> None:
-    """Let the sums of a row have one order in this process, whatever the number of rows.
+    """Let matrix products of this process not split the sums of a row, whatever the rows.
 
-    Matrix products do not split them, which cuBLASLt can be told. The compiler does not choose
-    among kernels by timing them: even two that sum nothing up may round a product and a sum once
-    or twice.
+    cuBLASLt can be told so.
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
     # Of each pair, the second is whether sums may be split.
@@ -129,9 +127,20 @@ def fix_sums() -> None:
         "allow_fp16_reduced_precision_reduction",
     ):
         setattr(torch.backends.cuda.matmul, name, (False, False))
-    if hasattr(torch._inductor.config, "deterministic"):
-        torch._inductor.config.deterministic = True
-    torch._inductor.config.triton.autotune_pointwise = False
+
+
+def compiler_options() -> dict[str, bool]:
+    """Options of `torch.compile` with which kernels are not chosen by timing them.
+
+    Kernels that sum may do so in other orders, and even of those that do not, one may round a
+    product and a sum once and another twice. The options go with each compiled layer, as what is
+    set for the process does not last: whenever dynamo traces a frame, it restores
+    `torch.use_deterministic_algorithms`, which sets Inductor's `deterministic` too. Layers compiled
+    without the options are not taken for these either.
+    """
+    known = torch._inductor.config.get_config_copy()
+    wanted = {"deterministic": True, "triton.autotune_pointwise": False}
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def with_rows(batch: Batch) -> Batch:

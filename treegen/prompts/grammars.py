@@ -9,7 +9,9 @@ import functools
 import json
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -34,6 +36,8 @@ _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar",
 # and less. What masks allow is the same.
 _WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
 _MOST_SECONDS: Final = 30
+_MOST_LANES: Final = 16
+_SECONDS_OF_LANES: Final = 0.5  # the time that all lanes of a grammar may take to compile
 _MOST_TOLD: Final = 200  # characters of what llguidance says
 _Made = TypeVar("_Made")
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
@@ -77,6 +81,7 @@ class Grammar:
     """What a sample has to be, compiled for one tokenizer.
 
     num_words: words of 32 bits in a mask, which has a bit for each token.
+    num_lanes: how many lanes `start` knows.
     """
 
     def __init__(
@@ -91,20 +96,32 @@ class Grammar:
             raise InputError(
                 f"{structure[0]} needs llguidance; install it with: {install('structured')}"
             )
+        kind, text = structure
+        self._known = known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
+        self.num_words = -(-known.vocab_size // 32)
+        start = time.perf_counter()
+        self._compiled = _in_time(kind, lambda: _compiled(kind, text))
+        self._lanes = [_in_time(kind, self._new)]
+        self.num_lanes = _num_lanes(time.perf_counter() - start)
+        if self._lanes[0].is_error():
+            raise _unusable(kind, self._lanes[0].get_error())
+
+    def start(self, lane: int = 0) -> LLMatcher:
+        """A matcher of a text that begins.
+
+        lane: matchers of one lane share what they learn about tokens, behind one lock. So those of
+        one lane are asked one after another, and those of several lanes at once.
+        """
+        if (lack := lane + 1 - len(self._lanes)) > 0:
+            with ThreadPoolExecutor() as threads:
+                made = [threads.submit(self._new) for _ in range(lack)]
+            self._lanes += [each.result() for each in made]
+        return self._lanes[lane].deep_copy()
+
+    def _new(self) -> LLMatcher:
         from llguidance import LLMatcher
 
-        kind, text = structure
-        known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
-        self.num_words = -(-known.vocab_size // 32)
-        self._first = _in_time(
-            kind, lambda: _warmed(LLMatcher(known, _compiled(kind, text), log_level=0))
-        )
-        if self._first.is_error():
-            raise _unusable(kind, self._first.get_error())
-
-    def start(self) -> LLMatcher:
-        """A matcher of a text that begins."""
-        return self._first.deep_copy()
+        return _warmed(LLMatcher(self._known, self._compiled, log_level=0))
 
 
 def grammar_of(
@@ -112,6 +129,11 @@ def grammar_of(
 ) -> Grammar | None:
     """The compiled grammar of a structure, if there is one; raises as `Grammar` does."""
     return None if structure is None else Grammar(structure, tokenizer, eos_ids, vocab_size)
+
+
+def _num_lanes(seconds: float) -> int:
+    """How many lanes a grammar has that took so long to compile."""
+    return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MOST_LANES)
 
 
 def _warmed(matcher: LLMatcher) -> LLMatcher:

@@ -32,8 +32,11 @@ from treegen.sampling.param_set import ParamSet
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
+    from treegen.prompts.grammars import Grammar
+
 _NO_MASK: Final = -1
 _NO_ROW: Final = -2  # a serial number that no slot has
+_ROWS_OF_LANE: Final = 32  # rows that come one after another and take the same lane
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +46,7 @@ class _Place:
     prompt: the end of what comes before the text.
     before: drawn tokens on the way to a node of a search; the text begins with them.
     matcher: has read the text so far.
+    lane: of the matcher, as in `Grammar.start`.
     begins: tokens of the text before its grammar begins; None as long as it may think.
     num_read: tokens of the text that were looked at.
     """
@@ -50,6 +54,7 @@ class _Place:
     prompt: Tokens
     before: list[int]
     matcher: LLMatcher
+    lane: int
     begins: int | None
     num_read: int = 0
 
@@ -84,12 +89,13 @@ class RowGrammars:
         self._run = run
         self.used = False
         self._places: dict[int, tuple[int, _Place]] = {}  # by slot, with its row's serial number
-        # By slot, of rows that are bound for good: serial number, tokens read, and the matcher.
-        # Of these the numbers here hold, and not that of the place.
-        self._bound = np.full((2, 0), _NO_ROW, dtype=np.int64)
+        # By slot, of rows that are bound for good: serial number, tokens read, lane, and the
+        # matcher. Of these the numbers here hold, and not that of the place.
+        self._bound = np.full((3, 0), _NO_ROW, dtype=np.int64)
         self._matchers = np.empty(0, dtype=object)
         self._staging = Staging(turns=2)
         self._words = 0  # of a mask
+        self._num_begun = 0
 
     def begin(self, requests: Sequence[LiveRequest], slots_PN: Ints) -> Masks | None:
         """Note new rows, [requests, rows of each]; returns what their first draws may give."""
@@ -97,15 +103,24 @@ class RowGrammars:
         extra: list[Sequence[int]] = []
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             each = self._run.param_sets[request.params]
-            place = start_of(request.segment, request.spec.tokens, each)
-            found.append(place.matcher if place is not None and place.is_bound else None)
-            extra.append(() if place is None else _may_open(place, each))
-            if place is not None:
-                self.used, grammar = True, self._run.param_sets[request.params].stopping.grammar
-                self._words = grammar.num_words if grammar is not None else 0
-                for slot in slots:
-                    serial = int(self._run.rows.serial[slot])
-                    self._places[slot] = serial, place.copy()
+            grammar = each.stopping.grammar
+            if grammar is None:
+                found.append(None)
+                extra.append(())
+                continue
+            self.used, self._words = True, grammar.num_words
+            turns = (self._num_begun + np.arange(len(slots))) // _ROWS_OF_LANE
+            self._num_begun += len(slots)
+            lanes = turns % grammar.num_lanes
+            starts = {
+                lane: start_of(request.segment, request.spec.tokens, each, grammar, lane)
+                for lane in sorted(set(lanes.tolist()), reverse=True)  # the last makes them all
+            }
+            for slot, lane in zip(slots, lanes.tolist(), strict=True):
+                self._places[slot] = int(self._run.rows.serial[slot]), starts[lane].copy()
+            place = starts[int(lanes[0])]
+            found.append(place.matcher if place.is_bound else None)
+            extra.append(_may_open(place, each))
         return self._masks(found, extra)
 
     def masks(self, slots: Ints, serials: Ints, guesses: Guesses | None, num: int) -> Masks | None:
@@ -205,13 +220,15 @@ class RowGrammars:
         """The matchers of rows, once they have read all tokens, and the places of these rows.
 
         The other rows may draw any token. Of most rows one token is new, which all matchers read at
-        once, in several threads.
+        once, in several threads. Matchers come by lane, so that few threads want the same one.
         """
         rows = self._run.rows
         if (lack := len(rows.serial) - len(self._matchers)) > 0:
             self._bound = np.pad(self._bound, ((0, 0), (0, lack)), constant_values=_NO_ROW)
             self._matchers = np.append(self._matchers, np.empty(lack, dtype=object))
-        serials, num_read = self._bound
+        serials, num_read, lanes = self._bound
+        by_lane = np.argsort(lanes[slots], kind="stable")
+        slots = slots[by_lane]
         last, unread = rows.last[slots], rows.count[slots] - num_read[slots]
         known = (serials[slots] == rows.serial[slots]) & (unread >= 0) & (unread <= 1)
         known &= ~self._run.param_sets.may_end(rows.params[slots], last)
@@ -226,7 +243,7 @@ class RowGrammars:
             self._consume(new)
         matchers = found.tolist()
         places = [place for place, matcher in enumerate(matchers) if matcher is not None]
-        return np.array(places, dtype=np.int64), [matchers[place] for place in places]
+        return by_lane[places], [matchers[place] for place in places]
 
     def _caught_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
         """The matcher of a row, once it has read all tokens; None if the row may draw any.
@@ -248,7 +265,7 @@ class RowGrammars:
         elif unread > 0:
             self._read(slot, place, num, each)
         if place.begins is not None and place.num_read >= place.begins:
-            self._bound[:, slot] = serial, place.num_read - len(place.before)
+            self._bound[:, slot] = serial, place.num_read - len(place.before), place.lane
             self._matchers[slot] = place.matcher
         return place.matcher if place.is_bound else None
 
@@ -274,24 +291,26 @@ class RowGrammars:
                 _warn(matcher)
 
 
-def start_of(segment: LiveSegment, prompt: Tokens, each: ParamSet) -> _Place | None:
-    """Where a text below a segment begins in its grammar; None without a grammar.
+def start_of(
+    segment: LiveSegment, prompt: Tokens, each: ParamSet, grammar: Grammar, lane: int = 0
+) -> _Place:
+    """Where a text below a segment begins in its grammar.
 
-    prompt: the end of the prompt is enough.
+    prompt: the end of the prompt is enough. lane: as in `Grammar.start`.
 
     Raises:
         InputError: what was drawn on the way to the segment cannot be a part of such a text.
     """
     stopping = each.stopping
-    if stopping.grammar is None:
-        return None
     before = _drawn_before(segment, each.params.structure)
     if before:
         prompt = segment.path_tokens()[: -len(before)]
     thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
-    place = _Place(prompt, before, stopping.grammar.start(), None if thinks else 0)
+    place = _Place(prompt, before, grammar.start(lane), lane, None if thinks else 0)
     if before:
         place.read(before, each)
+        if place.begins is not None:  # what was to close a thinking, and was cut, is not gone on
+            place.begins = min(place.begins, len(before))
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         place.num_read = -1  # so that it is bound by nothing
     if place.matcher.is_error():

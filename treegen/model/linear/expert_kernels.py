@@ -85,13 +85,10 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
 def _grouped_product(
     rows, row_scales, weights, weight_scales, bias, order, blocks, out, room,
     N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, STRIDE_N: tl.constexpr,
-    STRIDE_K: tl.constexpr, KIND: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    STRIDE_K: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block.
-
-    KIND: what weights are: "plain" numbers, "scaled" ones as the rows are, or "mxfp4".
-    """
+    """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block."""
     parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // parts
     expert = tl.load(blocks + block).to(tl.int64)
@@ -105,30 +102,15 @@ def _grouped_product(
         k = tl.arange(0, BLOCK_K)
         row_at = rows + row[None, :] * K + k[:, None]
         total = tl.zeros([BLOCK_N, ROWS], tl.float32)
-        if KIND == "mxfp4":
-            # Two numbers a byte, the first in the low half, and a scale for 32 of them.
-            byte, group = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
-            output = (expert * N + n)[:, None]
-            weight_at = weights + output * (K // 2) + byte[None, :]
-            scale_at = weight_scales + output * (K // 32) + group[None, :]
-            for start in range(0, K, BLOCK_K):
-                there = live_N[:, None] & (byte < (K - start) // 2)[None, :]
-                w = tl.load(weight_at + start // 2, mask=there, other=0)
-                there = live_N[:, None] & (group < (K - start) // 32)[None, :]
-                s = tl.load(scale_at + start // 32, mask=there, other=0)
-                there = live_M[None, :] & (k < K - start)[:, None]
-                x = tl.load(row_at + start, mask=there, other=0.0)
-                total = tl.dot_scaled(w, s, "e2m1", x, None, "bf16", total)
-        else:
-            weight_at = weights + expert * N * K + n[:, None] * STRIDE_N + k[None, :] * STRIDE_K
-            for start in range(0, K, BLOCK_K):
-                there = k < K - start
-                w = tl.load(
-                    weight_at + start * STRIDE_K, mask=live_N[:, None] & there[None, :], other=0.0
-                )
-                x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
-                total = tl.dot(w, x, total, input_precision=PRECISION)
-        if KIND == "scaled":
+        weight_at = weights + expert * N * K + n[:, None] * STRIDE_N + k[None, :] * STRIDE_K
+        for start in range(0, K, BLOCK_K):
+            there = k < K - start
+            w = tl.load(
+                weight_at + start * STRIDE_K, mask=live_N[:, None] & there[None, :], other=0.0
+            )
+            x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+            total = tl.dot(w, x, total, input_precision=PRECISION)
+        if HAS_SCALES:
             total *= tl.load(row_scales + row, mask=live_M, other=0.0)[None, :]
             total *= tl.load(weight_scales + expert * N + n, mask=live_N, other=0.0)[:, None]
         if HAS_BIAS:
@@ -156,14 +138,14 @@ def grouped_product(
     if not num_pairs:
         return
     size = rows_of_block(num_pairs, experts)
-    kind = "plain" if weight_scales is None else "scaled" if row_scales is not None else "mxfp4"
     narrow, wide = size <= 64, weights.element_size() == 1
     block_n = 64 if narrow and inputs >= 1024 and not wide else 128
     _grouped_product[(num_blocks(num_pairs, experts) * triton.cdiv(outputs, block_n),)](
         rows.contiguous(), row_scales, weights, weight_scales, bias, order, blocks, out,
         blocks.shape[1],
         N=outputs, K=inputs, EACH=each, STRIDE_N=1 if transposed else inputs,
-        STRIDE_K=outputs if transposed else 1, KIND=kind, HAS_BIAS=bias is not None,
+        STRIDE_K=outputs if transposed else 1, HAS_SCALES=row_scales is not None,
+        HAS_BIAS=bias is not None,
         PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", ROWS=size,
         BLOCK_N=block_n, BLOCK_K=128 if wide else 64,
         num_warps=4 if narrow else 8, num_stages=3,

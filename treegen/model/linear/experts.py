@@ -172,9 +172,8 @@ def grouped_product(
 
     rows: [S / each, K]; each of them belongs to so many pairs, which follow one another.
     scale_M: by which rows are multiplied, if they are in FP8.
-    weight: [E, N, K], or [E, K, N] if transposed. MXFP4 is uint8 [E, N, K / 2].
-    scale: float32 [E, N], by which outputs are multiplied, if weights are in FP8; of MXFP4 uint8
-    [E, N, K / 32].
+    weight: [E, N, K], or [E, K, N] if transposed.
+    scale: float32 [E, N], by which outputs are multiplied, if weights are in FP8.
     bias_EN: what is added to outputs.
     order_S, blocks_3B: as from `routed`.
     """
@@ -193,8 +192,6 @@ def grouped_product(
         pairs = order_S[begin:end]
         at = pairs // each
         matrix = weight[expert].T if transposed else weight[expert]
-        if weight.dtype == torch.uint8 and scale is not None:
-            matrix = expanded(matrix, scale[expert])
         made = linear(rows[at].float(), matrix.float())
         if scale_M is not None and scale is not None:
             made *= scale_M[at, None] * scale[expert]
@@ -210,17 +207,6 @@ def _(
 ) -> Tensor:  # fmt: skip
     outputs = weight.shape[2 if transposed else 1]
     return rows.new_empty((order_S.shape[0], outputs), dtype=dtype)
-
-
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def expanded(bytes_NB: Tensor, scales_NG: Tensor) -> Tensor:
-    """Numbers in MXFP4 as float32 [N, K]: bytes [N, K / 2], scales [N, K / 32]."""
-    numbers = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=bytes_NB.device)
-    halves = torch.stack([bytes_NB & 15, bytes_NB >> 4], dim=-1).flatten(-2)
-    powers_NG = (scales_NG.float() - 127).exp2()
-    return numbers[halves.int()] * powers_NG.repeat_interleave(32, dim=-1)
 
 
 @torch.library.custom_op("treegen::weighted_sum", mutates_args=())

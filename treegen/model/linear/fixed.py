@@ -110,8 +110,10 @@ def _fixed_linear(kind: type) -> Any:
     if kind is nn.Linear:
         return FixedLinear
     if kind not in _kinds:
-        # What the class itself calls the forward of `nn.Linear` is the second one's then.
-        _kinds[kind] = type(kind.__name__, (kind, FixedLinear), {"__module__": __name__})
+        # What the class itself calls the forward of `nn.Linear` is the second one's then. What it
+        # calls `product` is this.
+        known = {"__module__": __name__, "product": staticmethod(fixed_linear)}
+        _kinds[kind] = type(kind.__name__, (kind, FixedLinear), known)
     return _kinds[kind]
 
 

@@ -4,7 +4,7 @@ A number is one of e2m1's sixteen times a power of two that 32 of them share. Al
 are exact in bfloat16, so experts kept in 4 bits differ from expanded ones in the order of sums
 alone. They take 17 bits for 4 numbers in place of 64.
 
-Legend: E experts, N outputs, K inputs.
+Legend: E experts, S pairs of a row and an expert, N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from treegen.model.linear.experts import Fused, GroupedExperts, become, fused_experts
-from treegen.model.linear.experts import grouped_product as product
 
 GROUP: Final = 32
 """Numbers that share a scale."""
 BYTES_PER_NUMBER: Final = 17 / GROUP
 _METHOD: Final = "treegen-mxfp4"
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Mxfp4Experts(GroupedExperts):
@@ -40,10 +40,54 @@ class Mxfp4Experts(GroupedExperts):
         stock: Any = self
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
-        out: Tensor = product(
-            rows, None, blocks.flatten(2), scales, bias, *routes, each, False, dtype
-        )
+        halves = rows.unflatten(1, (-1, 2)).transpose(1, 2).contiguous()
+        out: Tensor = mxfp4_product(halves, blocks.flatten(2), scales, bias, *routes, each)
         return out
+
+
+@torch.library.custom_op("treegen::mxfp4_product", mutates_args=())
+def mxfp4_product(
+    halves_M2H: Tensor, weight: Tensor, scale: Tensor, bias_EN: Tensor | None, order_S: Tensor,
+    blocks_3B: Tensor, each: int,
+) -> Tensor:  # fmt: skip
+    """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
+
+    halves_M2H: rows [S / each, 2, K / 2]: the numbers of even places, then those of odd ones.
+    weight, scale: uint8 [E, N, K / 2] and [E, N, K / 32].
+    bias_EN: what is added to outputs.
+    order_S, blocks_3B: as from `routed`.
+    each: so many pairs, which follow one another, have one row.
+    """
+    out = halves_M2H.new_empty(len(order_S), weight.shape[1])
+    if halves_M2H.device.type == "cuda":
+        from treegen.model.linear.mxfp4_kernels import mxfp4_product as on_gpu
+
+        on_gpu(halves_M2H, weight, scale, bias_EN, order_S, blocks_3B, each, out)
+        return out
+    rows = halves_M2H.transpose(1, 2).flatten(1).float()
+    for expert, begin, end in blocks_3B.T.tolist():
+        if expert < 0:
+            break
+        pairs = order_S[begin:end]
+        made = rows[pairs // each] @ expanded(weight[expert], scale[expert]).T
+        out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(out.dtype)
+    return out
+
+
+@mxfp4_product.register_fake
+def _(
+    halves_M2H: Tensor, weight: Tensor, scale: Tensor, bias_EN: Tensor | None, order_S: Tensor,
+    blocks_3B: Tensor, each: int,
+) -> Tensor:  # fmt: skip
+    return halves_M2H.new_empty(order_S.shape[0], weight.shape[1])
+
+
+def expanded(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
+    """Numbers in MXFP4 as float32 [N, K]: bytes [N, K / 2], scales [N, K / 32]."""
+    numbers = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=bytes_NH.device)
+    halves = torch.stack([bytes_NH & 15, bytes_NH >> 4], dim=-1).flatten(-2)
+    powers_NG = (scales_NG.float() - 127).exp2()
+    return numbers[halves.int()] * powers_NG.repeat_interleave(GROUP, dim=-1)
 
 
 def can_keep(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:

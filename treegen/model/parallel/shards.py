@@ -33,7 +33,7 @@ from treegen.model.parallel.experts import (
     sum_output,
     with_whole_experts,
 )
-from treegen.model.parallel.ranks import gather_columns, linear_over_ranks
+from treegen.model.parallel.ranks import gather_columns, linear_over_ranks, sum_over_ranks
 
 # E experts
 
@@ -45,11 +45,20 @@ _STRIDE: Final = 16  # bytes; of what grouped products read, strides are multipl
 
 
 class RowLinear(nn.Linear):
-    """A linear layer with a part of the inputs of each output; ranks add their outputs up."""
+    """A linear layer with a part of the inputs of each output; ranks add their outputs up.
+
+    product: a function of input, weight and bias that multiplies in place of the library's.
+    """
+
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """The output, whole."""
-        output: Tensor = linear_over_ranks(input, self.weight)
+        output: Tensor
+        if self.product is not None:
+            output = sum_over_ranks(self.product(input, self.weight, None))
+        else:
+            output = linear_over_ranks(input, self.weight)
         return output if self.bias is None else output + self.bias
 
 

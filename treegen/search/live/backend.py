@@ -169,7 +169,9 @@ class LiveBackend:
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)
-        start_of(context.segment, spec.tokens, self.scheduler.run.param_sets[param_set])
+        each = self.scheduler.run.param_sets[param_set]
+        if each.stopping.grammar is not None:
+            start_of(context.segment, spec.tokens, each, each.stopping.grammar)
         ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
         segment = self.scheduler.run.store.hold(context.segment)
 
