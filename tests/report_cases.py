@@ -17,7 +17,7 @@ from treegen.evals.running.work import Models
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.settings import settle_search
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.records import encode_record
+from treegen.runs.lines import encode_record
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (

@@ -4,7 +4,7 @@ A judge error is no verdict. It is not stored, and the sample is judged again ne
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -19,7 +19,14 @@ from treegen.tasks.apps.judged import ProgramCases, ProgramTask
 from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.verdict_file import VerdictFile
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
-from treegen.tasks.judge import Judge, JudgeError, JudgeVerdict, ProgramResult, TestResult
+from treegen.tasks.judge import (
+    Judge,
+    JudgeError,
+    JudgeVerdict,
+    ProgramResult,
+    TestResult,
+    gaps,
+)
 
 if TYPE_CHECKING:
     from treegen.runs import RunDir
@@ -184,14 +191,20 @@ class ProgramJudging(RightSoFar):
 
     def summary(self) -> dict[str, Any]:
         """Return how the samples were judged, as JSON holds it."""
-        tiers = sorted({outcome.sandbox for outcome in self._outcomes.values() if outcome.sandbox})
+        tiers = Counter(each.sandbox for each in self._outcomes.values() if each.sandbox)
+        # Of the verdicts, whichever command stored them: this one may have run no program.
+        unprotected = {
+            name: {"samples": tiers[name], "gaps": list(gaps(name))}
+            for name in sorted(tiers)
+            if gaps(name)
+        }
         # In an order that does not depend on which sample was judged first.
         shown = sorted(self._errors.items())[:_SHOWN_ERRORS]
         return {
             **self._file.settings(),
             "verdicts": self._file.path.name,
-            "sandbox": tiers,
-            "unprotected": list(self._judge.report.missing) if self._judge else None,
+            "sandbox": sorted(tiers),
+            "unprotected": unprotected,
             "judged": self.num_judged,
             "judge_errors": len(self._errors),
             "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],

@@ -32,7 +32,7 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.answers import (
     canonical_number,
     exact_match_form,
-    flexible_extract,
+    numeric_and_flexible,
     numeric_answer,
     strict_match,
 )
@@ -49,6 +49,7 @@ from treegen.tasks.gsm8k.data import (
 )
 
 _STATED: Final = re.compile(r"\banswer is\b", re.IGNORECASE)
+_DIGIT: Final = re.compile("[0-9]")
 _STOPS: Final = {"cot": ("Q:", "</s>", "<|im_end|>"), "self-consistency": ("Q:", "\n\n")}
 _SEARCH_STOPS: Final = _STOPS["self-consistency"]
 # The temperature of the self-consistency paper, and lm-eval's length.
@@ -115,12 +116,10 @@ class GSM8K(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict per filter. The text ends where a stop string began."""
-        numeric, strict, flexible = numeric_answer(text), strict_match(text), flexible_extract(text)
+        (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
         is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
         judge = _known if is_short else _judged
-        return dict(
-            zip(self.filters, judge(problem.answer, numeric, strict, flexible), strict=True)
-        )
+        return judge(problem.answer, numeric, strict, flexible).copy()
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, also by steps of the reference solution, pass@k and maj@k."""
@@ -174,19 +173,31 @@ _exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 
 def _judged(
     gold: str, numeric: str | None, strict: str | None, flexible: str | None
-) -> tuple[Verdict, Verdict, Verdict]:
+) -> dict[str, Verdict]:
     """Return the verdict by each filter on what it has read."""
-    right = numeric is not None and numeric == _gold(gold)
-    return Verdict(numeric, right), _exact_match(gold, strict), _exact_match(gold, flexible)
+    found = (
+        _verdict(numeric, numeric is not None and numeric == _gold(gold)),
+        _exact_match(gold, strict),
+        _exact_match(gold, flexible),
+    )
+    return dict(zip(GSM8K.filters, found, strict=True))
 
 
 _known: Final = lru_cache(maxsize=_KEPT)(_judged)
+
+
+def _verdict(answer: str | None, right: bool) -> Verdict:
+    # Samples of all problems with the same answer share it.
+    return (_known_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
+
+
+_known_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 
 def _exact_match(gold: str, found: str | None) -> Verdict:
     form = None if found is None else exact_match_form(found)
     # lm-eval counts ".." as a wrong answer. Here it is no answer, so that it cannot win a vote. The
     # score is the same.
-    if form is None or not any(c in "0123456789" for c in form):
-        return Verdict(None, False)
-    return Verdict(form, form == _exact_gold(gold))
+    if form is None or not _DIGIT.search(form):
+        return _verdict(None, False)
+    return _verdict(form, form == _exact_gold(gold))

@@ -7,6 +7,7 @@ sandbox is no boundary against exploits of the kernel itself.
 from treegen.tasks.judge.canaries import SandboxReport
 from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.pool import Judge
+from treegen.tasks.judge.sandbox import gaps
 from treegen.tasks.judge.verdicts import (
     Compare,
     JudgeError,
@@ -28,4 +29,5 @@ __all__ = [
     "SandboxReport",
     "Test",
     "TestResult",
+    "gaps",
 ]

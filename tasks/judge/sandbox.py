@@ -64,13 +64,15 @@ class Tier:
     launch: (runtime, limits, control, sources): how to start a helper. The last two are
     descriptors.
     unavailable: why it cannot be used here; empty if it can.
-    missing: what it does not protect against, in words.
+    missing: what it does not protect against here, in words.
+    gaps: the same for any machine, for verdicts that may come from another one.
     """
 
     name: str
     launch: Callable[[Runtime, Limits, int, int], Launch]
     unavailable: Callable[[], str]
     missing: Callable[[], tuple[str, ...]]
+    gaps: tuple[str, ...]
 
 
 def helper_sources() -> str:
@@ -231,24 +233,39 @@ def _no_landlock() -> str:
     return why
 
 
+_LANDLOCK_GAPS: Final = (
+    "names, sizes and times of host files can be seen (not their content)",
+    "the host's name can be seen",
+    "disk space of the scratch directory is limited by looking every 20 ms",
+)
+
+
 def _landlock_missing() -> tuple[str, ...]:
-    missing = [
-        "names, sizes and times of host files can be seen (not their content)",
-        "the host's name can be seen",
-        "disk space of the scratch directory is limited by looking every 20 ms",
-    ]
-    if not _can_change_user():
-        missing.append("programs run as your own user, so their threads are limited only roughly")
-    return tuple(missing)
+    if _can_change_user():
+        return _LANDLOCK_GAPS
+    own = "programs run as your own user, so their threads are limited only roughly"
+    return (*_LANDLOCK_GAPS, own)
 
 
-def _unconfined_missing() -> tuple[str, ...]:
-    what = "files, network, processes, signals and IPC of the host; only resource limits apply"
-    return (f"everything: {what}",)
-
+_NO_TIER_GAPS: Final = (
+    "everything: files, network, processes, signals and IPC of the host; only resource limits "
+    "apply",
+)
 
 TIERS: Final = {
-    "bubblewrap": Tier("bubblewrap", _bubblewrap, _no_bubblewrap, lambda: ()),
-    "landlock": Tier("landlock", _landlock, _no_landlock, _landlock_missing),
-    "none": Tier("none", _unconfined, lambda: "", _unconfined_missing),
+    "bubblewrap": Tier("bubblewrap", _bubblewrap, _no_bubblewrap, lambda: (), ()),
+    "landlock": Tier(
+        "landlock",
+        _landlock,
+        _no_landlock,
+        _landlock_missing,
+        (*_LANDLOCK_GAPS, "threads are limited only roughly if the judge is not root"),
+    ),
+    "none": Tier("none", _unconfined, lambda: "", lambda: _NO_TIER_GAPS, _NO_TIER_GAPS),
 }
+
+
+def gaps(sandbox: str) -> tuple[str, ...]:
+    """Return what a tier leaves open, by its name, as it stands in verdicts."""
+    tier = TIERS.get(sandbox)
+    return ("what it leaves open is not known",) if tier is None else tier.gaps

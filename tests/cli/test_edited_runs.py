@@ -26,7 +26,7 @@ from treegen.exchange import export_run
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import encode_texts
 from treegen.report.run import open_run
-from treegen.runs.records import encode_record
+from treegen.runs.lines import encode_record
 
 BAD: list[Any] = [
     None, True, 0, -1, 2.5, 10**30, "", "x", "a" * 5_000, "\ud800", [], [5], [None], [[]], {},

@@ -23,7 +23,8 @@ from treegen.evals.judged import kept, scoring
 from treegen.evals.verdict import Measured, Verdict
 from treegen.report.load import load_run
 from treegen.runs import RunDir
-from treegen.runs.records import RecordFile, decode_record, encode_record
+from treegen.runs.lines import decode_record, encode_record
+from treegen.runs.records import RecordFile
 
 
 @pytest.fixture
@@ -305,12 +306,23 @@ def test_the_files_have_a_bound(
     assert [mine.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("where", ["a file", "nowhere", "relative"])
+def test_samples_are_read_once_where_nothing_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "digest", lambda _: pytest.fail("the file is read once more"))
+        before = told(path)
+    assert told(path) == before and len(files(folder)) == 1
+
+
+@pytest.mark.parametrize("where", ["a file", "nowhere", "relative", "too long"])
 def test_without_a_folder_all_is_judged(
     where: str, judged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
     named = {"a file": str(tmp_path / "file"), "nowhere": "", "relative": "here"}
+    named["too long"] = str(tmp_path / ("x" * 300))
     monkeypatch.setattr(kept, "_LEAST", 1)
     monkeypatch.setenv(kept.FOLDER, named[where])
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,14 @@ from treegen.evals.statistics.estimators import (
     mean_interval,
     pass_at_k,
 )
-from treegen.evals.statistics.majority import _estimated, _win, _without, maj_at_k, tie_at_k
+from treegen.evals.statistics.majority import (
+    _estimated,
+    _win,
+    _without,
+    maj_at_k,
+    tie_at_k,
+    votes_at,
+)
 
 _COUNTS = st.lists(st.integers(0, 4), max_size=4)
 
@@ -159,6 +166,22 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
         for place, each in enumerate(sizes):
             ties -= count_wins(each, sizes[:place] + sizes[place + 1 :], invalid, k, False)
         assert tie_at_k(sizes, invalid, k) == float(ties)
+
+
+def test_votes_of_several_k_are_those_of_each_to_the_bit() -> None:
+    rng = random.Random(6)
+    for _ in range(300):
+        num = rng.choice([1, 2, 7, 40, 64, 96, 97])
+        sizes: list[int] = []
+        while sum(sizes) < num and rng.random() < 0.9:
+            most = num - sum(sizes)
+            sizes.append(min(most, rng.choice([1, 1, 2, 3, rng.randint(1, most)])))
+        right = rng.choice([0, 1, 1, 1, 2, 3])
+        rng.shuffle(sizes)
+        correct, wrong, invalid = tuple(sizes[:right]), tuple(sizes[right:]), num - sum(sizes)
+        ks = tuple({1, rng.randint(1, num), num, num + 1})
+        wanted = [(maj_at_k(correct, wrong, invalid, k), tie_at_k(sizes, invalid, k)) for k in ks]
+        assert repr(list(votes_at(correct, wrong, invalid, ks))) == repr(wanted)
 
 
 def test_vote_of_many_agrees_with_simulation() -> None:

@@ -36,7 +36,7 @@ from treegen.report.page import write_page
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
-from treegen.runs.records import encode_record
+from treegen.runs.lines import encode_record
 from treegen.tasks.gsm8k.task import GSM8K
 
 

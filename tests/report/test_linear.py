@@ -4,7 +4,7 @@ import cProfile
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from cli_cases import Command
 from report_cases import make_run
 
 from treegen.evals.judged.scoring import _Once
-from treegen.evals.statistics import votes
+from treegen.evals.statistics import majority, votes
 from treegen.evals.verdict import Verdict
 from treegen.report.load import load_run
 from treegen.report.run import open_run
 from treegen.report.watching import Watched
-from treegen.runs import records
+from treegen.runs import lines
+from treegen.runs.fields import check_record
 
 SMALL, LARGE = 30, 240
 SAMPLES = 5
@@ -48,20 +49,19 @@ def runs(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list
 
 def work_at_both_sizes(run: Callable[[int], object], decoded: int, monkeypatch: Any) -> None:
     """Check that work grows as the runs do. decoded: how often each record is."""
-    lines: list[bytes] = []
-    decode = records.decode_record
+    found: list[Mapping[str, Any]] = []
 
-    def decoding(line: bytes) -> dict[str, Any]:
-        lines.append(line)
-        return decode(line)
+    def checking(record: Mapping[str, Any]) -> None:  # of each record as it is decoded
+        found.append(record)
+        check_record(record)
 
-    monkeypatch.setattr(records, "decode_record", decoding)
+    monkeypatch.setattr(lines, "check_record", checking)
     run(SMALL)  # imports, and fills what is kept of votes
     work = {}
     for size in (SMALL, LARGE):
-        lines.clear()
+        found.clear()
         work[size] = counted(lambda: run(size))  # noqa: B023
-        assert len(lines) == decoded * size * SAMPLES
+        assert len(found) == decoded * size * SAMPLES
     # What does not grow is in both, so the ratio of linear work is below that of the sizes.
     assert work[LARGE] < 1.25 * (LARGE / SMALL) * work[SMALL], work
 
@@ -112,6 +112,20 @@ def test_work_is_linear(
     work_at_both_sizes(run, decoded, monkeypatch)
 
 
+def test_few_functions_are_called_for_each_sample(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREEGEN_CACHE", "")
+    work = {}
+    for num in (5, 45):
+        path = make_run(
+            tmp_path / str(num), num_problems=20, num_samples=num, seed=0, checkpoint=tiny
+        )
+        load_run(path)
+        work[num] = counted(lambda: load_run(path))  # noqa: B023
+    assert (work[45] - work[5]) / (20 * 40) < 32, work
+
+
 @pytest.mark.parametrize("live", [True, False], ids=["watch", "open_run"])
 def test_work_of_pages_and_frames_is_linear(
     live: bool, runs: dict[int, list[Path]], monkeypatch: pytest.MonkeyPatch
@@ -132,7 +146,7 @@ def test_a_run_is_opened_without_decoding(
     with RunDir.open(runs[SMALL][0]) as run:
         known = set(run.done)
         assert known == {(r["problem_id"], r["sample_index"]) for r in run.records()}
-    monkeypatch.setattr(records, "parse_json", lambda text: pytest.fail("it was decoded"))
+    monkeypatch.setattr(lines, "parse_json", lambda text: pytest.fail("it was decoded"))
     with RunDir.open(runs[SMALL][0]) as run:
         assert set(run.done) == known
 
@@ -174,6 +188,13 @@ def test_equal_verdicts_are_one_object() -> None:
 
 
 def test_votes_of_equal_counts_are_computed_once() -> None:
+    majority._tops.cache_clear()
+    tallies = [votes.Tally((1, 3), (2,), 2), votes.Tally((3,), (1, 2), 2)]
+    for tally in tallies * 2:
+        ways = tally.votes_at((1, 4, 8))
+        assert ways == tuple((tally.maj_at_k(k), tally.tie_at_k(k)) for k in (1, 4, 8))
+    # Of each answer that may win, and of ties: for all k at once.
+    assert majority._tops.cache_info().misses == 3
     votes._maj_at_k.cache_clear()
     votes._tie_at_k.cache_clear()
     counts = [((3, 1), (2,)), ((1, 3), (2,)), ((2,), (1, 3)), ((), (1, 2, 3))]

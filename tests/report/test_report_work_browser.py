@@ -20,7 +20,7 @@ from treegen.report.curves import vote_shares
 from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
 from treegen.report.page import write_page
-from treegen.runs.records import encode_record
+from treegen.runs.lines import encode_record
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -33,8 +33,9 @@ from treegen.runs import (
 )
 from treegen.runs.files import Lock
 from treegen.runs.leftovers import hold, sweep
+from treegen.runs.lines import encode_record
 from treegen.runs.made import check_directory
-from treegen.runs.records import RecordFile, encode_record
+from treegen.runs.records import RecordFile
 from treegen.runs.settings import SCHEMA, from_json
 from treegen.runs.signals import SIGNALS
 

@@ -348,7 +348,7 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
     ):
         assert echoed.logprobs is not None and echoed.logprobs.top_logprobs is not None
         first, *tops = echoed.logprobs.top_logprobs[: len(ids)]
-        assert first == {}
+        assert first is None
         for told, want in zip(tops, score.top.logprobs, strict=True):
             assert sorted(told.values(), reverse=True) == pytest.approx(want.tolist(), abs=1e-4)
     more = {"max_tokens": 4, "prompt_logprobs": 3, "temperature": 0, "n": 2}
@@ -553,7 +553,8 @@ def test_echo_tells_the_likeliest_tokens_of_a_prompt(
         found, logprobs = told.choices[0].logprobs, own.logprobs
         assert found is not None and found.top_logprobs and found.token_logprobs
         assert len(found.top_logprobs) == len(whole) + most
-        assert found.top_logprobs[0] == {} and found.token_logprobs[0] is None
+        assert found.top_logprobs[0] is None and found.token_logprobs[0] is None
+        assert None not in found.top_logprobs[1:] and None not in found.token_logprobs[1:]
         for at, (top, logprob) in enumerate(
             zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True), len(tokens)
         ):

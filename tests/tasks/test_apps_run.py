@@ -167,6 +167,45 @@ def test_stored_verdicts_stand_until_judged_anew(make_run: MakeRun, command: Com
     assert metrics_of(path)["strict_accuracy"] == 0.5
 
 
+def test_what_is_told_of_protection_follows_from_the_verdicts(
+    make_run: MakeRun, command: Command
+) -> None:
+    _, path = make_run([ADD, "print(3)", " \n"])
+
+    def told() -> dict[str, Any]:
+        found: dict[str, Any] = results_of(path)["judging"]
+        return {name: found[name] for name in ("sandbox", "unprotected")}
+
+    assert command("score", path, ALLOW).code == 0
+    before = told()
+    assert command("score", path).code == 0, "no program has to run"
+    assert told() == before
+    (file,) = path.glob("verdicts-*.jsonl")
+    rows = verdicts_of(path)
+    file.write_bytes(b"")
+    stored = RecordFile(file, writable=True)
+    for tier, row in zip(("bubblewrap", "landlock", ""), rows.values(), strict=True):
+        del row["crc"]
+        stored.append(row | {"sandbox": tier})
+    stored.close()
+    for more in ((), (ALLOW,)):
+        assert command("score", path, *more).code == 0
+        found = told()
+        assert found["sandbox"] == ["bubblewrap", "landlock"]
+        assert list(found["unprotected"]) == ["landlock"]
+        assert found["unprotected"]["landlock"]["samples"] == 1
+        assert "the host's name can be seen" in found["unprotected"]["landlock"]["gaps"]
+
+
+def test_verdicts_without_a_sandbox_are_told_as_such(make_run: MakeRun, command: Command) -> None:
+    _, path = make_run([ADD, "print(3)", " \n"])
+    for more in ((ALLOW, "--sandbox", "none"), (ALLOW, "--sandbox", "none")):
+        assert command("score", path, *more).code == 0
+        (gap,) = results_of(path)["judging"]["unprotected"]["none"]["gaps"]
+        assert results_of(path)["judging"]["unprotected"]["none"]["samples"] == 2
+        assert gap.startswith("everything: ")
+
+
 def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, command: Command) -> None:
     _, path = make_run([f"{ADD}\nprint(a + b)", ADD])
     assert command("score", path, ALLOW).code == 0

@@ -10,7 +10,7 @@ from cli_cases import Command, write_jsonl
 
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
-from treegen.runs.records import decode_record, encode_record
+from treegen.runs.lines import decode_record, encode_record
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers import maths as module
 from treegen.tasks.answers.limits import MAX_ANSWER

@@ -1,5 +1,6 @@
 """Large results are read without a look at them by Python's collector of cycles."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ def uncollected() -> Iterator[None]:
 
     What is read of a run is millions of objects without a cycle. The collector would go through all
     of them each time that they have become a quarter more, which takes a quarter of the time. Nor
-    does it go through them at the end, for they then count as old, if they are many.
+    does it go through them at the end, for they then count as old, if they are many, or when the
+    process ends.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -26,6 +28,8 @@ def uncollected() -> Iterator[None]:
             if gc.get_count()[0] > _MANY:
                 with set_apart():
                     pass
+                atexit.unregister(gc.freeze)
+                atexit.register(gc.freeze)
             gc.enable()
 
 

@@ -32,7 +32,8 @@ def thinking_of(record: Mapping[str, Any]) -> Thinking | None:
 
 def answer_of(record: Mapping[str, Any]) -> str:
     """Return the text of a stored sample that is scored."""
-    return answer_after(str(record["text"]), thinking_of(record))
+    text = str(record["text"])
+    return text if record.get("thinking") is None else answer_after(text, thinking_of(record))
 
 
 _COUNTS: Final = ("samples", "thinking", "closed", "forced", "thinking_tokens", "answer_tokens")

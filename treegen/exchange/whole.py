@@ -14,7 +14,7 @@ from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.records import Key
+from treegen.runs.lines import Key
 
 
 @dataclass(frozen=True)  # without slots, for cached_property

@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.evals.statistics.metrics import HasGroup, clusters_of
-from treegen.evals.statistics.votes import counted, tally, winner
+from treegen.evals.statistics.votes import counted, distinct, tally, winner
 from treegen.evals.verdict import Verdict
 from treegen.report.view import RunView, Sample
 
@@ -96,7 +96,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
     found = []
     for problem_id, group in verdicts.items():
-        counts = counted(group)
+        counts = counted(distinct(group))
         votes: dict[str | None, int] = {}
         for (answer, _), times in counts.items():
             votes[answer] = votes.get(answer, 0) + times

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -213,31 +214,34 @@ class _Problems:
 
     def __init__(self, run: RunDir, job: "Job | None", images: RunImages) -> None:
         self._images = images
-        self._samples: dict[str, list[Sample]] = {i: [] for i in run.info.problem_ids}
-        self._ids = {problem_id: problem_id for problem_id in self._samples}
+        # By problem: one string for all of its samples, and these.
+        self._found: dict[str, tuple[str, list[Sample]]] = {
+            problem_id: (problem_id, []) for problem_id in run.info.problem_ids
+        }
         self._tokens: dict[str, tuple[int, int]] = {}
         self._known = {problem.id: problem for problem in job.data.problems} if job else {}
 
     def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
         """Take a stored sample."""
-        problem_id = self._ids[record["problem_id"]]  # one string for all samples of a problem
-        tokens = int(record.get("prompt_tokens", 0)), int(record.get("choice_tokens", 0))
-        self._tokens[problem_id] = tokens
-        sample = Sample(
-            problem_id=problem_id,
-            index=record["sample_index"],
-            text=str(record.get("text", "")),
-            num_tokens=int(record.get("num_tokens", 0)),
-            logprob=record.get("logprob"),
-            finish_reason=sys.intern(str(record.get("finish_reason"))),
-            verdicts=verdicts,
-            thinking=thinking_of(record),
+        read = record.get
+        problem_id, samples = self._found[record["problem_id"]]
+        self._tokens[problem_id] = read("prompt_tokens", 0), read("choice_tokens", 0)
+        sample = Sample(  # by place, which is faster than by name
+            problem_id,
+            record["sample_index"],
+            str(read("text", "")),
+            read("num_tokens", 0),
+            read("logprob"),
+            sys.intern(str(read("finish_reason"))),
+            verdicts,
+            False,
+            thinking_of(record),
         )
-        self._samples[problem_id].append(sample)
+        samples.append(sample)
 
     def views(self) -> tuple[ProblemView, ...]:
         """Return the problems with their samples."""
-        return tuple(self._view(problem_id) for problem_id in self._samples)
+        return tuple(self._view(problem_id) for problem_id in self._found)
 
     def _view(self, problem_id: str) -> ProblemView:
         known = self._known.get(problem_id)
@@ -248,7 +252,7 @@ class _Problems:
             answer=known.answer if known else "",
             prompt_tokens=prompt_tokens,
             choice_tokens=choice_tokens,
-            samples=tuple(sorted(self._samples[problem_id], key=lambda sample: sample.index)),
+            samples=tuple(sorted(self._found[problem_id][1], key=attrgetter("index"))),
             group=known.group if known else "",
             images=self._images.of(problem_id),
         )

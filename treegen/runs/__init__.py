@@ -2,7 +2,8 @@
 
 from treegen.runs.appended import appending
 from treegen.runs.directory import RunDir, SearchRunDir
-from treegen.runs.records import Key, RecordFile
+from treegen.runs.lines import Key
+from treegen.runs.records import RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
 from treegen.runs.signals import StopFlag, graceful_signals
 

@@ -30,8 +30,9 @@ from treegen.runs.files import (
     resume_argument,
     write_json,
 )
+from treegen.runs.lines import Key
 from treegen.runs.made import Made, tidy
-from treegen.runs.records import Digest, Key, RecordFile
+from treegen.runs.records import Digest, RecordFile
 from treegen.runs.settings import (
     RunInfo,
     RunSettings,

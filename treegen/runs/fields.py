@@ -77,13 +77,20 @@ _HOLDERS: Final = (dict, list)
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a field of a record of another type; see `check_types`."""
-    # The records of a run have the same fields, of the same types.
-    whole = _whole_of(tuple(record), tuple(map(type, record.values())))
+    # The records of a run have the same fields, of the same types, and mostly those of the last.
+    names, kinds = [*record], [*map(type, record.values())]
+    known_names, known_kinds, whole = _last[0]
+    if names != known_names or kinds != known_kinds:
+        whole = _whole_of(tuple(names), tuple(kinds))
+        _last[0] = names, kinds, whole
     if whole is None:
         return check_types(record, RECORD)
     for name in whole:
         if not -_MOST < record[name] < _MOST:
             raise _wrong(name, record[name], RECORD[name])
+
+
+_last: Final[list[tuple[list[str], list[type], tuple[str, ...] | None]]] = [([], [], None)]
 
 
 @lru_cache(maxsize=64)

@@ -1,11 +1,7 @@
 """An append-only file of JSON records that survives being killed at any byte.
 
-One record is one line of ASCII JSON whose last field is the CRC-32 of the line without it:
-
-    {"problem_id":"7","sample_index":0,"text":"18","crc":"9f3c01aa"}
-
-The newline is written last, in the same write() as the rest, so a crash can only damage the end of
-the file:
+One record is one line; see `treegen.runs.lines`. The newline is written last, in the same write()
+as the rest, so a crash can only damage the end of the file:
 
 - a last line with a right crc is a whole record, with or without its newline (resuming adds it);
 - a last line with a wrong crc is torn: resuming copies it to a file of its own and cuts it off;
@@ -15,130 +11,34 @@ the file:
 import hashlib
 import json
 import os
-import re
+import sys
 import time
-import zlib
 from collections.abc import Iterator, KeysView, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 from treegen.common.regular import open_regular
 from treegen.common.uncollected import uncollected
 from treegen.common.unreadable import unreadable
-from treegen.errors import InputError, RunError
-from treegen.runs.fields import check_record
-from treegen.runs.files import check_id, parse_json, plain, reason, resume_argument, sync_directory
+from treegen.errors import RunError
+from treegen.runs.files import reason, resume_argument, sync_directory
 from treegen.runs.leftovers import is_at
-
-Key = tuple[str, int]
-"""The name of a record: its problem_id and its sample_index."""
+from treegen.runs.lines import Key, decode_records, encode_record, key_of, read_key, untyped
 
 _PART: Final = 1 << 20
+_LINES: Final = 1 << 16  # bytes of lines that are read at once
+_NO_MORE: Final = (("", -1), sys.maxsize)
 _SYNC_SECONDS: Final = 1.0
 # If fsync is slow it is called less often, so that it takes at most a twentieth of the time. But it
 # is called at least once in this many seconds.
 _MAX_SYNC_SECONDS: Final = 10.0
-
-_encoder: Final = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-_CRC_START: Final = b',"crc":"'
-# How lines begin whose id needs no escapes.
-_USUAL: Final = re.compile(
-    rb'\{"problem_id":"([ !#-\[\]-~]+)","sample_index":(0|[1-9][0-9]{0,17})[,}]'
-)
-_CRC_SIZE: Final = len(_CRC_START) + 8 + len(b'"}')
 
 
 class Digest(Protocol):
     """What takes bytes as they are read, such as one of hashlib's."""
 
     def update(self, data: bytes, /) -> object: ...
-
-
-def encode_record(record: Mapping[str, Any]) -> bytes:
-    """Return `record` as one line with its crc and newline.
-
-    Raises:
-        InputError: JSON cannot hold it, or it has a field `crc`.
-    """
-    if "crc" in record:
-        raise InputError("a record has the field 'crc', which the file adds itself")
-    try:
-        body = _encoder.encode(record).encode("ascii")
-    except (TypeError, ValueError, RecursionError) as error:
-        plain(record, "record")  # says which field it is
-        raise InputError(f"a record cannot be written as JSON: {error}") from None
-    return b'%b,"crc":"%08x"}\n' % (body[:-1], zlib.crc32(body))
-
-
-def decode_record(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`, its crc checked and taken out.
-
-    Raises:
-        ValueError: the line is bad, or a field is of a wrong type.
-    """
-    record = _Record(_untyped(line))
-    check_record(record)
-    return record
-
-
-class _Record(dict[str, Any]):
-    """A record as it is read, which may lack what its kind has if it was edited by hand."""
-
-    def __missing__(self, name: str) -> NoReturn:
-        raise RunError(
-            f"the record of problem {self['problem_id']!r:.80}, sample {self['sample_index']}, "
-            f"lacks {name!r}; it was edited by hand: restore the file"
-        )
-
-
-def _untyped(line: bytes) -> dict[str, Any]:
-    """Return the record of `line`; its fields are checked when it is read, not when it is opened.
-
-    Raises:
-        ValueError: the line is bad.
-    """
-    record = parse_json(_checked(line).decode("ascii"))
-    if not isinstance(record, dict):
-        raise ValueError("it is not a JSON object")
-    key_of(record)
-    return record
-
-
-def _checked(line: bytes) -> bytes:
-    """Return the JSON of a line; raises ValueError if its crc is not right."""
-    line = line.removesuffix(b"\n")
-    body = line[:-_CRC_SIZE] + b"}"
-    if line[-_CRC_SIZE:] != b'%b%08x"}' % (_CRC_START, zlib.crc32(body)):
-        raise ValueError("its crc is missing or wrong")
-    return body
-
-
-def _read_key(line: bytes) -> Key:
-    """Return the key of a line whose crc is right, without decoding the rest if it is usual.
-
-    Raises:
-        ValueError: the line is bad.
-    """
-    usual = _USUAL.match(_checked(line))
-    if usual is None:
-        return key_of(_untyped(line))
-    return usual[1].decode("ascii"), int(usual[2])
-
-
-def key_of(record: Mapping[str, Any]) -> Key:
-    """Return the key of `record`.
-
-    Raises:
-        InputError: it has none.
-    """
-    problem_id, index = record.get("problem_id"), record.get("sample_index")
-    if not isinstance(problem_id, str):
-        raise InputError(f"problem_id must be text, got {problem_id!r}")
-    if type(index) is not int or index < 0:
-        raise InputError(f"sample_index must be an integer from 0, got {index!r}")
-    check_id(problem_id)
-    return problem_id, index
 
 
 class RecordFile:
@@ -274,22 +174,28 @@ class RecordFile:
         Raises:
             RunError: the file cannot be read, or is damaged.
         """
-        end, offset = self._end, 0
+        end, offset, number = self._end, 0, 0
+        # Where each key is first, in the order of the file; the lines of others are the same again.
+        firsts = iter([*self._offsets.items()])
+        key, first = next(firsts, _NO_MORE)
         try:
             with open(open_regular(self.path), "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if offset >= end:
-                        return
+                for lines in _parts(file, end):
                     if digest is not None:
-                        digest.update(line)
-                    try:
-                        record = decode_record(line)
-                    except ValueError as error:
-                        raise self._damage(number, str(error)) from None
-                    key = record["problem_id"], record["sample_index"]
-                    if self._offsets.get(key) == offset:
-                        yield record
-                    offset += len(line)
+                        digest.update(b"".join(lines))
+                    decoded = decode_records(lines)
+                    for line in lines:
+                        number += 1
+                        try:
+                            record = next(decoded)
+                        except ValueError as error:
+                            raise self._damage(number, str(error)) from None
+                        while first < offset:
+                            key, first = next(firsts, _NO_MORE)
+                        mine = record["problem_id"], record["sample_index"]
+                        if first == offset and key == mine:
+                            yield record
+                        offset += len(line)
         except OSError as error:
             raise RunError(unreadable(self.path, error)) from error
         if offset < end:
@@ -317,7 +223,7 @@ class RecordFile:
                 if torn is not None:
                     raise self._damage(torn[0], torn[2])
                 try:
-                    key = _read_key(line)
+                    key = read_key(line)
                 except ValueError as error:
                     torn = (number, len(line), str(error))
                     continue
@@ -335,7 +241,7 @@ class RecordFile:
         for at, each in ((first_number, earlier), (number, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
-                texts.append(json.dumps(_untyped(each), sort_keys=True))
+                texts.append(json.dumps(untyped(each), sort_keys=True))
             except ValueError as error:
                 raise self._damage(at, str(error)) from None
         if texts[0] != texts[1]:
@@ -420,3 +326,13 @@ class RecordFile:
             raise RunError(
                 f"{self.path} could not be written before and its end is not known; {self._again}"
             )
+
+
+def _parts(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
+    """Yield the lines that begin before `end`, some at a time."""
+    while end > 0 and (lines := file.readlines(min(_LINES, end))):
+        size = sum(map(len, lines))
+        while size - len(lines[-1]) >= end:  # one line more than asked for
+            size -= len(lines.pop())
+        yield lines
+        end -= size

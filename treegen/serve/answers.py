@@ -213,6 +213,7 @@ def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [dict(each.top) for each in tokens],
+        # Before the first token of a prompt there is no text that would make any likely.
+        "top_logprobs": [None if each.logprob is None else dict(each.top) for each in tokens],
         "text_offset": list(islice(offsets, len(tokens))),
     }

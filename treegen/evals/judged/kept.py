@@ -30,6 +30,7 @@ FOLDER: Final = "TREEGEN_CACHE"
 
 _LEAST: Final = 1000  # samples; fewer are judged at once
 _MOST_BYTES: Final = 1 << 28
+_ENDING: Final = ".verdicts"
 _LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
 # What verdicts are made by: rooms of treegen, and the packages of tasks.
 _ROOMS: Final = ("common", "evals", "tasks")
@@ -52,6 +53,13 @@ class KeptVerdicts:
             return None
         folder = _folder()
         return None if folder is None else cls(job, folder)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether nothing is kept of any run, so that its samples need no digest."""
+        with suppress(OSError):
+            return not any(name.endswith(_ENDING) for name in os.listdir(self._folder))
+        return True
 
     def read(self, digest: str) -> list[_Verdicts] | None:
         """Return the verdicts on each sample, in the order of the file; None if there are none.
@@ -104,7 +112,7 @@ class KeptVerdicts:
     def _path(self, digest: str) -> Path:
         key = self._of.copy()
         key.update(digest.encode("ascii"))
-        return self._folder / f"{key.hexdigest()}.verdicts"
+        return self._folder / f"{key.hexdigest()}{_ENDING}"
 
 
 def _folder() -> Path | None:
@@ -151,7 +159,7 @@ def _version(library: str) -> str | None:
 
 def _tidy(folder: Path) -> None:
     """Remove the files that were not read for longest, where all are too much."""
-    files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob("*.verdicts")]
+    files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
     size = sum(about.st_size for about, _ in files)
     for about, path in sorted(files, key=lambda each: (each[0].st_mtime_ns, each[1])):
         if size <= _MOST_BYTES:

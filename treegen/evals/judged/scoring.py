@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from treegen.errors import RunError, TaskError
 from treegen.evals.answers import answer_types, unified
@@ -25,6 +26,8 @@ from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.thinking import thinking_of
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.runs import RunDir
+
+_NO_VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType({})
 
 
 def judged(
@@ -54,7 +57,7 @@ def judged(
     once = _Once()
     # Rounds are told what a task reads, before equal answers are equal strings.
     kept = None if judging or rounds else KeptVerdicts.of(job, run)
-    digest = run.digest() if kept and not anew else ""
+    digest = run.digest() if kept and not anew and not kept.are_none else ""
     known = kept.read(digest) if kept and digest else None
     read = hashlib.sha256()
     found: list[Mapping[str, Verdict]] = []
@@ -114,31 +117,33 @@ def score_of(
 ) -> SampleScore:
     """Return the score of a stored sample with its verdicts."""
     thinking = thinking_of(record)
-    by_length: Mapping[str, Verdict] = {}
+    by_length = _NO_VERDICTS
     if "choice_logprobs" in record and not job.data.scored:
         choice = likeliest_by_length(problem, record["choice_logprobs"])
         by_length = job.task.score(problem, choice)
-    return SampleScore(
-        problem_id=problem.id,
-        sample_index=record["sample_index"],
-        finish_reason=sys.intern(record["finish_reason"]),
-        verdicts=verdicts,
-        by_length=by_length,
-        numbers=_numbers(record),
-        num_tokens=record["num_tokens"],
-        closed=None if thinking is None else thinking.is_closed,
+    num_tokens = record["num_tokens"]
+    return SampleScore(  # by place, which is faster than by name
+        problem.id,
+        record["sample_index"],
+        sys.intern(record["finish_reason"]),
+        verdicts,
+        by_length,
+        _numbers(record, num_tokens),
+        num_tokens,
+        None if thinking is None else thinking.is_closed,
     )
 
 
-def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
     """Return what votes may weigh a stored sample by."""
     found = {}
-    if record["num_tokens"] and "logprob" in record:
-        found["logprob"] = record["logprob"] / record["num_tokens"]
+    if num_tokens and "logprob" in record:
+        found["logprob"] = record["logprob"] / num_tokens
     if (certainty := record.get("self_certainty")) is not None:
         found["certainty"] = certainty
-    for name, value in record.get("confidence", {}).items():
-        found["confidence" if name == "mean" else name] = value
+    if "confidence" in record:
+        for name, value in record["confidence"].items():
+            found["confidence" if name == "mean" else name] = value
     return found
 
 

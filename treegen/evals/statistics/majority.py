@@ -45,22 +45,44 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     is no tie. NaN if there are fewer than k samples.
     """
     check_k(k)
+    _check(counts, invalid)
     num = sum(counts) + invalid
-    if num <= _COUNTED:
-        single = _single(tuple(counts), invalid)
-        if num < k:
-            return math.nan
-        every = math.comb(num, k)
-        return (every - math.comb(invalid, k) - _coefficient(single, num, k)) / every
-    num, candidates = _candidates(tuple(counts), (), invalid)
     if num < k:
         return math.nan
+    if num <= _COUNTED:
+        _, single = _tops(0, _sizes(counts), invalid)
+        return _tie(single, num, invalid, k)
+    _, candidates = _candidates(tuple(counts), (), invalid)
     won = [math.comb(invalid, k) / math.comb(num, k)]
     for size, repeats, others in candidates:
         won.append(repeats * _estimated(size, others, invalid, k, False))
     tie = 1.0 - math.fsum(won)
     # Rounding may leave a tiny chance of an impossible tie.
     return tie if tie > 1e-11 else 0.0
+
+
+@lru_cache(maxsize=1 << 16)  # many problems have the counts of another one
+def votes_at(
+    correct: tuple[int, ...], wrong: tuple[int, ...], invalid: int, ks: tuple[int, ...]
+) -> tuple[tuple[float, float], ...]:
+    """Return for each k what `maj_at_k` and `tie_at_k` do; the subsets are counted once for all."""
+    num, candidates = _candidates(correct, wrong, invalid)
+    if num > _COUNTED:
+        counts = (*correct, *wrong)
+        return tuple(
+            (maj_at_k(correct, wrong, invalid, k), tie_at_k(counts, invalid, k)) for k in ks
+        )
+    own = candidates or ((0, 0, _sizes(wrong)),)
+    tops = [(repeats, *_tops(size, others, invalid)) for size, repeats, others in own]
+    found = []
+    for k in ks:
+        check_k(k)
+        if num < k:
+            found.append((math.nan, math.nan))
+            continue
+        won = [repeats * _share(wins, num, k) for repeats, wins, _ in tops]
+        found.append((min(1.0, math.fsum(won)), _tie(tops[0][2], num, invalid, k)))
+    return tuple(found)
 
 
 _Sizes = tuple[tuple[int, int], ...]
@@ -85,11 +107,15 @@ def _check(counts: Sequence[int], invalid: int) -> None:
         raise InputError("vote counts must not be negative")
 
 
+def _sizes(counts: Sequence[int]) -> _Sizes:
+    return tuple(sorted(Counter([count for count in counts if count]).items()))
+
+
 def _without(sizes: Sequence[int], size: int) -> _Sizes:
     """Return (size, how many) for all answers but one of the given size."""
     others = Counter(sizes)
     others[size] -= 1
-    return tuple(sorted((other, repeats) for other, repeats in others.items() if repeats))
+    return tuple(sorted([(other, repeats) for other, repeats in others.items() if repeats]))
 
 
 def _win(size: int, others: _Sizes, invalid: int, k: int) -> float:
@@ -103,9 +129,19 @@ def _win(size: int, others: _Sizes, invalid: int, k: int) -> float:
     if k == num:
         tied = sum(repeats for other, repeats in others if other == size)
         return 0.0 if any(other > size for other, _ in others) else 1.0 / (1 + tied)
-    wins = _ways(size, others, invalid)
+    return _share(_tops(size, others, invalid)[0], num, k)
+
+
+def _share(wins: Sequence[int], num: int, k: int) -> float:
+    """Return the chance to win, ties by their shares. wins: as `_tops` counts them."""
     shares = [_coefficient(way, num, k) / (1 + tied) for tied, way in enumerate(wins)]
     return math.fsum(shares) / math.comb(num, k)
+
+
+def _tie(single: int, num: int, invalid: int, k: int) -> float:
+    """Return the chance of a tie. single: the subsets without one, as `_tops` counts them."""
+    every = math.comb(num, k)
+    return (every - math.comb(invalid, k) - _coefficient(single, num, k)) / every
 
 
 def _coefficient(packed: int, num: int, k: int) -> int:
@@ -114,75 +150,60 @@ def _coefficient(packed: int, num: int, k: int) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _ways(size: int, others: _Sizes, invalid: int) -> tuple[int, ...]:
+def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int]:
     """Return in how many subsets of k samples an answer is at the top with 0, 1, ... others.
 
-    Each number holds the counts of all k: those of k in num + 1 bits from bit k * (num + 1) on. A
-    subset with j votes for our answer is counted by a coefficient of a product of polynomials, one
-    for each other answer:
+    Beside them: in how many one answer is at the top alone, whichever it is. Each number holds the
+    counts of all k: those of k in num + 1 bits from bit k * (num + 1) on. A subset whose most votes
+    are j is counted by a coefficient of a product of polynomials, one for each answer i:
 
-        C(size, j) x^j  prod_i (sum_{a<j} C(n_i, a) x^a  +  y C(n_i, j) x^j)  (1 + x)^invalid
+        prod_i (sum_{a<j} C(n_i, a) x^a  +  y C(n_i, j) x^j)  (1 + x)^invalid
 
-    where y counts the answers that tie. With x = 2^(num + 1) a polynomial is an integer, none of
+    where y counts the answers at the top. With x = 2^(num + 1) a polynomial is an integer, none of
     whose coefficients carries, as all samples have less than 2^(num + 1) subsets.
     """
-    rest = sum(other * repeats for other, repeats in others)
+    rest = sum([other * repeats for other, repeats in others])
     width = size + rest + invalid + 1
-    top = max((other for other, _ in others), default=0)
+    top = others[-1][0] if others else 0
     # With more votes than any other answer has samples, ours is alone at the top.
-    above = _below(size, size + 1, width) - _below(size, min(top, size) + 1, width)
-    found = [above * _below(rest + invalid, rest + invalid + 1, width)]
-    for votes in range(1, min(top, size) + 1):
-        terms = [math.comb(size, votes) * _free(others, votes, invalid, width) << votes * width]
-        for other, repeats in others:
-            if other < votes:
-                continue
-            below = _below(other, votes, width)
-            at = math.comb(other, votes) << votes * width
-            mine = [
-                math.comb(repeats, tied) * below ** (repeats - tied) * at**tied
-                for tied in range(repeats + 1)
-            ]
-            product = [0] * (len(terms) + repeats)
-            for first, term in enumerate(terms):
-                for second, factor in enumerate(mine):
-                    product[first + second] += term * factor
-            terms = product
+    single = _below(size, size + 1, width) - _below(size, min(top, size) + 1, width)
+    single *= _below(rest + invalid, rest + invalid + 1, width)
+    found = [single]
+    for votes in range(1, top + 1):
+        # Answers with fewer samples may have any votes, of n samples (1 + x)^n.
+        rivals = [other for other in others if other[0] >= votes]
+        free = invalid + rest - sum([other * repeats for other, repeats in rivals])
+        shift = votes * width
+        if votes > size:
+            single += _alone(rivals, free + size, votes, width)
+            continue
+        terms = [_below(free, free + 1, width)]  # of y^i x^(i * votes)
+        for other, repeats in rivals:
+            below, at = _below(other, votes, width), math.comb(other, votes)
+            for _ in range(repeats):
+                more = [term * at for term in terms]
+                terms = [term * below for term in terms]
+                for tied in range(len(more) - 1):
+                    terms[tied + 1] += more[tied]
+                terms.append(more[-1])
         found += [0] * (len(terms) - len(found))
-        for tied, term in enumerate(terms):
-            found[tied] += term
-    return tuple(found)
+        ways = math.comb(size, votes)
+        for tied, term in enumerate(terms, 1):
+            found[tied - 1] += term * ways << tied * shift
+        # Ours is alone at the top, or it has less and another one is.
+        single += (terms[0] * ways + terms[1] * _below(size, votes, width)) << shift
+    return tuple(found), single
 
 
-@lru_cache(maxsize=1 << 14)
-def _single(counts: tuple[int, ...], invalid: int) -> int:
-    """Return how many subsets of k samples have a single winner, for all k as in `_ways`.
-
-    counts: of the samples of all answers. Of the product over them all, this is what has y once.
-    """
-    _check(counts, invalid)
-    sizes = tuple(sorted(Counter(count for count in counts if count).items()))
-    width = sum(counts) + invalid + 1
-    found = 0
-    for votes in range(1, max((size for size, _ in sizes), default=0) + 1):
-        none, one = _free(sizes, votes, invalid, width), 0
-        for size, repeats in sizes:
-            if size < votes:
-                continue
-            below = _below(size, votes, width)
-            at = repeats * math.comb(size, votes) << votes * width
-            fewer = below ** (repeats - 1)
-            none, one = none * fewer * below, (one * below + none * at) * fewer
-        found += one
-    return found
-
-
-def _free(sizes: _Sizes, votes: int, invalid: int, width: int) -> int:
-    """Return the polynomial of the samples that may all vote: those without an answer that could
-    reach so many votes. Of n of them it is (1 + x)^n.
-    """
-    num = invalid + sum(size * repeats for size, repeats in sizes if size < votes)
-    return _below(num, num + 1, width)
+def _alone(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int) -> int:
+    """Return the coefficient of y in the product of `_tops`. free: samples that may all vote."""
+    none, one = _below(free, free + 1, width), 0
+    for size, repeats in rivals:
+        below = _below(size, votes, width)
+        at = repeats * math.comb(size, votes) << votes * width
+        fewer = below ** (repeats - 1)
+        none, one = none * fewer * below, (one * below + none * at) * fewer
+    return one
 
 
 @lru_cache(maxsize=1 << 14)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.statistics.tables import Grid, Table
-from treegen.evals.statistics.votes import Tally, tally
+from treegen.evals.statistics.votes import Tally, distinct, tally_of
 from treegen.evals.verdict import SampleScore
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ def summarise(
     groups = [group for group in samples_of.values() if group]
     clusters = clusters_of(options.problems, [p for p in samples_of if samples_of[p]])
     chosen = any(problem.choices for problem in options.problems)
+    # Samples that are judged equally share their verdicts by all filters.
+    counts = [distinct([sample.verdicts for sample in group]) for group in groups]
     metrics: list[MetricRow] = []
     majority: list[MajorityRow] = []
     for name in filters:
@@ -200,7 +202,7 @@ def summarise(
         if chosen:
             rows = _choice_rows(groups, name, clusters)
         else:
-            tallies = [tally([sample.verdicts[name] for sample in group]) for group in groups]
+            tallies = [tally_of([(v[name], times) for v, times in found]) for found in counts]
             rows = _filter_rows(tallies, options, clusters)
             votes = _majority(tallies, options, clusters)
             majority.extend(MajorityRow(filter=name, **row) for row in votes)
@@ -224,19 +226,13 @@ def summarise(
     return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
 
 
-def _in_thinking(sample: SampleScore) -> bool:
-    return sample.closed is False
-
-
-def _in_answer(sample: SampleScore) -> bool:
-    return sample.finish_reason == "length" and sample.closed is not False
-
-
 # A sample whose thinking never ended has no answer, whatever ended it.
 _TRUNCATED: Final[Mapping[str, Callable[[SampleScore], bool]]] = {
-    "truncated": lambda sample: _in_thinking(sample) or _in_answer(sample),
-    "truncated_thinking": _in_thinking,
-    "truncated_answer": _in_answer,
+    "truncated": lambda sample: sample.closed is False or sample.finish_reason == "length",
+    "truncated_thinking": lambda sample: sample.closed is False,
+    "truncated_answer": lambda sample: (
+        sample.finish_reason == "length" and sample.closed is not False
+    ),
 }
 
 
@@ -300,8 +296,7 @@ def _majority(
 ) -> list[dict[str, Any]]:
     rows = []
     ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
-    # One tally after the other, as all k of a tally are of the same counts.
-    votes = [[(each.maj_at_k(k), each.tie_at_k(k)) for k in ks] for each in tallies]
+    votes = [each.votes_at(tuple(ks)) for each in tallies]
     for place, k in enumerate(ks):
         shares = [mine[place][0] for mine in votes]
         row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}

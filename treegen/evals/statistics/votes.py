@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
-from treegen.evals.statistics.majority import maj_at_k, tie_at_k
+from treegen.evals.statistics.majority import maj_at_k, tie_at_k, votes_at
 from treegen.evals.verdict import Verdict
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,20 @@ def winner(counts: Mapping[str | None, int]) -> Vote:
     return Vote(tied[0] if tied else None, top, tied)
 
 
-def counted(verdicts: Sequence[Verdict]) -> dict[tuple[str | None, bool], int]:
-    """Return how often each answer was judged right or wrong, in the order of the first."""
-    # Of a run, equal verdicts are one object, so few have to be looked into.
-    known = {id(verdict): verdict for verdict in verdicts}
+def distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
+    """Return each object once, in the order of the first, and how often it is there."""
+    known = {id(each): each for each in objects}
+    return list(zip(known.values(), Counter(map(id, objects)).values(), strict=True))
+
+
+def counted(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:
+    """Return how often each answer was judged right or wrong, in the order of the first.
+
+    verdicts: each with how often it is there, as of `distinct`: of a run, equal verdicts are one
+    object, so few have to be looked into.
+    """
     counts: dict[tuple[str | None, bool], int] = {}
-    for verdict, times in zip(known.values(), Counter(map(id, verdicts)).values(), strict=True):
+    for verdict, times in verdicts:
         key = verdict.answer, verdict.correct
         counts[key] = counts.get(key, 0) + times
     return counts
@@ -89,9 +100,18 @@ class Tally:
         # Which answers are right does not matter here.
         return _tie_at_k(tuple(sorted((*self.correct, *self.wrong))), self.invalid, k)
 
+    def votes_at(self, ks: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
+        """Return what `maj_at_k` and `tie_at_k` do, for each k."""
+        return votes_at(self.correct, self.wrong, self.invalid, ks)
+
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
     """Count the answers of one problem's samples."""
+    return tally_of(distinct(verdicts))
+
+
+def tally_of(verdicts: Iterable[tuple[Verdict, int]]) -> Tally:
+    """Count the answers of one problem's samples. verdicts: each with how often it is there."""
     counts = counted(verdicts)
     invalid = counts.pop((None, False), 0)
     # Sorted, so that problems with the same counts share the cached work of the estimators.
