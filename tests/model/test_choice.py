@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 import pytest
 import torch
 from chosen import CUDA, DEVICES
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treegen.model.linear.choice import LARGEST, largest
@@ -73,3 +75,21 @@ def test_short_rows_of_a_graph_are_taken_and_no_others() -> None:
     assert targets.count(torch.ops.aten.topk.default) == 5
     for got, want in zip(module(*given), choose(*given), strict=True):
         assert torch.equal(got.sort(-1).values, want.sort(-1).values)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++ on a CPU")
+def test_the_compiler_takes_the_pass() -> None:
+    router = torch.nn.Linear(8, 24).requires_grad_(False)
+
+    def choose(rows: Tensor) -> Tensor:
+        values, indices = router(rows).softmax(-1).topk(2, dim=-1)
+        return values / values.sum(-1, keepdim=True) + indices
+
+    compiled = torch.compile(
+        choose, dynamic=True, fullgraph=True, options={"post_grad_custom_pre_pass": LARGEST}
+    )
+    rows = torch.randn(9, 8)
+    got, code = run_and_get_code(compiled, rows)
+    torch.testing.assert_close(got, choose(rows))
+    assert "treegen.largest" in code[0] and "ops.aten.topk" not in code[0]
