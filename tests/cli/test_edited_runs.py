@@ -308,3 +308,22 @@ def test_a_tokenizer_is_edited(tmp_path: Path, count: int) -> None:
             encode_texts(["Q: Ann?"], load_tokenizer(model))
         except TreegenError as error:
             assert "tokenizer" in str(error) and "\n" not in str(error), what
+
+
+def test_a_tokenizer_that_panics_is_an_error(tmp_path: Path) -> None:
+    """The library's panic is no Exception."""
+    model = tmp_path / "model"
+    shutil.copytree(model_path(), model)
+    file = model / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    texts = [
+        {"SpecialToken": {"id": "<gone>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    pair = [*texts, {"Sequence": {"id": "B", "type_id": 0}}]
+    document["post_processor"] = {
+        "type": "TemplateProcessing", "single": texts, "pair": pair, "special_tokens": {},
+    }  # fmt: skip
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_tokenizer(model)

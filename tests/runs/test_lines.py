@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from treegen.errors import RunError
 from treegen.runs import lines as lines_module
 from treegen.runs.lines import decode_record, decode_records, encode_record
 
@@ -77,3 +78,11 @@ def test_good_lines_are_decoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(lines_module, "decode_record", lambda _: pytest.fail("one by one"))
     assert len(list(decode_records(GOOD))) == 3
     assert list(decode_records([])) == []
+
+
+def test_a_number_of_a_search_that_is_missing_is_told() -> None:
+    line = encode_record({"problem_id": "7", "sample_index": 0, "usage": {"calls": 1}})
+    for record in (decode_record(line), *decode_records([line])):
+        assert record["usage"] == {"calls": 1}
+        with pytest.raises(RunError, match=r"'7', sample 0, lacks 'usage\.tokens'; it was edited"):
+            assert record["usage"]["tokens"]

@@ -76,6 +76,8 @@ def _typed(value: Any) -> dict[str, Any]:
     key_of(value)
     record = _Record(value)
     check_record(record)
+    if "usage" in record:
+        record["usage"] = _Usage(record, record["usage"])
     return record
 
 
@@ -87,6 +89,17 @@ class _Record(dict[str, Any]):
             f"the record of problem {self['problem_id']!r:.80}, sample {self['sample_index']}, "
             f"lacks {name!r}; it was edited by hand: restore the file"
         )
+
+
+class _Usage(dict[str, Any]):
+    """What a search took, as its record has it, which may lack a number likewise."""
+
+    def __init__(self, record: _Record, numbers: Mapping[str, Any]) -> None:
+        super().__init__(numbers)
+        self._record = record
+
+    def __missing__(self, name: str) -> NoReturn:
+        self._record.__missing__(f"usage.{name}")
 
 
 def untyped(line: bytes) -> dict[str, Any]:

@@ -135,7 +135,11 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
             usage["prompt_tokens_computed"],
             usage["prompt_tokens_unshared"],
         ),
-        ("keys read in decode steps", usage["key_tokens_read"], usage["key_tokens_unshared"]),
+        (
+            "keys read in decode steps",
+            usage.get("key_tokens_read", 0),
+            usage.get("key_tokens_unshared", 0),
+        ),
     ]
     pairs = [(name, shared, apart) for name, shared, apart in pairs if shared and apart]
     told = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
