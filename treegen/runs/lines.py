@@ -14,6 +14,7 @@ from treegen.errors import InputError, RunError
 from treegen.runs.fields import check_record
 from treegen.runs.files import check_id, parse_json, plain
 
+_MOST_SAMPLES: Final = 2**63
 Key = tuple[str, int]
 """The name of a record: its problem_id and its sample_index."""
 
@@ -146,7 +147,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
     problem_id, index = record.get("problem_id"), record.get("sample_index")
     if not isinstance(problem_id, str):
         raise InputError(f"problem_id must be text, got {problem_id!r}")
-    if type(index) is not int or index < 0:
-        raise InputError(f"sample_index must be an integer from 0, got {index!r}")
+    if type(index) is not int or not 0 <= index < _MOST_SAMPLES:
+        raise InputError(f"sample_index must be an integer from 0, below 2^63, got {index!r}")
     check_id(problem_id)
     return problem_id, index

@@ -125,7 +125,7 @@ def score_of(
     return SampleScore(  # by place, which is faster than by name
         problem.id,
         record["sample_index"],
-        sys.intern(record["finish_reason"]),
+        sys.intern(record["finish_reason"] or ""),
         verdicts,
         by_length,
         _numbers(record, num_tokens),
@@ -137,12 +137,12 @@ def score_of(
 def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
     """Return what votes may weigh a stored sample by."""
     found = {}
-    if num_tokens and "logprob" in record:
-        found["logprob"] = record["logprob"] / num_tokens
+    if num_tokens and (logprob := record.get("logprob")) is not None:
+        found["logprob"] = logprob / num_tokens
     if (certainty := record.get("self_certainty")) is not None:
         found["certainty"] = certainty
-    if "confidence" in record:
-        for name, value in record["confidence"].items():
+    if confidence := record.get("confidence"):
+        for name, value in confidence.items():
             found["confidence" if name == "mean" else name] = value
     return found
 
