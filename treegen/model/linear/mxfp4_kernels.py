@@ -22,37 +22,29 @@ BLOCK_K: Final = 128
 
 # Sign, exponent (2 bits) and mantissa (1 bit) go to these places of a bfloat16, which is then
 # 2^-126 times the number, also where that is 0 or 0.5. Both products after that are exact.
-_EXPAND: tl.constexpr = tl.constexpr("""
+_EXPAND_TWO_BYTES: Final = """
+    prmt.b32 two, $4, 0, {bytes};
+    shl.b32 low, two, 4;
+    shr.b32 bits, low, 6;
+    and.b32 bits, bits, 0x01C001C0;
+    lop3.b32 low, low, 0x80008000, bits, 0xEA;
+    fma.rn.bf16x2 low, low, power, none;
+    fma.rn.bf16x2 {low}, low, {factor}, none;
+    shr.b32 bits, two, 6;
+    and.b32 bits, bits, 0x01C001C0;
+    lop3.b32 two, two, 0x80008000, bits, 0xEA;
+    fma.rn.bf16x2 two, two, power, none;
+    fma.rn.bf16x2 {high}, two, {factor}, none;"""
+_EXPAND: tl.constexpr = tl.constexpr(
+    """
 {
     .reg .b32 two, low, bits, power, none;
     mov.b32 power, 0x7E807E80;
-    mov.b32 none, 0x80008000;
-    prmt.b32 two, $4, 0, 0x1404;
-    shl.b32 low, two, 4;
-    shr.b32 bits, low, 6;
-    and.b32 bits, bits, 0x01C001C0;
-    lop3.b32 low, low, 0x80008000, bits, 0xEA;
-    fma.rn.bf16x2 low, low, power, none;
-    fma.rn.bf16x2 $0, low, $5, none;
-    shr.b32 bits, two, 6;
-    and.b32 bits, bits, 0x01C001C0;
-    lop3.b32 two, two, 0x80008000, bits, 0xEA;
-    fma.rn.bf16x2 two, two, power, none;
-    fma.rn.bf16x2 $2, two, $5, none;
-    prmt.b32 two, $4, 0, 0x3424;
-    shl.b32 low, two, 4;
-    shr.b32 bits, low, 6;
-    and.b32 bits, bits, 0x01C001C0;
-    lop3.b32 low, low, 0x80008000, bits, 0xEA;
-    fma.rn.bf16x2 low, low, power, none;
-    fma.rn.bf16x2 $1, low, $6, none;
-    shr.b32 bits, two, 6;
-    and.b32 bits, bits, 0x01C001C0;
-    lop3.b32 two, two, 0x80008000, bits, 0xEA;
-    fma.rn.bf16x2 two, two, power, none;
-    fma.rn.bf16x2 $3, two, $6, none;
-}
-""")
+    mov.b32 none, 0x80008000;"""
+    + _EXPAND_TWO_BYTES.format(bytes="0x1404", low="$0", high="$2", factor="$5")
+    + _EXPAND_TWO_BYTES.format(bytes="0x3424", low="$1", high="$3", factor="$6")
+    + "\n}\n"
+)
 
 
 @triton.jit
