@@ -24,12 +24,13 @@ def command(write_out: bool, quiet: bool, **params: Any) -> None:
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.report.planned import plan_document, plan_text, planned
+    from treegen.evals.running.planning import plan_tasks
+    from treegen.report.planned import plan_document, plan_text
 
     terminal = Terminal(quiet=quiet)
     documents = []
     tasks = task_names(params)
-    for job, facts, plan in planned(tasks, asked_for(params), terminal, show_prompts=write_out):
+    for job, facts, plan in plan_tasks(tasks, asked_for(params), terminal, show_prompts=write_out):
         documents.append(plan_document(job, facts, plan))
         if not quiet:
             echo(plan_text(documents[-1], plan.levels()) + "\n")

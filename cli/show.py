@@ -39,7 +39,6 @@ def command(
     from treegen.common.formats import safe_text
     from treegen.report import shown
     from treegen.report.graphs import to_dot, to_mermaid
-    from treegen.search.tree.draw import draw_tree
 
     view = read_run(run, asked, quiet=quiet)
     filter = shown.filter_of(view, filter_name)
@@ -70,7 +69,7 @@ def command(
                 # A file or a pipe has no width, so a wide one is taken.
                 width = None if sys.stdout.isatty() else _WIDTH
                 console = Console(file=sys.stdout, width=width, highlight=False)
-                console.print(draw_tree(each.nodes, each.best, full=full))
+                console.print(each.draw(full=full))
                 echo("")
         else:
             document = shown.problem_document(found, filter)

@@ -15,7 +15,6 @@ from treegen.evals.statistics.metrics import (
 )
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.apps.data import DIFFICULTIES
 from treegen.tasks.judge import JudgeVerdict
 
 NO_PROGRAM: Final = "no_program"
@@ -51,8 +50,8 @@ def report_programs(
     task: str,
     version: str,
     filters: Sequence[str],
+    difficulties: Sequence[str],
     headline: str = "strict_accuracy",
-    difficulties: Sequence[str] = DIFFICULTIES,
     by_test: bool = True,
 ) -> Report:
     """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.

@@ -16,7 +16,6 @@ from treegen.evals.thinking import answer_of
 from treegen.runs import Key
 from treegen.tasks.apps.by_difficulty import ProgramVerdict
 from treegen.tasks.apps.judged import ProgramCases, ProgramTask
-from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.verdict_file import VerdictFile
 from treegen.tasks.apps.verdicts import NO_OUTCOME, Outcome, outcome_of, program_hash
 from treegen.tasks.judge import (
@@ -36,6 +35,8 @@ _AHEAD: Final = 4
 # Tests of a program that are handed over at once. Ending a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
+# Packages that programs may import besides the standard library.
+PACKAGES: Final = ("numpy",)
 
 
 @dataclass(slots=True)

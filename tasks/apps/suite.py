@@ -22,7 +22,6 @@ from itertools import accumulate, combinations, permutations, product
 from math import ceil, cos, exp, fabs, floor, gcd, log, log2, sin, sqrt, tan
 from typing import List, Tuple
 """
-PACKAGES: Final = ("numpy",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
 from treegen.tasks.apps.compare import COMPARERS, Comparer
-from treegen.tasks.apps.data import Row, load_rows
+from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.fewshot import load_shots
 from treegen.tasks.apps.judged import ProgramTask
 from treegen.tasks.apps.judging import ProgramJudging
@@ -160,7 +160,12 @@ class APPS(ProgramTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return strict accuracy, pass@k, test-case average, failure rates; also by difficulty."""
         return report_programs(
-            scores, options, task=self.name, version=self.version, filters=self.filters
+            scores,
+            options,
+            task=self.name,
+            version=self.version,
+            filters=self.filters,
+            difficulties=DIFFICULTIES,
         )
 
     def solutions(self, problem_id: str) -> list[str]:

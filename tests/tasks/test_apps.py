@@ -13,8 +13,8 @@ from treegen.evals.task import TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.apps.compare import COMPARERS
 from treegen.tasks.apps.data import LoadedRows, load_bundled_shots, load_rows
+from treegen.tasks.apps.judging import PACKAGES
 from treegen.tasks.apps.prompts import ask, program_in, with_tabs
-from treegen.tasks.apps.suite import PACKAGES
 from treegen.tasks.apps.task import APPS
 from treegen.tasks.judge import Judge, Limits
 

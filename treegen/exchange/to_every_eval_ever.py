@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import treegen
 from treegen.common.formats import utf8
+from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.exchange.whole import WholeRun, plain_text
@@ -75,7 +75,7 @@ def _id(run: WholeRun) -> str:
 
 def _aggregate(run: WholeRun, results: list[dict[str, Any]]) -> dict[str, Any]:
     info = run.view.info
-    version = str(info.identity.get("treegen", treegen.__version__))
+    version = str(info.identity.get("treegen", VERSION))
     facts = info.identity.get("model")
     facts = facts if isinstance(facts, Mapping) else {}
     return {

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import treegen
 from treegen.common.formats import utf8
+from treegen.common.version import VERSION
 from treegen.errors import InputError, install
 from treegen.exchange.whole import WholeRun
 from treegen.report.trees import StoredTree
@@ -109,7 +109,7 @@ def _log(run: WholeRun) -> EvalLog:
             model=run.model,
             model_generate_config=_config(run.sampling),
             config=EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
-            packages={"treegen": str(info.identity.get("treegen", treegen.__version__))},
+            packages={"treegen": str(info.identity.get("treegen", VERSION))},
             metadata={
                 "treegen": {"fingerprint": info.fingerprint, "identity": dict(info.identity)}
             },

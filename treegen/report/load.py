@@ -176,12 +176,12 @@ def _judged(
     """Return what models say of the samples; nothing is imported for a run without judgements."""
     if not (path / "judged").is_dir():
         return (), ()
-    from treegen.report.judged.judging import flagged_table, stored_summaries
+    from treegen.report.judgements import build_flagged_table, load_summaries
 
-    summaries = stored_summaries(path, {p.id: p.group for p in problems}, notices)
+    summaries = load_summaries(path, {p.id: p.group for p in problems}, notices)
     tables = [table for each in summaries for table in each.tables]
     texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
-    flagged = flagged_table(texts) if summaries else None
+    flagged = build_flagged_table(texts) if summaries else None
     return tuple(summaries), (*tables, *([flagged] if flagged else []))
 
 

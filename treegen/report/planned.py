@@ -1,55 +1,17 @@
 """What a run would share, store and read, as a document and as text; no weights are needed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treegen import demo
 from treegen.common.formats import markdown, safe_text
-from treegen.errors import InputError
-from treegen.evals.asked.given import check_read
-from treegen.evals.asked.settings import settle
 from treegen.evals.choices import num_distinct
 from treegen.evals.course.account import describe_levels
-from treegen.evals.job import first_prompt, load_job, plan_job
-from treegen.evals.model import look_at_model
-from treegen.evals.running.listener import Listener
-from treegen.evals.running.work import tell_demo, tell_skipped
 
 if TYPE_CHECKING:
     from treegen.evals.job import Job
     from treegen.model.facts import ModelFacts
     from treegen.plan.plan import LevelSummary, Plan
     from treegen.prompts.radix import Tokens
-
-
-def planned(
-    tasks: Sequence[str],
-    asked: Mapping[str, Any],
-    listener: Listener,
-    *,
-    show_prompts: bool = False,
-) -> "Iterator[tuple[Job, ModelFacts, Plan]]":
-    """Yield the plan of each task's run, with what it is of.
-
-    asked: the user's choices, by the names of settings. show_prompts: whether the listener gets
-    the first prompt of each.
-
-    Raises:
-        InputError: there is no task, or a choice cannot be used.
-        TreegenError: as for the data, the model's configuration and the plan.
-    """
-    if not tasks:
-        raise InputError("no task is given; `treegen tasks` lists them")
-    jobs = [load_job(settle(demo.completed({**asked, "task": task}))) for task in tasks]
-    check_read(asked, [job.settings for job in jobs])
-    tell_demo(asked, [job.settings for job in jobs], listener)
-    for job in jobs:
-        tell_skipped(job, listener)
-        facts = look_at_model(job.settings.engine)
-        plan = plan_job(job, facts)
-        if show_prompts:
-            listener.show_prompt(first_prompt(job, facts))
-        yield job, facts, plan
 
 
 def plan_document(job: "Job", facts: "ModelFacts", plan: "Plan") -> dict[str, Any]:

@@ -6,11 +6,14 @@ A record holds `nodes`, parents before their children, and names the node where 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import RunError
 from treegen.runs import RecordFile
 from treegen.search.tree.records import TreeNode, best_path
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
 
 FILE: Final = "trees.jsonl"
 _READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
@@ -46,6 +49,17 @@ class StoredTree:
         """Generated tokens. They include those of evaluations if the record counts them."""
         known = self.usage.get("tokens_decoded")
         return sum(node["n_tokens"] or 0 for node in self.nodes) if known is None else int(known)
+
+    def draw(self, *, full: bool = False) -> "Tree":
+        """Return a tree for rich to print, with the best path marked.
+
+        Args:
+            full: Whether a node may take several lines; otherwise each is one line, cut at the
+                width of the terminal.
+        """
+        from treegen.search.tree.draw import draw_tree
+
+        return draw_tree(self.nodes, self.best, full=full)
 
     @property
     def path(self) -> list[TreeNode]:

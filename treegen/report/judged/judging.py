@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.checks import check_int
 from treegen.common.paths import given_path
-from treegen.errors import InputError, RunError
+from treegen.errors import InputError
 from treegen.evals.running.listener import BarListener, Follow, Listener, Stop
-from treegen.evals.statistics.tables import Cell, Table
-from treegen.grading.answers import addresses_judge
+from treegen.evals.statistics.tables import Table
 from treegen.grading.asked import JudgingSettings, Verdicts
 from treegen.grading.judged import labels_of
 from treegen.grading.jury import check_jury
@@ -20,13 +19,12 @@ from treegen.grading.prompts import JudgedAnswers
 from treegen.grading.rubric import Rubric, load_rubric
 from treegen.grading.running import judge_all, opened, stored
 from treegen.grading.summary import Combine, Summary, summarise
+from treegen.report.judgements import build_flagged_table
 from treegen.report.tables import Listing, table_listing
 
 if TYPE_CHECKING:
     from treegen.llm.calls import Calls
     from treegen.report.frames import Frames
-
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ def judge(
         name: {each: getattr(done, each) for each in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = flagged_table(found.answers.all())
+    flagged = build_flagged_table(found.answers.all())
     return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
 
 
@@ -244,35 +242,7 @@ def judgings(
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=found.answers.groups, **how))
-    return Judgings(path, tuple(summaries), flagged_table(found.answers.all()))
-
-
-def stored_summaries(path: Path, groups: Mapping[str, str], notices: list[str]) -> list[Summary]:
-    """Return what the judgings of a run come to; what cannot be read is told in notices."""
-    found = []
-    try:
-        for group in stored(path):
-            found.append(summarise(group, groups=groups))
-    except (InputError, RunError) as error:
-        notices.append(f"judgements cannot be shown: {error}")
-    return found
-
-
-def flagged_table(texts: Iterable[tuple[str, int, str]]) -> Table | None:
-    """Return which answers seem to speak to their judge; None if none does.
-
-    texts: problem, sample and text of each answer.
-    """
-    found = [
-        (problem, index, why) for problem, index, text in texts if (why := addresses_judge(text))
-    ]
-    if not found:
-        return None
-    rows: list[tuple[Cell, ...]] = [(p, i, "; ".join(why)) for p, i, why in found[:_SHOWN]]
-    title = "1 answer addresses" if len(found) == 1 else f"{len(found):,} answers address"
-    title += " the judge"
-    more = f", such as {len(rows):,} of them" if len(rows) < len(found) else ""
-    return Table(title + more, ("Problem", "Sample", "What they do"), tuple(rows))
+    return Judgings(path, tuple(summaries), build_flagged_table(found.answers.all()))
 
 
 def _judges(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
