@@ -333,4 +333,8 @@ def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None
         if known(name):
             with pytest.raises(ModelError) as caught:
                 families.refuse_family(CONFIG_MAPPING[name]())
-            assert reason in str(caught.value)
+            # Older versions of transformers have other names of that type.
+            told = re.sub(
+                r"\b(deepseek|qwen)_sparse_attention", "indexed_attention", str(caught.value)
+            )
+            assert reason in told
