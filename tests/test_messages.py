@@ -3,20 +3,26 @@
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cli_cases import Command
 from report_cases import make_run, make_search_run
 
-from treegen import InputError, SamplingParams
+from treegen import LLM, InputError, SamplingParams
+from treegen.attention import Level
+from treegen.cluster.places import places_of
 from treegen.errors import ModelError
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import estimate
 from treegen.model.config import resolve_device
 from treegen.model.judges.judge import rows_of
+from treegen.model.options import EngineOptions
+from treegen.search.verifier import load_verifier
 
 
 @pytest.mark.parametrize(
@@ -52,6 +58,31 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match=r"cuda:3 is not there; choose one of cuda:0, cuda:1$"):
         resolve_device("cuda:3")
+
+
+# Builds of torch for GPUs read a number as a GPU, others as an error.
+@pytest.mark.parametrize("wrong", [0, 5, -1, True, 1.5, b"cpu", ["cpu"], torch.cpu])
+def test_a_device_is_named_by_text_or_by_a_device_of_torch(wrong: Any, tmp_path: Path) -> None:
+    row = torch.zeros(1, dtype=torch.int32)
+    calls: dict[str, Callable[[], object]] = {
+        "resolve_device": lambda: resolve_device(wrong),
+        "EngineOptions": lambda: EngineOptions(model="demo", device=wrong),
+        "LLM": lambda: LLM("demo", device=wrong),
+        "places_of": lambda: places_of(workers=1, device=wrong),
+        "load_verifier": lambda: load_verifier(tmp_path, device=wrong),
+        "Level.dense": lambda: Level.dense(row, row, row, device=wrong),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InputError, match="device must be auto, cpu, cuda or cuda:N, got "):
+            pytest.fail(f"{name} takes {call()!r}")
+
+
+def test_a_device_of_torch_is_a_device() -> None:
+    cpu = torch.device("cpu")
+    assert resolve_device(cpu) == cpu and EngineOptions(model="demo", device=cpu).device == "cpu"
+    assert places_of(workers=1, device=cpu).device == "cpu"
+    row = torch.zeros(1, dtype=torch.int32)
+    assert Level.dense(row, row, row, device=cpu).q_start_G.device == cpu
 
 
 def test_an_estimate_names_the_value() -> None:

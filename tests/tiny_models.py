@@ -164,6 +164,8 @@ EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "nanochat": ("nanochat", {}),
     "ministral3": ("ministral3", _HEAD),
     "gpt2": ("gpt2", _GPT2),
+    "codegen": ("codegen", {**_GPT2, "rotary_dim": 4}),
+    "gptj": ("gptj", {**_GPT2, "rotary_dim": 4}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "gemma2": ("gemma2", _GEMMA2),
     "gemma3": ("gemma3_text", {**_HEAD, **_MIXED, "query_pre_attn_scalar": 8}),
@@ -340,7 +342,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
     "xlstm": ("xlstm", {"num_heads": 4}),
     "rwkv": ("rwkv", {"attention_hidden_size": 32}),
-    "codegen": ("codegen", {**_GPT2, "rotary_dim": 4}),
     "git": ("git", {}),
     "openai-gpt": ("openai-gpt", _GPT2),
     "roformer": ("roformer", {"is_decoder": True}),
@@ -349,7 +350,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {}),
     "nemotron": ("nemotron", {}),
     "falcon": ("falcon", {}),
-    "gptj": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 2, "n_heads": 4}),
 }
 

@@ -5,6 +5,7 @@ The kernel runs on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import tiny_models
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from treegen import LLM, SamplingParams
@@ -158,6 +160,56 @@ def test_undone_all_classes_are_the_stock_ones(tmp_path: Path) -> None:
     assert kinds != [type(part) for part in module.modules()]
     fixed.undo()
     assert kinds == [type(part) for part in module.modules()]
+
+
+def renamed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorate a method as transformers does where an argument has another name than before."""
+
+    @functools.wraps(forward)
+    def mapped(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        return forward(self, *args, **kwargs)
+
+    return mapped
+
+
+class Router(nn.Module):
+    """A router whose method is decorated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 16), requires_grad=False)
+
+    @renamed
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the logits of the experts."""
+        return functional.linear(hidden_states, self.weight)
+
+
+class Above(nn.Module):
+    """A module that only has a layer called `linear`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Router()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return what the layer makes of it."""
+        out: Tensor = self.linear(hidden_states)
+        return out
+
+
+def test_a_decorated_router_is_found() -> None:
+    torch.manual_seed(0)
+    module, x = Above(), torch.randn(5, 16)
+    want = module(x)
+    fixed = FixedLayers(module)
+    assert type(module) is Above and type(module.linear) is not Router
+    with _ByLibrary() as found:
+        got = module(x)
+    assert not found.shapes
+    torch.testing.assert_close(got, want)
+    fixed.undo()
+    assert type(module.linear) is Router
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe"])

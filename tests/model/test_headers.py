@@ -37,6 +37,16 @@ def test_sizes_that_no_weight_has_are_refused_at_once(folder: Path, name: str) -
     assert time.process_time() - start < 10
 
 
+def test_of_a_size_that_wrapper_and_text_have_that_of_the_text_counts(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    # Configurations of Fuyu have a usual size of their own in older versions of transformers.
+    check_headers(folder, {"text_config": raw, "vocab_size": 10**9})
+    text = raw | {"vocab_size": 10**9}
+    for wrong in ({"text_config": text}, {"text_config": text, "vocab_size": raw["vocab_size"]}):
+        with pytest.raises(ModelError, match="says vocab_size 1,000,000,000, and the weights"):
+            check_headers(folder, wrong)
+
+
 @pytest.mark.parametrize("images", [False, True])
 def test_a_tower_of_layers_that_no_weight_has_is_refused_at_once(
     tmp_path: Path, images: bool

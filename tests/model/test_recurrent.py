@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import HYBRID, config_of, save_tiny_model
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 from treegen import LLM, SamplingParams
@@ -18,8 +23,8 @@ from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.config import load_spec
 from treegen.model.load import from_module, load_model
 from treegen.model.memory import cache_size
-from treegen.model.recurrent.layer_states import LayerStates
-from treegen.model.recurrent.layers import wrap_recurrent
+from treegen.model.recurrent.layer_states import CACHE_ARGUMENTS, LayerStates, cache_argument
+from treegen.model.recurrent.layers import StateProbe, on_states, wrap_recurrent
 
 
 def test_windows_and_states_are_those_of_transformers_own_cache() -> None:
@@ -44,6 +49,85 @@ def test_windows_and_states_are_those_of_transformers_own_cache() -> None:
     assert mine.get_linear_cache(0) is state and not mine.is_recording_past(0)
 
 
+class Convolution(nn.Module):
+    """A recurrent layer as authors write it, whose cache has one of the names of transformers."""
+
+    def remember(self, x: Tensor, cache: Any) -> Tensor:
+        """The last three inputs, the newest of which is the output."""
+        out: Tensor = cache.update_conv_state(x.mT, 0, conv_kernel_size=3)[..., -x.shape[1] :].mT
+        return out
+
+
+class ByCache(Convolution):
+    def forward(self, hidden_states: Tensor, cache: Any = None) -> Tensor:
+        return self.remember(hidden_states, cache)
+
+
+class ByCacheParams(Convolution):
+    def forward(self, hidden_states: Tensor, cache_params: Any, **_: Any) -> Tensor:
+        return self.remember(hidden_states, cache_params)
+
+
+class ByPastKeyValues(Convolution):
+    def forward(self, hidden_states: Tensor, past_key_values: Any = None) -> Tensor:
+        return self.remember(hidden_states, past_key_values)
+
+
+def maps_old_names(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As the decorator of transformers 5.24 does."""
+
+    @functools.wraps(forward)
+    def mapped(*args: Any, **kwargs: Any) -> Tensor:
+        if "cache_params" in kwargs:
+            warnings.warn("`cache_params` is deprecated", FutureWarning, stacklevel=2)
+            kwargs["cache"] = kwargs.pop("cache_params")
+        return forward(*args, **kwargs)
+
+    return mapped
+
+
+class Decorated(ByCache):
+    forward = maps_old_names(ByCache.forward)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ByCache, "cache"),
+        (ByCacheParams, "cache_params"),
+        (ByPastKeyValues, "past_key_values"),
+        (Decorated, "cache"),
+    ],
+)
+def test_layers_get_their_states_whatever_the_cache_is_called(
+    kind: type[Convolution], name: str
+) -> None:
+    assert cache_argument(kind.forward) == name
+    model = nn.Sequential(kind())
+    (layer,) = wrap_recurrent(model)
+    x = torch.randn(1, 4, 2, generator=torch.Generator().manual_seed(0))
+    for given in (None, *CACHE_ARGUMENTS):
+        states = StateProbe()
+        with on_states(states):
+            # A model of transformers passes its own cache on, which is None here.
+            out = model[0](x, **({} if given is None else {given: None}))
+        assert torch.equal(out, x)
+        assert [(each.kind, each.shape) for each in states.found[layer.index]] == [("conv", (2, 3))]
+
+
+def test_a_layer_that_takes_no_cache_is_refused() -> None:
+    class Closed(Convolution):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return self.remember(hidden_states, LayerStates({}))
+
+        def keep(self, cache: Any) -> None:
+            cache.update_conv_state(None, 0)
+
+    assert cache_argument(Closed.forward) is None
+    with pytest.raises(ModelError, match="Closed keeps a state that it is not given"):
+        wrap_recurrent(Closed())
+
+
 def test_a_wrapped_model_is_itself_outside_of_passes() -> None:
     model_type, settings = HYBRID["qwen3_next"]
     config = config_of(model_type, **settings)
@@ -56,7 +140,9 @@ def test_a_wrapped_model_is_itself_outside_of_passes() -> None:
         module.set_attn_implementation("eager")
         torch.testing.assert_close(module(ids, use_cache=False).logits, want)
         cached = module(ids[:, :9], use_cache=True)
-        rest = module(ids[:, 9:], past_key_values=cached.past_key_values).logits
+        name = cache_argument(module.forward)
+        assert name is not None
+        rest = module(ids[:, 9:], **{name: cached[name]}).logits
     torch.testing.assert_close(rest, want[:, 9:], rtol=1e-4, atol=1e-4)
     assert from_module(module).spec.states == from_module(module).spec.states
 

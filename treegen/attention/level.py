@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from treegen.common.checks import device_name
 from treegen.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
@@ -58,6 +59,7 @@ class Level:
         """
         if device is None:
             device = q_start.device if isinstance(q_start, Tensor) else "cpu"
+        device = device_name(device)
 
         def column(value: Tensor | Sequence[int] | int) -> Tensor:
             return torch.as_tensor(value, dtype=torch.int32, device=device)

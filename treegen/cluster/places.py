@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
+from treegen.common.checks import device_name
 from treegen.common.cores import cores
 from treegen.common.params import check_int
 from treegen.errors import InputError, install
@@ -43,6 +44,7 @@ def places_of(
 
     Raises InputError for what contradicts itself or is not there, as far as this machine can tell.
     """
+    device = device_name(device)
     if find_spec("ray") is None:
         raise InputError(f"several workers need Ray, which is not installed; {install('ray')}")
     if gpus is not None and workers is not None:

@@ -31,6 +31,23 @@ def check_bool(name: str, value: object) -> None:
         raise InputError(f"{name} must be True or False, got {value!r}")
 
 
+def device_name(value: object) -> str:
+    """Return the text that names a device.
+
+    Args:
+        value: Text, or a `torch.device`. Builds of torch read a bare number differently.
+
+    Raises:
+        InputError: It is neither.
+    """
+    if isinstance(value, str):
+        return value
+    kind = type(value)
+    if (kind.__module__, kind.__name__) == ("torch", "device"):
+        return str(value)
+    raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {value!r:.60}")
+
+
 def is_finite(value: float) -> bool:
     """Return whether a number is finite as a float, which a whole number may be too large for."""
     try:

@@ -23,6 +23,7 @@ from treegen.model.checkpoint.files import one_line
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import smooth
+from treegen.model.recurrent.layer_states import cache_argument
 from treegen.model.recurrent.states import Piece, states_of_pieces, states_of_rows
 
 if TYPE_CHECKING:
@@ -294,13 +295,16 @@ def _whole(module: nn.Module, ids_1N: Tensor) -> Tensor:
 
 def _stepped(module: nn.Module, ids_1N: Tensor) -> Tensor:
     positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
-    cache, logits = None, []
+    name = cache_argument(module.forward)
+    if name is None:
+        raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
+    kept: dict[str, Any] = {}
+    logits = []
     for part in (slice(None, -1), slice(-1, None)):
         out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part],
-            past_key_values=cache, use_cache=True,
-        )  # fmt: skip
-        cache = out.past_key_values
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **kept
+        )
+        kept = {name: getattr(out, name)}
         logits.append(out.logits[0])
     return torch.cat(logits)
 

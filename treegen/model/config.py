@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from treegen.common.checks import device_name
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.checkpoint.families import refuse_family
@@ -37,16 +38,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
     """Return the device named; "auto" is CUDA where there is one, else the CPU.
 
     Raises:
-        InputError: there is no such device.
+        InputError: there is no such device, or it is not named by text or a `torch.device`.
     """
-    if device == "auto":
+    name = device_name(device)
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError, ValueError, OverflowError):
-        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}") from None
+        found = torch.device(name)
+    except (RuntimeError, ValueError, OverflowError):
+        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
-        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {str(device)!r}")
+        raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from treegen.common.checks import device_name
 from treegen.common.formats import parse_bytes
 from treegen.common.params import check_bool, check_int
 from treegen.common.spelling import hint_at
@@ -80,6 +81,7 @@ class EngineOptions:
     images: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", device_name(self.device))
         check_sharing(self.sharing)
         if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
             raise InputError(

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+import transformers
 from transformers import PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -21,9 +22,9 @@ OWN_ATTENTION: Final = "its layers compute attention without transformers' atten
 OTHERS: Final = "`treegen models` lists those that can"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
-# Families that cannot be used, though their configurations do not tell. A family that is absent
-# here is judged by its layer types, by what its layers ask of the attention function, and in the
-# end by the load check.
+# Families that cannot be used, though their configurations do not tell; `refusal` tells which of
+# them the installed transformers has changed since. A family that is absent here is judged by its
+# layer types, by what its layers ask of the attention function, and in the end by the load check.
 REFUSED: Final = {
     "bloom": "its attention adds ALiBi position biases, which are not supported",
     "mpt": "its attention adds ALiBi position biases, which are not supported",
@@ -69,15 +70,16 @@ def _names(text: str) -> tuple[str, ...]:
 # Families that are tested against transformers, model by model, as docs/models.md tells.
 EXACT: Final = _names(
     """
-    afmoe apertus arcee aria_text axk1 beam biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm
-    dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint
-    gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe
-    glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa granitemoe
-    granitemoe_swa granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
-    internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama longcat_flash mellum mimo_v2_flash
-    minicpm3 minimax_m2 ministral ministral3 mistral mistral4 mixtral modernbert-decoder moshi
-    nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3
-    qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma youtu
+    afmoe apertus arcee aria_text axk1 beam biogpt bitnet codegen cohere cohere2 cohere2_moe
+    ctrl cwm dbrx deepseek_v2 deepseek_v3 dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe
+    flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm
+    glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite
+    granite_swa granitemoe granitemoe_swa granitemoeshared helium hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama
+    longcat_flash mellum mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mistral4
+    mixtral modernbert-decoder moshi nanochat olmo olmo2 olmo3 olmoe opt persimmon phi phi3
+    phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open starcoder2 vaultgemma
+    youtu
     """
 )
 """Text models that run compiled."""
@@ -129,9 +131,30 @@ _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "h
 _LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
 
 
+def refusal(model_type: str) -> str | None:
+    """Tell why models of a family cannot be used with the installed transformers.
+
+    Args:
+        model_type: The family, as config.json names it.
+
+    Returns:
+        The reason, or None if the family is not known to be wrong.
+    """
+    reason = REFUSED.get(model_type)
+    if reason == OWN_ATTENTION and _calls_the_interface(model_type):
+        return None
+    return reason
+
+
+def _calls_the_interface(model_type: str) -> bool:
+    """Whether the installed transformers says that a family takes any attention function."""
+    kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""), None)
+    return bool(getattr(kind, "_supports_attention_backend", False))
+
+
 def way_of(model_type: str) -> str:
     """What treegen says of a family, one of `WAYS`; its layers may have it refused all the same."""
-    if model_type in REFUSED:
+    if refusal(model_type):
         return "refused"
     if model_type in EXACT:
         return "exact"
@@ -146,8 +169,8 @@ def refuse_family(config: PretrainedConfig) -> None:
     """Raise ModelError if the configuration tells that the model cannot give right numbers."""
     text = config.get_text_config(decoder=True)
     for model_type in (config.model_type, text.model_type):
-        if model_type in REFUSED:
-            raise ModelError(f"{model_type} models cannot be used: {REFUSED[model_type]}; {OTHERS}")
+        if reason := refusal(model_type):
+            raise ModelError(f"{model_type} models cannot be used: {reason}; {OTHERS}")
     if config.is_encoder_decoder:
         raise ModelError(
             f"{config.model_type} is an encoder-decoder; only decoder-only models can be used"
@@ -203,7 +226,7 @@ def _layer_types(text: PretrainedConfig) -> set[str]:
 
 def inputs_of(model_type: str) -> tuple[str, ...]:
     """What models of a family are given here: text, images, sound; nothing if it is refused."""
-    if model_type in REFUSED:
+    if refusal(model_type):
         return ()
     more = (("images", IMAGES), ("sound", SOUND))
     return ("text", *(name for name, families in more if model_type in families))
@@ -245,7 +268,7 @@ def all_families() -> list[Family]:
 def _family(model_type: str) -> Family:
     way = way_of(model_type)
     if way != "not tested":
-        return Family(model_type, way, REFUSED.get(model_type, ""))
+        return Family(model_type, way, refusal(model_type) or "")
     try:
         refuse_family(CONFIG_MAPPING[model_type]())
     except ModelError as error:

@@ -32,7 +32,8 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     raw: the content of config.json. Some configurations make a list as long as the layers.
     """
     text = raw.get("text_config")
-    texts = [each for each in (text, raw) if isinstance(each, Mapping)]
+    # Of a number that both have, the text's own counts: a wrapper may have a usual one beside it.
+    texts = [each for each in (raw, text) if isinstance(each, Mapping)]
     if any(each.get(key) for each in texts for key in _QUANTISED):
         return
     most, numbers = 0, set[str]()

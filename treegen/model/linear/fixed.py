@@ -118,9 +118,19 @@ def _fixed_linear(kind: type) -> Any:
 
 
 def _multiplies(kind: Any) -> bool:
-    """Whether the forward of a class calls `linear` of torch itself."""
-    code = getattr(kind.forward, "__code__", None)
-    return code is not None and "linear" in code.co_names
+    """Whether the forward of a class calls `linear` of torch itself.
+
+    Decorators, such as those that map older names of arguments, do not hide that. Decorated experts
+    are left out: their decorator chooses another way to compute them.
+    """
+    stock: Any = inspect.unwrap(kind.forward)
+    code = getattr(stock, "__code__", None)
+    if code is None or "linear" not in code.co_names:
+        return False
+    if stock is not kind.forward and hasattr(kind, "_apply_gate"):
+        return False
+    of_module = (stock.__globals__.get(name) for name in code.co_names)
+    return "functional" in code.co_names or any(each is functional for each in of_module)
 
 
 def _library() -> types.ModuleType:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +12,29 @@ from torch import Tensor, nn
 StateKey = tuple[str, int]
 """Kind and index of a state of a layer, as a StateSpec names them."""
 
+# transformers takes `cache` from 5.24 on; models of other authors keep the older names.
+CACHE_ARGUMENTS: Final = ("cache", "cache_params", "past_key_values", "past_key_value")
+"""The names under which modules of transformers take a cache."""
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """Find the name under which a module takes its cache; outputs return the cache by it too.
+
+    Args:
+        forward: The method of the module. Decorators that map older names do not hide the name.
+
+    Returns:
+        The name of the argument, or None if the method takes no cache.
+    """
+    names = inspect.signature(forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in names), None)
+
 
 class LayerStates:
     """What a recurrent layer is given for its cache: its states of N sequences.
 
     values: [N, ...] each; empty at the start of texts. The layer may change them in place. It has
-    what layers call in transformers 5.17 to 5.23.
+    what layers call in transformers 5.17 to 5.24.
     """
 
     record_past = False

@@ -23,14 +23,18 @@ from torch.utils._pytree import tree_leaves
 from treegen.common.closing import having
 from treegen.common.spec import StateSpec
 from treegen.errors import ModelError
-from treegen.model.recurrent.layer_states import LayerStates, StateKey
+from treegen.model.recurrent.layer_states import (
+    CACHE_ARGUMENTS,
+    LayerStates,
+    StateKey,
+    cache_argument,
+)
 from treegen.model.recurrent.own_layers import forward
 from treegen.model.recurrent.states import StateBatch, StateRun
 
 # T tokens of a pass, N sequences that run together, L tokens of each
 
 _UPDATES: Final = frozenset({"update_conv_state", "update_recurrent_state", "set_linear_cache"})
-_CACHES: Final = ("cache_params", "past_key_values", "past_key_value")
 _WRAPPED: Final = "treegen_recurrent"
 
 
@@ -65,7 +69,9 @@ class RecurrentLayer:
         current = _pass.get()
         if current is None:
             return self._forward(*args, **kwargs)
-        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        # The pass has the states, whatever cache is given and under whichever name.
+        others = {name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS}
+        arguments = dict(self._signature.bind_partial(*args, **others).arguments)
         # What else travels along as keywords is for attention.
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -90,8 +96,7 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
             continue
         layer = getattr(part, _WRAPPED, None)
         if layer is None:
-            names = inspect.signature(part.forward).parameters
-            cache_name = next((name for name in _CACHES if name in names), None)
+            cache_name = cache_argument(part.forward)
             if cache_name is None:
                 raise ModelError(f"{type(part).__name__} keeps a state that it is not given")
             layer = RecurrentLayer(part, len(layers), cache_name)
