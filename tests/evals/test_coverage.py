@@ -152,7 +152,7 @@ def test_differences_of_shares_are_nearly_as_narrow_as_students(num: int) -> Non
     assert len(ratios) > 10 and np.median(ratios) <= 1.25
 
 
-@pytest.mark.parametrize("kind", ["equal", "ragged", "halves"])
+@pytest.mark.parametrize("kind", ["equal", "ragged"])
 def test_differences_of_clusters_are_nearly_as_narrow_as_the_jackknifes(kind: str) -> None:
     methods = {"t": student, "after": after}
     cells = clusters_grid(kind, 10, ["problems"], 100, (8, 64), methods, HARD[-2:])

@@ -280,6 +280,27 @@ def difference_interval(
     return adjusted_difference(differences, clusters).interval(-1.0, 1.0)
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values adjusted for several comparisons at once, by Holm's method (1979).
+
+    The chance that any true null hypothesis has an adjusted p-value below 0.05 is at most 0.05,
+    however the comparisons depend on each other.
+
+    Args:
+        p_values: of each comparison; None where there is none.
+
+    Returns:
+        The adjusted p-values; None for each if there are fewer than three.
+    """
+    there = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    found: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for place, (p, i) in enumerate(there if len(there) > 2 else []):
+        largest = max(largest, min(1.0, p * (len(there) - place)))
+        found[i] = largest
+    return found
+
+
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     """Return the unweighted mean of the means of groups, whose values are in [0, 1].
 
