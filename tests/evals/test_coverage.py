@@ -19,6 +19,7 @@ from interval_grids import (
     sizes_of,
     student,
 )
+from interval_grids import clustered as clustered_differences
 from scipy import stats
 
 from treegen.evals.statistics.estimators import (
@@ -132,7 +133,7 @@ def test_paired_differences_are_covered(num: int) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_differences_of_clusters_are_covered(kind: str, model: str) -> None:
-    rounds = 100
+    rounds = 300
     for num in (3, 5, 10, 30):
         for cell in clusters_grid(kind, num, [model], rounds, methods={"after": after}):
             # One cluster in fifty differs by half, all others by nothing: often none is drawn.
@@ -172,6 +173,18 @@ def test_rows_are_adjusted_as_single_ones_are() -> None:
             found = adjusted_difference(row)
             assert (found.center, found.error) == pytest.approx((center, error))
             assert found.freedom == freedom
+
+
+def test_rows_of_clusters_are_adjusted_as_single_ones_are() -> None:
+    """So that the simulated coverage is that of `adjusted_difference`."""
+    rng = np.random.default_rng(3)
+    for kind, model in itertools.product(KINDS, MODELS):
+        sizes = sizes_of(kind, 5, 4)
+        names = np.repeat(np.arange(5), sizes).tolist()
+        rows = clustered_differences(rng, 0.4, 8.0, "leap", 2, sizes, model, 20)
+        rows[0] = 0
+        for row, *bounds in zip(rows.tolist(), *after(rows, sizes), strict=True):
+            assert difference_interval(row, names) == pytest.approx(bounds, abs=1e-9)
 
 
 def test_right_and_wrong_pairs_have_the_interval_of_bonett_and_price() -> None:

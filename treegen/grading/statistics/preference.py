@@ -28,7 +28,7 @@ from treegen.grading.statistics.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
 
-_FARTHEST: Final = 16.0  # a distance, in logarithms of odds, at which an interval has no end
+_FARTHEST: Final = 50.0  # a strength, in logarithms of odds, that means that there is no end
 _LONGEST: Final = 4.0  # step of Newton's method
 _NEARLY_NO_WIN: Final = 1e-9
 
@@ -160,9 +160,9 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
             return _log_likelihood(wins, known[0]) - least
 
         distance = 1.0
-        while distance < _FARTHEST and above(distance) > 0:
+        while (inside := above(distance) > 0) and abs(middle + sign * distance) < _FARTHEST:
             distance *= 2
-        if distance >= _FARTHEST:
+        if inside:
             ends.append(sign * math.inf)
         else:
             ends.append(middle + sign * float(brentq(above, 0.0, distance, xtol=1e-4)))
