@@ -35,7 +35,7 @@ def command(
 ) -> None:  # fmt: skip
     """Say how many problems show a difference between two runs of the same problems.
 
-    The test is a paired t-test of the problems' shares of right samples.
+    The test is that of `treegen compare`, of the problems' shares of right samples.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.report.load import load_run

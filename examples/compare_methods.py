@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from treegen.evals.statistics.estimators import holm
 from treegen.report.compare import compare_runs
 from treegen.report.load import load_run
 
@@ -48,22 +49,34 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
     """Fill FOLDER with runs and print a table; MORE goes to `treegen search`.
 
     Each cell has the share of puzzles that were solved, how much more that is than by plain
-    sampling, and the 95% interval of this difference over puzzles; bold if 0 is not in it.
+    sampling, and the 95% interval of this difference over puzzles. It is bold if its p-value is
+    below 0.05 when adjusted for all cells of the table (Holm).
     """
     limits = [int(budget) for budget in budgets.split(",")]
     plain = {limit: load_run(search("sample", limit, folder, list(more))) for limit in limits}
+    found = {
+        (method, limit): compare_runs(
+            plain[limit], load_run(search(method, limit, folder, list(more)))
+        ).differences[0]
+        for method in methods.split(",")
+        for limit in limits
+    }
+    tested = [cell for cell in found if cell[0] != "sample"]
+    adjusted = dict(zip(tested, holm([found[cell].p_value for cell in tested]), strict=True))
     print(f"|Method|{'|'.join(f'{limit:,} tokens' for limit in limits)}|")
     print("|------|" + "---|" * len(limits))
     for method in methods.split(","):
         cells = []
         for limit in limits:
-            run = load_run(search(method, limit, folder, list(more)))
-            (row,) = compare_runs(plain[limit], run).differences
+            row = found[method, limit]
             cells.append(f"{row.b:.2f}")
             if method != "sample" and row.low is not None and row.high is not None:
-                mark = "**" if row.low > 0 or row.high < 0 else ""
+                p_value = adjusted[method, limit]
+                if p_value is None:
+                    p_value = row.p_value
+                mark = "**" if p_value is not None and p_value < 0.05 else ""
                 cells[-1] += f": {mark}{row.value:+.2f}{mark} ({row.low:+.2f} to {row.high:+.2f})"
-        print(f"|{method}|{'|'.join(cells)}|", flush=True)
+        print(f"|{method}|{'|'.join(cells)}|")
 
 
 if __name__ == "__main__":

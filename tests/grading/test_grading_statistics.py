@@ -47,7 +47,7 @@ def test_cohens_kappa_is_scikit_learns(weights: None) -> None:
         a = rng.integers(1, 5, num).tolist()
         b = [x if rng.random() < 0.6 else int(rng.integers(1, 5)) for x in a]
         if len({*a, *b}) > 1:
-            # Its weights go by place among the values, so all of them have to be there.
+            # Its weights go by place among the values, unless `labels=` lists all of them.
             values = sorted({*a, *b})
             a, b = ([values.index(v) for v in each] for each in (a, b))
             found = cohens_kappa(a, b, weights=weights)
@@ -55,6 +55,32 @@ def test_cohens_kappa_is_scikit_learns(weights: None) -> None:
     assert cohens_kappa([1, 1], [1, 1]) is None
     with pytest.raises(InputError):
         cohens_kappa([1], [])
+
+
+def scikit_learns_kappa(first: list[int], second: list[int], labels: list[int]) -> float:
+    """`cohen_kappa_score(first, second, labels=labels, weights="quadratic")` of scikit-learn."""
+    table = np.zeros((len(labels), len(labels)))
+    for one, other in zip(first, second, strict=True):
+        table[labels.index(one), labels.index(other)] += 1
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    place = np.arange(len(labels))
+    weight = (place[:, None] - place[None, :]) ** 2
+    return float(1 - (weight * table).sum() / (weight * expected).sum())
+
+
+def test_quadratic_kappa_weighs_by_numbers() -> None:
+    """As scikit-learn does where `labels=` lists all numbers, those that nobody gave too."""
+    rng = np.random.default_rng(0)
+    differs = 0
+    for _ in range(50):
+        a = rng.choice([1, 2, 5], 20).tolist()
+        b = [x if rng.random() < 0.6 else int(rng.choice([1, 2, 5])) for x in a]
+        if len({*a, *b}) < 2:
+            continue
+        found = cohens_kappa(a, b, weights="quadratic")
+        assert found == pytest.approx(scikit_learns_kappa(a, b, [1, 2, 3, 4, 5]))
+        differs += found != pytest.approx(scikit_learns_kappa(a, b, sorted({*a, *b})))
+    assert differs > 20
 
 
 def test_variances_of_a_balanced_design_are_those_of_the_textbook() -> None:
@@ -228,23 +254,59 @@ def test_strengths_are_those_of_a_logistic_regression() -> None:
     # The textbook's error of a logit, 1 / sqrt(n p q), up to the correction for few clusters.
     assert 2 * first.stderr == pytest.approx(1 / math.sqrt(42 * 31 / 42 * 11 / 42), rel=0.02)
     always = bradley_terry([(str(i), 0, 1, 1.0) for i in range(5)], 2)
-    assert all(math.isfinite(each.low) and math.isfinite(each.high) for each in always)
+    # Pairs that one run always wins do not tell how much stronger it is.
+    assert always[0].low is not None and -0.3 < always[0].low < 0 and always[0].high is None
+    assert always[1].high == pytest.approx(-always[0].low) and always[1].low is None
     with pytest.raises(InputError, match="compared with none"):
         bradley_terry([("p", 0, 1, 1.0)], 3)
 
 
-def test_intervals_of_strengths_cover_them() -> None:
+def drawn_pairs(
+    rng: np.random.Generator, true: np.ndarray, problems: int, orders: int
+) -> list[tuple[str, int, int, float]]:
+    """Each pair of runs on each problem, judged so often."""
+    return [
+        (str(p), a, b, rng.binomial(orders, 1 / (1 + math.exp(true[b] - true[a]))) / orders)
+        for p in range(problems)
+        for a, b in itertools.combinations(range(len(true)), 2)
+    ]
+
+
+def strengths_held(true: np.ndarray, problems: int, orders: int, rounds: int) -> np.ndarray:
+    """How often the interval of each run's strength holds it."""
     rng = np.random.default_rng(8)
-    true = np.array([0.7, 0.1, -0.8])
-    hits = np.zeros(3)
-    for _ in range(150):
-        pairs = [
-            (str(p), a, b, float(rng.random() < 1 / (1 + math.exp(true[b] - true[a]))))
-            for p in range(12) for a, b in ((0, 1), (0, 2), (1, 2)) for _ in range(2)
-        ]  # fmt: skip
-        found = bradley_terry(pairs, 3)
-        hits += [s.low <= t <= s.high for s, t in zip(found, true, strict=True)]
-    assert (hits / 150 >= 0.93).all()
+    hits = np.zeros(len(true))
+    for _ in range(rounds):
+        found = bradley_terry(drawn_pairs(rng, true, problems, orders), len(true))
+        hits += [
+            (s.low is None or s.low <= t) and (s.high is None or t <= s.high)
+            for s, t in zip(found, true, strict=True)
+        ]
+    return hits / rounds
+
+
+def test_intervals_of_strengths_cover_them() -> None:
+    assert (strengths_held(np.array([0.7, 0.1, -0.8]), 12, 2, 150) >= 0.93).all()
+
+
+@pytest.mark.parametrize("wins", [0.95, 0.98, 0.998])
+def test_strengths_of_runs_that_nearly_always_win_are_covered(wins: float) -> None:
+    true = np.array([0.5, -0.5]) * math.log(wins / (1 - wins))
+    assert (strengths_held(true, 20, 1, 60) >= 0.9).all()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("wins", [0.6, 0.75, 0.9, 0.95, 0.98, 0.998])
+@pytest.mark.parametrize(
+    ("runs", "problems", "rounds"), [(2, 20, 400), (2, 80, 400), (3, 20, 200), (8, 30, 60)]
+)
+def test_strengths_are_covered(wins: float, runs: int, problems: int, rounds: int) -> None:
+    """The best of the runs beats the worst in a share `wins` of the pairs."""
+    true = np.linspace(0.5, -0.5, runs) * math.log(wins / (1 - wins))
+    least = 0.93 - 3.1 * math.sqrt(0.93 * 0.07 / rounds)
+    for orders in (1, 2):
+        assert (strengths_held(true, problems, orders, rounds) >= least).all()
 
 
 def test_position_bias_and_flips() -> None:

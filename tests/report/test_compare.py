@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from report_cases import answer_with, make_run
 from scipy import stats
 
+from treegen.evals.statistics.estimators import holm
 from treegen.report.compare import METHOD, Difference, _difference, compare_runs
 from treegen.report.load import load_run
 
@@ -151,6 +152,21 @@ def test_sharp_differences_of_some_dozens_of_problems_are_found() -> None:
     assert 0.75 * plain < found < plain
 
 
+def test_holms_p_values() -> None:
+    """By definition: the smallest p-value times all, the next one times one less, and so on."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9, 0.8]) == [1.0, 1.0, 1.0]
+    assert holm([0.01, None, 0.02, 0.03]) == pytest.approx([0.03, None, 0.04, 0.04])
+    assert holm([0.01, 0.02]) == [None, None] and holm([]) == []
+    # Of ten true null hypotheses one is found in 39% of cases without it.
+    rng = np.random.default_rng(0)
+    wrong = [
+        min(each for each in holm(row) if each is not None) < 0.05
+        for row in rng.random((2000, 10)).tolist()
+    ]
+    assert np.mean(wrong) < 0.07
+
+
 # Runs
 
 
@@ -173,6 +189,10 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
         next(r.value for r in reports[0].majority if (r.filter, r.k) == ("numeric", 8))
     )
     assert passed["method"] == first["method"] == METHOD
+    rows = found["differences"]
+    assert len(rows) > 2
+    assert [row["p_holm"] for row in rows] == pytest.approx(holm([row["p_value"] for row in rows]))
+    assert "p (Holm)" in done.out and f"adjusted for the {len(rows)} lines" in done.out
     assert len(first["by_problem"]) == 30
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])

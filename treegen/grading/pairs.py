@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.evals.statistics.tables import Table
+from treegen.evals.statistics.tables import Cell, Table
 from treegen.grading.judged import Judged
 from treegen.grading.statistics.preference import Position, Strength, bradley_terry, position_of
 
@@ -28,7 +28,7 @@ class Pairs:
         return Table(
             "Strength by Bradley and Terry (natural logarithm of odds)",
             ("Run", "Strength", "Low", "High", "Pairs won"),
-            tuple((Path(name).name or name, s.value, s.low, s.high, s.wins) for name, s in rows),
+            tuple((Path(name).name or name, s.value, *_ends(s), s.wins) for name, s in rows),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +74,14 @@ def pairs_of(judged: Sequence[Judged]) -> Pairs:
             "give more samples= or another judge="
         )
     return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), position_of(orders))
+
+
+def _ends(strength: Strength) -> tuple[Cell, Cell]:
+    """Return the ends of an interval; a word where it has none."""
+    return (
+        "no end" if strength.low is None else strength.low,
+        "no end" if strength.high is None else strength.high,
+    )
 
 
 def order_table(position: Position) -> Table:

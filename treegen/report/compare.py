@@ -20,7 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, SupportsFloat
 
 from treegen.errors import InputError, install
-from treegen.evals.statistics.estimators import adjusted_difference, pass_at_k, unbounded_error
+from treegen.evals.statistics.estimators import (
+    adjusted_difference,
+    holm,
+    pass_at_k,
+    unbounded_error,
+)
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Measured, Verdict
@@ -35,6 +40,7 @@ _COLUMNS: Final[Mapping[str, Any]] = {
     "B - A": "{0.value:+.3f}",
     "95% interval": lambda row: interval(row.low, row.high, signed=True),
     "p": lambda row: _p_value(row.p_value),
+    "p (Holm)": lambda row: _p_value(row.p_holm),
     "Better": "{0.better:,}",
     "Worse": "{0.worse:,}",
 }
@@ -52,6 +58,7 @@ class Difference:
     value: b minus a.
     low, high: the 95% interval of value; None for a single problem.
     p_value: two-sided, that of the interval; None for a single problem.
+    p_holm: p_value adjusted for all lines of the comparison; None if there are fewer than three.
     better, worse: on how many problems b is above or below a.
     method: how the interval and the p-value were computed.
     by_problem: the differences, in the order of the problems.
@@ -69,6 +76,7 @@ class Difference:
     worse: int
     method: str
     by_problem: tuple[float, ...]
+    p_holm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +136,14 @@ class Comparison:
         for method in dict.fromkeys(row.method for row in self.differences):
             names = dict.fromkeys(row.metric for row in self.differences if row.method == method)
             lines.append(f"{', '.join(names)}: {method}")
+        columns = dict(_COLUMNS)
+        if any(row.p_holm is not None for row in self.differences):
+            lines.append(f"p (Holm): adjusted for the {len(self.differences):,} lines of the table")
+        else:
+            del columns["p (Holm)"]
         if self.tokens is not None:
             lines.append(_tokens_told(self.tokens))
-        listing = Listing.of(self.differences, _COLUMNS, words=("Filter", "Metric"), lines=lines)
+        listing = Listing.of(self.differences, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
 
     def __str__(self) -> str:
@@ -206,7 +219,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
-    return Comparison(a.name, b.name, tuple(ids), unfinished, tuple(found), tokens, places)
+    adjusted = holm([row.p_value for row in found])
+    rows = tuple(replace(row, p_holm=p) for row, p in zip(found, adjusted, strict=True))
+    return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
 
 
 def _judged(a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters) -> list[Difference]:

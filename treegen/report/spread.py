@@ -1,6 +1,6 @@
 """How far problems and samples of runs spread, for the power of a comparison."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def spread_of_runs(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be seen: a difference of accuracies, with what power, by a paired t-test.
+    """What is to be seen: a difference of accuracies, with what power, by `treegen compare`.
 
     num_problems: those at hand; None if they are what is asked for.
     """
@@ -70,17 +70,24 @@ class Wish:
 
     def told(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
         """The same as a table."""
-        columns = {"Samples each": "{0[num_samples]:,}",
-                   f"Problems for {self.difference:g}": "{0[problems_needed]:,}"}  # fmt: skip
+        columns: dict[str, str | Callable[[dict[str, Any]], str]] = {
+            "Samples each": "{0[num_samples]:,}",
+            f"Problems for {self.difference:g}": "{0[problems_needed]:,}",
+        }
         if self.num_problems is not None:
             columns[f"Power with {self.num_problems:,}"] = "{0[power]:.3f}"
-            columns[f"Difference found with {self.num_problems:,}"] = "{0[difference_found]:.4f}"
+            columns[f"Difference found with {self.num_problems:,}"] = _found
         return (
             f"variance between problems {spread.between:.4f}, within {spread.within:.4f}, "
             f"correlation of the runs {spread.correlation:.2f}\n"
-            f"paired t-test, alpha {self.alpha:g}, power {self.power:g}\n\n"
+            f"the test of treegen compare, alpha {self.alpha:g}, power {self.power:g}\n\n"
             f"{Listing.of(rows, columns)}"
         )
+
+
+def _found(row: dict[str, Any]) -> str:
+    found = row["difference_found"]
+    return "none" if found is None else f"{found:.4f}"
 
 
 def _rights(view: RunView) -> dict[str, tuple[int, int]]:

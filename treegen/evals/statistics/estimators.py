@@ -7,8 +7,11 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.errors import InputError
+
+_Floats = npt.NDArray[np.float64]
 
 # Student's t at 97.5%, in powers of 2 / degrees of freedom: a Chebyshev fit that is right to 1e-10
 # from 2 degrees on. The first is the normal distribution's.
@@ -25,9 +28,10 @@ _T95: Final = (
     -0.002192819008489764,
     0.0003505687786717305,
 )
-# An imaginary difference is as large as the largest one seen, and as this over how many differences
-# make up the spread; see `adjusted_difference`.
-_UNSEEN: Final = 3.0
+# Deviations below this are rounding errors of equal values.
+_NO_SPREAD: Final = 1e-12
+# Fewer values of a group than these do not tell its spread; see `mean_of_means`.
+_FEW: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +187,87 @@ def adjusted_difference(
 ) -> Adjusted:
     """Return the adjusted mean of paired differences that lie in [-1, 1].
 
-    It is as in `mean_interval`, with imaginary differences of -d and d. For right and wrong answers
-    d is 1, which is what Bonett and Price (2012) add to paired proportions. Shares differ by less,
-    and with a d of 1 some dozens of problems would be covered in 99 of 100 cases. So d is the
-    largest difference that was seen, but not below 3 / m (and not above 1), where m is the number
-    of differences that make up the spread: (sum of d^2)^2 / sum of d^4. If few problems differ, one
-    that differs more may just not be among them. Of clusters the largest mean difference counts,
-    whatever their sizes, because a small one may show what a large one can do. See
-    tests/evals/test_coverage.py for the coverage, and for where it is less.
+    It is as in `mean_interval`, with two imaginary differences on either side of the mean, as far
+    from it as `reach` says, but within [-1, 1]. For right and wrong answers these are -1 and 1,
+    which is what Bonett and Price (2012) add to paired proportions. Shares differ by less.
+
+    Of clusters, the mean differences count. A mean over a few problems deviates more than one over
+    many, unless all problems of a cluster differ alike. So each deviation is scaled to a cluster of
+    the usual size, by the correlation within clusters (the analysis of variance's estimate).
+
+    docs/internals/intervals.md has the coverage and the width, and docs/guides/compare.md says
+    where the coverage is less.
+
+    Args:
+        differences: one for each problem.
+        clusters: of each problem, where problems are not independent.
+
+    Returns:
+        The adjusted mean.
     """
     sums, sizes = _by_cluster(differences, clusters)
-    squares = math.fsum(each**2 for each in sums)
-    fourths = math.fsum(each**4 for each in sums)
-    most = 1.0
-    if fourths > 0:  # squares of the least numbers vanish
-        largest = max(abs(each) / size for each, size in zip(sums, sizes, strict=True))
-        most = min(1.0, max(largest, _UNSEEN * fourths / squares**2))
-    return _adjusted(sums, sizes, -most, most)
+    total, size = sum(sizes), _usual_size(sizes)
+    mean = math.fsum(sums) / total
+    number = np.asarray(sizes, dtype=np.float64)
+    deviations = np.asarray(sums, dtype=np.float64) / number - mean
+    alike = 1.0 if clusters is None else _correlation(differences, sums, number)
+    deviations *= np.sqrt((alike + (1 - alike) / size) / (alike + (1 - alike) / number))
+    far = float(reach(deviations, 1 + abs(mean), total / size))
+    return _adjusted(sums, sizes, max(-1.0, mean - far), min(1.0, mean + far))
+
+
+def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
+    """Return `adjusted_difference` of each row of paired differences, without clusters.
+
+    Args:
+        differences: one row for each simulated comparison, one column for each problem.
+
+    Returns:
+        The centers, the errors and the degrees of freedom.
+    """
+    num = differences.shape[1]
+    mean = differences.mean(axis=1)
+    far = reach(differences - mean[:, None], 1 + abs(mean), num)
+    low, high = np.maximum(-1.0, mean - far), np.minimum(1.0, mean + far)
+    center = (differences.sum(axis=1) + low + high) / (num + 2)
+    squares = ((differences - center[:, None]) ** 2).sum(axis=1)
+    squares += (low - center) ** 2 + (high - center) ** 2
+    return center, np.sqrt(squares / ((num + 1) * (num + 2))), num + 1.0
+
+
+def reach(deviations: _Floats, farthest: float | _Floats, number: float) -> _Floats:
+    """Return how far from the mean two imaginary observations lie.
+
+    It is the largest of three distances:
+
+    - The largest deviation that was seen.
+    - Twice the usual gap between neighbouring values, sum of gap^2 / sum of gap. If values are
+      coarse, such as 0 and 1, the next possible value may be far from those that were seen.
+    - A share of the farthest distance that is possible: 1 / m^2.5 + 1 / (2 number^2). Here m is the
+      number of values that make up the spread: (sum of d^2)^2 / sum of d^4, with d the distances
+      from the median. If few values deviate, one that deviates more may just not be among them.
+
+    Args:
+        deviations: from the mean, along the last axis.
+        farthest: the largest distance from the mean that is possible.
+        number: independent observations.
+
+    Returns:
+        The distance, without the last axis.
+    """
+    ordered = np.sort(deviations, axis=-1)  # sums do not depend on the order of the problems
+    largest = np.abs(ordered).max(axis=-1)
+    gaps = np.diff(ordered, axis=-1)
+    span = gaps.sum(axis=-1)
+    spreads = span > _NO_SPREAD
+    gap = (gaps**2).sum(axis=-1) / np.where(spreads, span, 1.0)
+    middle = np.median(ordered, axis=-1, keepdims=True)
+    squares = ((ordered - middle) / np.where(spreads, span, 1.0)[..., None]) ** 2
+    fourths = np.where(spreads, (squares**2).sum(axis=-1), 1.0)
+    share = fourths / np.where(spreads, squares.sum(axis=-1) ** 2, 1.0)
+    unseen = np.minimum(1.0, share**2.5 + 0.5 / number**2)
+    found: _Floats = np.maximum(np.maximum(largest, 2 * gap), farthest * unseen)
+    return found
 
 
 def difference_interval(
@@ -212,6 +280,27 @@ def difference_interval(
     return adjusted_difference(differences, clusters).interval(-1.0, 1.0)
 
 
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values adjusted for several comparisons at once, by Holm's method (1979).
+
+    The chance that any true null hypothesis has an adjusted p-value below 0.05 is at most 0.05,
+    however the comparisons depend on each other.
+
+    Args:
+        p_values: of each comparison; None where there is none.
+
+    Returns:
+        The adjusted p-values; None for each if there are fewer than three.
+    """
+    there = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    found: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for place, (p, i) in enumerate(there if len(there) > 2 else []):
+        largest = max(largest, min(1.0, p * (len(there) - place)))
+        found[i] = largest
+    return found
+
+
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     """Return the unweighted mean of the means of groups, whose values are in [0, 1].
 
@@ -220,10 +309,10 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
 
     The interval is as in `mean_interval`. An imaginary value has the weight that a real one has, in
     the mean over those that make up the variance. The degrees of freedom are Satterthwaite's (1946)
-    for groups of equal spread, and 1 more. A single value of a group counts with its distance from
-    the mean of all. Two or three values of a group may agree by chance, and then show no spread: of
-    57 groups of two, all of them wrong but in one group that is right half the time, 0.75 of the
-    intervals hold the mean. Groups of five or more are covered in 0.93 of all cases tried.
+    for groups of equal spread, and 1 more. A few values of a group may agree by chance, and then
+    show no spread. So a value of a group with fewer than five counts with its distance from the
+    mean of all groups, as "collapsed strata" do in surveys. That is too wide where groups differ
+    much, and never too narrow. docs/internals/intervals.md has the coverage.
 
     Raises:
         InputError: there is no group, or an empty one.
@@ -237,19 +326,26 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     pull = math.fsum(n**-2 for n in sizes) / math.fsum(1 / n for n in sizes) / num
     center = (value + pull) / (1 + 2 * pull)
     spread = [
-        math.fsum((x - mean) ** 2 for x in group) * n / (n - 1) if n > 1 else (mean - center) ** 2
+        math.fsum((x - center) ** 2 for x in group)
+        if n < _FEW
+        else math.fsum((x - mean) ** 2 for x in group) * n / (n - 1)
         for group, mean, n in zip(groups, means, sizes, strict=True)
     ]
     variances = [each / (num * n) ** 2 for each, n in zip(spread, sizes, strict=True)]
     imaginary = pull**2 * (center**2 + (1 - center) ** 2)
-    single = sizes.count(1)
-    uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n > 1]
-    if single:  # they are one group whose values lie about the mean
-        uncertainty.append(single**2 / max(1, single - 1))
+    small = [n for n in sizes if n < _FEW]
+    uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n >= _FEW]
+    if small:  # they are one group whose values lie about the mean
+        uncertainty.append(math.fsum(1 / n for n in small) ** 2 / max(1, sum(small) - 1))
     freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1
     error = math.sqrt(math.fsum([*variances, imaginary])) / (1 + 2 * pull)
     low, high = Adjusted(center, error, max(2.0, freedom)).interval(0.0, 1.0)
-    stderr = None if single else math.sqrt(math.fsum(variances))
+    own = [
+        math.fsum((x - mean) ** 2 for x in group) / (n - 1) / n
+        for group, mean, n in zip(groups, means, sizes, strict=True)
+        if n > 1
+    ]
+    stderr = None if 1 in sizes else math.sqrt(math.fsum(own)) / num
     return Estimate(value, stderr, low, high, sum(sizes))
 
 
@@ -263,6 +359,20 @@ def _by_cluster(
     for value, cluster in zip(values, clusters, strict=True):
         found.setdefault(cluster, []).append(value)
     return [math.fsum(mine) for mine in found.values()], [len(mine) for mine in found.values()]
+
+
+def _correlation(values: Sequence[float], sums: Sequence[float], sizes: _Floats) -> float:
+    """Return the correlation of values within clusters, from 0 to 1; 1 if nothing tells it."""
+    num, total = len(sizes), float(sizes.sum())
+    if num < 2 or num == total:
+        return 1.0
+    means = np.asarray(sums) / sizes
+    between = float((sizes * (means - math.fsum(sums) / total) ** 2).sum()) / (num - 1)
+    squares = math.fsum(value**2 for value in values) - float((sizes * means**2).sum())
+    within = max(0.0, squares) / (total - num)
+    usual = (total - float((sizes**2).sum()) / total) / (num - 1)
+    variance = between + (usual - 1) * within
+    return min(1.0, max(0.0, (between - within) / variance)) if variance > _NO_SPREAD else 1.0
 
 
 def _usual_size(sizes: Sequence[int]) -> float:

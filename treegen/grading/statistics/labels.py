@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from treegen.errors import InputError
-from treegen.evals.statistics.estimators import adjusted_difference, adjusted_mean
+from treegen.evals.statistics.estimators import adjusted_mean
 from treegen.grading.statistics.interval import quantile
 
 _FEWEST: Final = 10  # labelled problems, for a weight
@@ -71,7 +71,7 @@ def corrected(
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
     by_labels = adjusted_mean(labels, 0.0, 1.0)
     half_labels = quantile(0.975, by_labels.freedom) * by_labels.error
-    rectified = adjusted_difference((y - weight * f).tolist())
+    rectified = adjusted_mean((y - weight * f).tolist(), -weight, 1.0)
     value = float((y - weight * f).mean())
     variance, center = rectified.error**2, rectified.center
     freedom = n - 1.0  # of few labels also the weight is uncertain
