@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, RunError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
@@ -74,6 +74,31 @@ class Imported(TextTask):
         return TaskData(
             problems=select(problems, options), source=str(path), num_fewshot=self._num_fewshot
         )
+
+    def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
+        """Return the verdicts of the log, which are stored with the sample.
+
+        A filter that did not score the sample has none.
+
+        Args:
+            problem: The problem of the sample.
+            record: The stored sample.
+
+        Raises:
+            RunError: The record lacks a verdict, or has one that contradicts itself.
+        """
+        stored = record["verdicts"]
+        try:
+            return {
+                name: Verdict(row["answer"], row["correct"], row.get("credit"))
+                for name in self.filters
+                if (row := stored.get(name)) is not None
+            }
+        except (KeyError, ValueError) as error:
+            raise RunError(
+                f"the verdicts of problem {problem.id!r:.60}, sample {record['sample_index']}, are "
+                f"damaged ({error}); import the log again"
+            ) from None
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Refuse: only the tool that wrote the log can judge a new text.

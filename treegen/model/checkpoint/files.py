@@ -16,6 +16,7 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
+from treegen.common.regular import open_regular, read_bytes, read_text
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -126,7 +127,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ModelError: the file cannot be read, or holds no object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_text(file))
     except (ValueError, OSError) as error:
         raise ModelError(
             f"{file} cannot be read as JSON: {one_line(error)}; download it again"
@@ -275,14 +276,14 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     for name in (*_SETTINGS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
         file = directory / name
         if file.is_file():
-            data = file.read_bytes()
+            data = read_bytes(file)
             if name.endswith(".json"):
                 data = json.dumps(read_object(file), sort_keys=True).encode()
             _add(digest, name.encode(), data)
     if is_gguf(directory):
         _add_weights(digest, directory, read_header(directory).data_start, b"gguf")
     for file in sorted(directory.glob("*.safetensors")):
-        with file.open("rb") as stream:
+        with open(open_regular(file), "rb") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:
@@ -293,7 +294,7 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
 def _add_weights(digest: "hashlib.blake2b", file: Path, header: int, name: bytes) -> None:
     """Hash a file's size, the first bytes, and blocks of the others."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open(open_regular(file), "rb") as stream:
         _add(digest, name, str(size).encode(), stream.read(min(header, size)))
         for i in range(_SAMPLES):
             stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))
