@@ -1,6 +1,7 @@
 """Paths that callers give, and names that become parts of paths."""
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -57,3 +58,12 @@ def path_component(name: object, what: str) -> str:
         f"{what} is called {name!r:.80}, which cannot name a file or folder; rename it in the "
         f"file (one name without '/' or '\\', of at most {_MOST_BYTES} bytes)"
     )
+
+
+def file_name(text: str) -> str:
+    """Return a text as a name of an entry of a folder; different texts may get one name.
+
+    Args:
+        text: The text, such as the name of a task.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"

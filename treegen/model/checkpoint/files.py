@@ -16,6 +16,7 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
+from treegen.common.paths import path_component
 from treegen.common.regular import open_regular, read_bytes, read_text
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
@@ -168,13 +169,7 @@ def check_weights(directory: Path) -> None:
         return  # `locate` has looked into it
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        named = read_object(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
-            raise ModelError(
-                f"{index} has no weight_map from the names of tensors to files; finish the "
-                "download, or save the model again"
-            )
-        missing = sorted({*named.values()} - {f.name for f in directory.iterdir()})
+        missing = sorted(_indexed(index) - {f.name for f in directory.iterdir()})
         if missing:
             raise ModelError(
                 f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
@@ -201,8 +196,26 @@ def weight_files(directory: Path) -> list[Path]:
     if whole.is_file():
         return [whole]
     if index.is_file():
-        return [directory / name for name in sorted({*read_object(index)["weight_map"].values()})]
+        return [directory / name for name in sorted(_indexed(index))]
     return sorted(directory.glob("*.safetensors"))
+
+
+def _indexed(index: Path) -> set[str]:
+    """Return the names of the files that an index of weights lists.
+
+    Raises:
+        ModelError: it lists none, or one that is not in its folder.
+    """
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+        raise ModelError(
+            f"{index} has no weight_map from the names of tensors to files; finish the download, "
+            "or save the model again"
+        )
+    try:
+        return {path_component(name, f"a file of {index}") for name in named.values()}
+    except InputError as error:
+        raise ModelError(str(error)) from None
 
 
 def check_trust(
