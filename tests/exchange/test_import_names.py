@@ -41,7 +41,7 @@ def around(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", BAD)
 def test_only_a_plain_name_becomes_a_part_of_a_path(name: str) -> None:
     assert not is_path_component(name)
-    with pytest.raises(InputError, match="a task is called .* rename it"):
+    with pytest.raises(InputError, match=r"a task is called .* rename it"):
         path_component(name, "a task")
 
 

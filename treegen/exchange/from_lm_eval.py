@@ -209,6 +209,8 @@ def _check(line: _Line) -> None:
         raise InputError(f"{line.where}: {BY_RESPONSE} and resps must have as many responses")
     if len(row.metrics) > 1:
         raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
+    if len({each.index for each in row.by_response}) < len(row.by_response):
+        raise InputError(f"{line.where}: {BY_RESPONSE} has two responses of one index")
     for each in row.by_response:
         if each.correct and each.answer is None:
             raise InputError(f"{line.where}: {BY_RESPONSE} has a right response without an answer")
