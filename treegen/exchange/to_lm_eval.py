@@ -153,13 +153,13 @@ def _document(run: WholeRun, number: int, problem: ProblemView, filter: str) -> 
     }
     if right:
         row[metric] = math.fsum(right) / len(right)
-        row[BY_RESPONSE] = [
-            {"index": sample.index, "tokens": sample.num_tokens,
-             "finish_reason": sample.finish_reason,
-             "answer": None if verdict is None or verdict.answer is None
-             else utf8(verdict.answer),
-             "correct": None if verdict is None else verdict.correct,
-             "credit": None if verdict is None else verdict.credit}
-            for sample, verdict in zip(problem.samples, verdicts, strict=True)
-        ]  # fmt: skip
+    row[BY_RESPONSE] = [
+        {"index": sample.index, "tokens": sample.num_tokens,
+         "finish_reason": sample.finish_reason,
+         "answer": None if verdict is None or verdict.answer is None
+         else utf8(verdict.answer),
+         "correct": None if verdict is None else verdict.correct,
+         "credit": None if verdict is None else verdict.credit}
+        for sample, verdict in zip(problem.samples, verdicts, strict=True)
+    ]  # fmt: skip
     return row
