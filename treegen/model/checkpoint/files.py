@@ -18,6 +18,7 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from treegen import demo
 from treegen.common.paths import path_component
 from treegen.common.regular import open_regular, read_bytes, read_text
+from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -44,6 +45,8 @@ TOKENIZER_SETTINGS: Final = (
 _SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.json")
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOST_HEADER: Final = 100_000_008
+"""Bytes of a header of safetensors, with its length; the format has this limit."""
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 
@@ -67,6 +70,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     directory = Path(name).expanduser()
     if os.path.isdir(directory):  # a Path raises for names that are too long
         _refuse_gguf(directory)
+        _check_regular(directory)
         return directory
     if os.path.isfile(directory):
         if is_gguf(directory):
@@ -109,6 +113,17 @@ def _refuse_gguf(directory: Path) -> None:
     files = sorted(directory.glob("*.gguf"))
     if files and not (directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
+
+
+def _check_regular(directory: Path) -> None:
+    """Raise ModelError for a pipe or a device in a directory, which other libraries would open."""
+    try:
+        strange = [each for each in directory.iterdir() if each.exists()
+                   and not each.is_file() and not each.is_dir()]  # fmt: skip
+    except OSError as error:
+        raise ModelError(unreadable(directory, error)) from None
+    if strange:
+        raise ModelError(f"{strange[0]} is a pipe or a device, which may never end; remove it")
 
 
 def one_line(error: BaseException) -> str:
@@ -298,6 +313,11 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     for file in sorted(directory.glob("*.safetensors")):
         with open(open_regular(file), "rb") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
+        if header > _MOST_HEADER:
+            raise ModelError(
+                f"{file} claims a header of {header:,} bytes, and safetensors files have at most "
+                f"{_MOST_HEADER:,}; download it again"
+            )
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:
         _add(digest, b"adapter", fingerprint(adapter).encode())
