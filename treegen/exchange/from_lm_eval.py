@@ -200,7 +200,7 @@ def _check(line: _Line) -> None:
         raise InputError(f"{line.where}: resps has a request without responses; remove the line")
     for name in row.metrics:
         if name not in (row.model_extra or {}):
-            raise InputError(f"{line.where}: metrics names {name!r:.60}, which the line does not have")
+            raise InputError(f"{line.where}: metrics names {name!r:.60}, which the line lacks")
     if not _is_chosen(row) and not all(isinstance(text, str) for text in row.resps[0]):
         raise InputError(f"{line.where}: resps must hold texts; remove the line")
     if row.by_response is None:
