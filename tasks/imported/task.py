@@ -123,7 +123,7 @@ class Imported(TextTask):
             ids = [each for each in options.problem_ids if each in values]
             clusters = clusters_of(options.problems, ids)
             row = mean_row([values[each] for each in ids], None, clusters)
-            head = {"task": self.name, "version": self.version, "filter": name}
+            head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": name}
             means.append(
                 MetricRow(**head, num_fewshot=options.num_fewshot, metric="mean_score", **row)
             )
