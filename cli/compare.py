@@ -31,8 +31,8 @@ def command(
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formats import safe_text
+    from treegen.common.paths import file_name
     from treegen.errors import InputError
-    from treegen.evals.running.destinations import file_name
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run
     from treegen.report.page import check_name, write_page

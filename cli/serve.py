@@ -13,7 +13,7 @@ from treegen.cli.typed.options import engine_of, options_of
 from treegen.common.formats import safe_text
 from treegen.errors import InputError, install
 
-_NEEDED: Final = ("prometheus_client", "pydantic", "starlette", "uvicorn")
+_NEEDED: Final = ("prometheus_client", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 

@@ -4,12 +4,12 @@ A file has the names of options without dashes, and hyphens or underscores. What
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
+from treegen.common.regular import read_text
 from treegen.common.spelling import did_you_mean
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
@@ -104,7 +104,7 @@ def _mapping(path: str) -> Mapping[Any, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found = yaml.safe_load(read_text(path))
     except OSError as error:
         raise InputError(f"--config cannot be read: {unreadable(path, error)}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from treegen.cli.typed.pairs import CONFIDENCE, GEN_KWARGS, MODEL_ARGS, read_pairs
+from treegen.common.regular import read_text
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
 from treegen.model.options import EngineOptions
@@ -311,7 +311,7 @@ def _unescape(text: str) -> str:
 
 def _read_schema(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return read_text(file)
     except OSError as error:
         raise InputError(f"--json-schema cannot be read: {unreadable(file, error)}") from None
     except ValueError as error:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import open_regular, read_bytes
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
@@ -210,7 +211,7 @@ def _lines(path: Path) -> Raw:
     r"""Yield the rows of JSON Lines. Lines end at \n alone."""
     offset = 0
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             for line, content in enumerate(file, start=1):
                 if content.strip(b"\xef\xbb\xbf \t\r\n"):
                     yield str(path), line, partial(_line, path, offset, line)
@@ -222,7 +223,7 @@ def _lines(path: Path) -> Raw:
 def _line(path: Path, offset: int, line: int) -> Fields:
     where = f"{path}, line {line}"
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             file.seek(offset)
             found = json_value(file.readline().decode("utf-8-sig"))
     except OSError as error:
@@ -260,7 +261,7 @@ def _folder(folder: Path) -> Fields:
 def _file(path: Path) -> str | None:
     """Return the text of a file, None if there is none."""
     try:
-        return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         return None
     except OSError as error:

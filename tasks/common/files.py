@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import NotRegularError, open_regular, read_bytes
+from treegen.common.unpacking import most_unpacked
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
 from treegen.tasks.common.jsonl import parse_rows, text_field
@@ -20,12 +22,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 Rows = Iterable[tuple[int, dict[str, Any]]]
 """Rows with their lines, from 1."""
 
-# What a packed file may unpack to. Data sets take 3 to 20 times the size of their packed files, and
-# a file that is made to fill the memory a thousand times or more.
-_LEAST: Final = 1 << 26
-_MOST: Final = 1 << 30
-_TIMES: Final = 100
-_TIMES_LARGE: Final = 8
+_LEAST: Final = 1 << 26  # bytes of rows of a table at once
 _VALUE: Final = 8  # bytes that a value of a table counts for
 _BATCH: Final = 1024  # rows of a table at once
 
@@ -43,7 +40,7 @@ def read_any(path: Path) -> Rows:
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except OSError as error:
         raise DataError(unreadable(path, error)) from None
     return parsed(content, str(path))
@@ -65,11 +62,6 @@ def parsed(content: bytes, source: str) -> Rows:
     if not found or not all(isinstance(row, dict) for row in found):
         raise DataError(f"{source} is not a list of JSON objects; write one object for each row")
     return list(enumerate(found, start=1))
-
-
-def most_unpacked(size: int) -> int:
-    """Return how many bytes a packed file of a size may unpack to."""
-    return max(_LEAST, min(_TIMES * size, _MOST), _TIMES_LARGE * size)
 
 
 def _unpacked(content: bytes, source: str) -> bytes:
@@ -94,7 +86,7 @@ def read_text(path: Path) -> str:
         DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise DataError(unreadable(path, error)) from None
     except UnicodeDecodeError:
@@ -124,7 +116,7 @@ def _parquet_rows(path: Path) -> Rows:
     found: list[dict[str, Any]] = []
     try:
         most = most_unpacked(path.stat().st_size)
-        with parquet.ParquetFile(path) as file:
+        with open(open_regular(path), "rb") as stream, parquet.ParquetFile(stream) as file:
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
             columns = [each.column(at) for each in groups for at in range(each.num_columns)]
             size = _VALUE * sum(column.num_values for column in columns)
@@ -135,6 +127,8 @@ def _parquet_rows(path: Path) -> Rows:
             while size <= most and (batch := next(batches, None)) is not None:
                 found += batch.to_pylist()
                 size += _length(found[-batch.num_rows :])
+    except NotRegularError as error:
+        raise DataError(unreadable(path, error)) from None
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"cannot read {path}: {told}; is it a whole Parquet file?") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonlines
 
+from treegen.common.regular import read_bytes
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
 
@@ -38,7 +39,7 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise DataError(unreadable(path, error)) from None
 

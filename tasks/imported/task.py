@@ -1,17 +1,20 @@
 """The problems of an imported log. Its samples have the verdicts that the log has."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
-from treegen.errors import DataError, InputError
+from treegen.errors import DataError, InputError, RunError
 from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, clusters_of, mean_row
+from treegen.evals.statistics.tables import problem_values
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.verdict import Verdict
+from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.base import TextTask
 from treegen.tasks.common.jsonl import read_rows
 from treegen.tasks.common.problems import problems_of
@@ -74,6 +77,57 @@ class Imported(TextTask):
         return TaskData(
             problems=select(problems, options), source=str(path), num_fewshot=self._num_fewshot
         )
+
+    def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
+        """Return the verdicts of the log, which are stored with the sample.
+
+        A filter that did not score the sample has none.
+
+        Args:
+            problem: The problem of the sample.
+            record: The stored sample.
+
+        Raises:
+            RunError: The record lacks a verdict, or has one that contradicts itself.
+        """
+        stored = record["verdicts"]
+        try:
+            return {
+                name: Verdict(row["answer"], row["correct"], row.get("credit"))
+                for name in self.filters
+                if (row := stored.get(name)) is not None
+            }
+        except (KeyError, ValueError) as error:
+            raise RunError(
+                f"the verdicts of problem {problem.id!r:.60}, sample {record['sample_index']}, are "
+                f"damaged ({error}); import the log again"
+            ) from None
+
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return what other tasks report, and the mean score of filters with partial credit.
+
+        The mean is over problems of the mean over their samples, as the tools that write logs have
+        it.
+
+        Args:
+            scores: The samples with their verdicts.
+            options: What the report is about.
+        """
+        report = self.overall(scores, options)
+        means = []
+        for name in self.filters:
+            found = (sample.verdicts.get(name) for sample in scores)
+            if not any(each is not None and each.credit is not None for each in found):
+                continue
+            values = problem_values(scores, name)
+            ids = [each for each in options.problem_ids if each in values]
+            clusters = clusters_of(options.problems, ids)
+            row = mean_row([values[each] for each in ids], None, clusters)
+            head: dict[str, Any] = {"task": self.name, "version": self.version, "filter": name}
+            means.append(
+                MetricRow(**head, num_fewshot=options.num_fewshot, metric="mean_score", **row)
+            )
+        return replace(report, metrics=(*report.metrics, *means))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Refuse: only the tool that wrote the log can judge a new text.

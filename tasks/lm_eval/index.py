@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import read_text
+
 _KEYS: Final = ("task", "group", "class", "tag", "include")
 _TOP: Final = re.compile(
     rf"^([\"']?)({'|'.join(_KEYS)})\1:(.*(?:\n(?:[ \t-].*|#.*|[ \t]*)$)*)", re.MULTILINE
@@ -97,7 +99,7 @@ def keys_of(path: Path) -> dict[str, Any]:
     import yaml
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     if not _ANY_KEY.search(text):  # JSON, or keys that are indented
         whole = load_yaml(path, resolve_func=False, recursive=False)
         return {name: whole[name] for name in _KEYS if name in whole}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import read_bytes
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
@@ -84,7 +85,7 @@ def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     for number, path in enumerate(paths, start=1):
         try:
-            row = json.loads(path.read_bytes())
+            row = json.loads(read_bytes(path))
         except OSError as error:
             raise DataError(unreadable(path, error)) from None
         except (ValueError, RecursionError) as error:

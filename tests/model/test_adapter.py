@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cli_cases import Command, build_checkpoint
+from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -172,6 +173,14 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     torn = changed("torn")
     (torn / "adapter_model.safetensors").write_bytes(b"torn")
     refused("cannot be read", torn)
+    nothing = changed("nothing")
+    file = nothing / "adapter_model.safetensors"
+    weights = {
+        name: weight[:0] if "lora_A" in name else weight[:, :0].contiguous()
+        for name, weight in load_file(file).items()
+    }
+    save_file(weights, file, {"format": "pt"})
+    refused("has matrices of rank 0 for model.layers.0", nothing)
     other = save_tiny_model(tmp_path / "other", hidden_size=64)
     refused("is of another model", changed("wide"), other)
     with pytest.raises(InputError, match="does not go with tensor_parallel_size"):

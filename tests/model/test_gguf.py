@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +147,57 @@ def test_the_file_itself_must_be_given(
     empty.mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(empty))
     assert "download one" in refusal(lambda: load_spec("someone/tiny-GGUF"))
+
+
+def header(*parts: int | bytes, tensors: int = 0, pairs: int = 0) -> bytes:
+    """A GGUF header. Numbers of parts have 8 bytes."""
+    told = (part if isinstance(part, bytes) else struct.pack("<Q", part) for part in parts)
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + b"".join(told)
+
+
+STRING, ARRAY, UINT8 = (struct.pack("<I", kind) for kind in (8, 9, 0))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        header(pairs=2**60),
+        header(tensors=2**60),
+        header(2**60, pairs=1),
+        header(1, b"a", STRING, 2**60, pairs=1),
+        header(1, b"a", ARRAY, UINT8, 2**60, pairs=1),
+        header(1, b"a", ARRAY, STRING, 2**60, pairs=1),
+        header(1, b"a", ARRAY, ARRAY, 2**60, pairs=1),
+        header(1, b"a", *[ARRAY, ARRAY, 1] * 9, pairs=1),
+        header(1, b"a", ARRAY, UINT8, 2**24, b"\0" * 2**24, pairs=1),
+        header(1, b"a", struct.pack("<I", 2**32 - 1), tensors=1),
+        header(1, b"a", struct.pack("<I", 99), pairs=1),
+        b"GGUF" + struct.pack(">IQQ", 3, 2**60, 0),
+        header(pairs=1)[:-4],
+        b"GGUF",
+        b"",
+    ],
+)
+def test_a_header_that_claims_more_than_there_is_is_refused_at_once(
+    data: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "lying.gguf"
+    file.write_bytes(data)
+    tracemalloc.start()
+    try:
+        told = refusal(lambda: gguf_file.read_header(file))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "is no GGUF file or is cut off" in told and peak < 2**24
+
+
+@pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size"])
+def test_sizes_that_no_tensor_has_are_refused(name: str, file: Path, tmp_path: Path) -> None:
+    data = file.read_bytes()
+    key = f"llama.{name}".encode()
+    at = data.index(key) + len(key) + 4
+    other = tmp_path / "other.gguf"
+    other.write_bytes(data[:at] + struct.pack("<I", 10**9) + data[at + 4 :])
+    told = refusal(lambda: load_spec(other))
+    assert f"says llama.{name} 1,000,000,000, and the tensors in it" in told

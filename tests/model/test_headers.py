@@ -13,6 +13,7 @@ from tiny_images import save_tiny_vision_model
 
 from treegen import LLM
 from treegen.errors import ModelError
+from treegen.model.checkpoint.files import fingerprint
 from treegen.model.checkpoint.headers import check_headers
 from treegen.model.tokenizer import load_tokenizer
 
@@ -45,6 +46,24 @@ def test_of_a_size_that_wrapper_and_text_have_that_of_the_text_counts(folder: Pa
     for wrong in ({"text_config": text}, {"text_config": text, "vocab_size": raw["vocab_size"]}):
         with pytest.raises(ModelError, match="says vocab_size 1,000,000,000, and the weights"):
             check_headers(folder, wrong)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_sizes_of_quantised_weights_are_compared_too(folder: Path, name: str) -> None:
+    change(folder, **{name: 10**9}, quantization_config={"quant_method": "compressed-tensors"})
+    start = time.process_time()
+    with pytest.raises(ModelError, match=f"says {name} 1,000,000,000, and the weights beside it"):
+        LLM(str(folder), device="cpu")
+    assert time.process_time() - start < 10
+
+
+def test_a_header_that_claims_more_than_headers_have_is_refused(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write((2**60).to_bytes(8, "little"))
+    with pytest.raises(ModelError, match="claims a header of 1,152,921,504,606,846,984 bytes"):
+        fingerprint(folder)
+    with pytest.raises(ModelError):
+        LLM(str(folder), device="cpu")
 
 
 @pytest.mark.parametrize("images", [False, True])

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from treegen.common.unpacking import most_unpacked
 from treegen.errors import DataError
-from treegen.tasks.common.files import most_unpacked, read_any
+from treegen.tasks.common.files import read_any
 from treegen.tasks.common.jsonl import parse_rows
 
 _MIB = 1 << 20

@@ -19,6 +19,7 @@ import numpy as np
 
 from treegen.bench.timing import Spread
 from treegen.common.params import SamplingParams
+from treegen.common.regular import read_bytes
 from treegen.common.unreadable import unreadable
 from treegen.engine.rows.budgets import ThinkingBudgets
 from treegen.engine.rows.token_store import lengthen
@@ -57,7 +58,7 @@ class Trace:
             InputError: the file cannot be read, or is none of these.
         """
         try:
-            found = json.loads(path.read_bytes())
+            found = json.loads(read_bytes(path))
         except OSError as error:
             raise InputError(unreadable(path, error)) from error
         except (ValueError, RecursionError):

@@ -1,9 +1,14 @@
-"""Paths that callers give."""
+"""Paths that callers give, and names that become parts of paths."""
 
 import os
+import re
 from pathlib import Path
+from typing import Final
 
 from treegen.errors import InputError
+
+_MOST_BYTES: Final = 200
+"""Bytes of a name; file systems allow 255, and scratch files have the name and an ending."""
 
 
 def given_path(name: str, given: object) -> Path:
@@ -15,3 +20,50 @@ def given_path(name: str, given: object) -> Path:
     if "\0" in str(path):
         raise InputError(f"{name} must be a path, got {given!r:.60}")
     return path
+
+
+def is_path_component(name: str) -> bool:
+    """Return whether a name is that of one entry of a folder, on any system.
+
+    A name that leads elsewhere ("..", "a/b", "/etc"), that no file can have, or that a terminal
+    would not show as it is written is none.
+
+    Args:
+        name: The name.
+    """
+    if name in ("", ".", "..") or "/" in name or "\\" in name or not name.isprintable():
+        return False
+    try:
+        return len(name.encode()) <= _MOST_BYTES
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def path_component(name: object, what: str) -> str:
+    """Return a name from a file that becomes one part of a path.
+
+    Args:
+        name: The name, as the file has it.
+        what: What the name is of, for the message, such as "a task of log.json".
+
+    Returns:
+        The name as it is.
+
+    Raises:
+        InputError: The name is not the name of one entry of a folder.
+    """
+    if isinstance(name, str) and is_path_component(name):
+        return name
+    raise InputError(
+        f"{what} is called {name!r:.80}, which cannot name a file or folder; rename it in the "
+        f"file (one name without '/' or '\\', of at most {_MOST_BYTES} bytes)"
+    )
+
+
+def file_name(text: str) -> str:
+    """Return a text as a name of an entry of a folder; different texts may get one name.
+
+    Args:
+        text: The text, such as the name of a task.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"

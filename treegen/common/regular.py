@@ -1,40 +1,102 @@
-"""Opening files that come from data or from runs of other people."""
+"""The one way to open files that come from users, from data sets or from other people's runs.
+
+A named pipe would be waited for, and a device may never end, so both are errors. What is read here
+is never larger than the caller expects: `read_regular` takes a limit.
+"""
 
 import errno
 import os
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file that may be somebody else's work; returns its descriptor.
+class NotRegularError(OSError):
+    """A path leads to a pipe, a socket or a device."""
 
-    A pipe would be waited for, and a device may never end. What is written follows no link, which
-    may lead to a file of the user's own.
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file.
+
+    A file that is written is not reached through a link, which may lead to a file of the user's
+    own.
+
+    Args:
+        path: The file.
+        flags: Flags of `os.open`.
+
+    Returns:
+        The file's descriptor.
 
     Raises:
-        OSError: it cannot be opened, is a link, or is no regular file.
+        NotRegularError: The path leads to a pipe, a socket or a device.
+        OSError: The file cannot be opened, is a folder, or is a link and would be written.
     """
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
+    try:
+        _check_regular(os.stat(path).st_mode, path)  # opening some devices has an effect
+    except FileNotFoundError:
+        if not flags & os.O_CREAT:
+            raise
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    try:
+        _check_regular(os.fstat(fd).st_mode, path)  # another file may be there by now
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read, or is no regular file.
+    """
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a regular file in UTF-8, with line ends as `Path.read_text` has them.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read, or is no regular file.
+        UnicodeDecodeError: The file is not UTF-8.
+    """
+    with open(open_regular(path), encoding="utf-8") as file:
+        return file.read()
 
 
 def read_regular(path: Path, most: int) -> bytes | None:
-    """Return what is in a file, up to `most` + 1 bytes of it; None where it is no regular file.
+    """Return the start of a regular file.
 
-    A pipe would be waited for, and a device may never end.
+    Args:
+        path: The file.
+        most: How many bytes the caller expects at most; one more is read, to tell larger files.
+
+    Returns:
+        Up to `most` + 1 bytes; None if the path leads to something other than a regular file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: its name is none.
+        OSError: The file cannot be read.
+        ValueError: No file can have the name.
     """
-    if not S_ISREG(path.stat().st_mode):  # some devices do things when they are opened
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read(most + 1)
+    except (NotRegularError, IsADirectoryError):
         return None
-    # Another may be there by now; a pipe is not waited for.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        return file.read(most + 1) if S_ISREG(os.fstat(file.fileno()).st_mode) else None
+
+
+def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
+    if not S_ISREG(mode):
+        raise NotRegularError(errno.EINVAL, "it is no regular file", os.fspath(path))

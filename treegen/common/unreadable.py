@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
+from treegen.common.regular import NotRegularError
 from treegen.common.spelling import did_you_mean
 
 # A folder of a million files is not listed to find a name that is like another.
@@ -20,6 +21,11 @@ def unreadable(path: Path | str, error: OSError) -> str:
             return f"cannot read {path}: it is a folder; name a file in it{_such_as(path)}"
         case NotADirectoryError():
             return f"cannot read {path}: a part of the path is a file; check the path"
+        case NotRegularError():
+            return (
+                f"cannot read {path}: it is no regular file but a pipe or device, which may never "
+                "end; save its content in a file and name that"
+            )
         case PermissionError():
             return f"cannot read {path}: permission denied; let your user read it (chmod u+r)"
         case _:

@@ -87,16 +87,13 @@ def verdicts_of(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
 def verdicts_on(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
     """Return the verdicts on a stored sample. One that ended for a lack of confidence has no vote.
 
-    Its text is cut, so whatever stands there is no answer. A sample of an imported log has the
-    verdicts that stand in its record.
+    Its text is cut, so whatever stands there is no answer.
 
     Raises:
         TaskError: as for `verdicts_of`.
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
-    if (stored := record.get("verdicts")) is not None:
-        return {name: Verdict(**row) for name, row in stored.items()}
     judge = getattr(task, "verdicts", None)
     if judge is not None:
         found: Mapping[str, Verdict] = asked(judge, task.name, problem.id)(problem, record)

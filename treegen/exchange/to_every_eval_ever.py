@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formats import utf8
+from treegen.common.paths import file_name
 from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
@@ -35,7 +36,9 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
         raise InputError(f"{run.view.path} has no scores to tell; score the run first")
     name = str(uuid.UUID(bytes=run.digest("every-eval-ever")[:16], version=4))
     developer, _, model = run.model.rpartition("/")
-    place = Path("data", _part(run.view.task), _part(developer or "unknown"), _part(model))
+    place = Path(
+        "data", file_name(run.view.task), file_name(developer or "unknown"), file_name(model)
+    )
     where = folder / place
     where.mkdir(parents=True, exist_ok=True)
     results = list(_results(run))
@@ -58,11 +61,6 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
         with rewriting(path) as file:
             file.write(content.encode())
     return [aggregate, samples]
-
-
-def _part(name: str) -> str:
-    """Return a name as a part of a path on any system."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._ ")[:80] or "unnamed"
 
 
 def _seconds(time: str) -> str:

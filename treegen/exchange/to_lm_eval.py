@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formats import utf8
+from treegen.common.paths import path_component
 from treegen.exchange.whole import WholeRun, plain_text
 from treegen.report.view import ProblemView
 from treegen.runs.leftovers import rewriting
@@ -25,13 +26,14 @@ def write(run: WholeRun, folder: Path) -> list[Path]:
     """Write the results and the samples; returns both files.
 
     Raises:
+        InputError: the name of the model or of the task cannot name a file.
         OSError: a file cannot be written.
     """
     name = run.model.replace("/", "__")
-    where = folder / name
+    where = folder / path_component(name, "the model of the run")
     where.mkdir(parents=True, exist_ok=True)
     stamp = run.view.info.created.split("+")[0].replace(":", "-")
-    task = run.view.task.replace("/", "_")
+    task = path_component(run.view.task.replace("/", "_"), "the task of the run")
     results = where / f"results_{stamp}.json"
     samples = where / f"samples_{task}_{stamp}.jsonl"
     rows = list(_documents(run))
@@ -151,13 +153,13 @@ def _document(run: WholeRun, number: int, problem: ProblemView, filter: str) -> 
     }
     if right:
         row[metric] = math.fsum(right) / len(right)
-        row[BY_RESPONSE] = [
-            {"index": sample.index, "tokens": sample.num_tokens,
-             "finish_reason": sample.finish_reason,
-             "answer": None if verdict is None or verdict.answer is None
-             else utf8(verdict.answer),
-             "correct": None if verdict is None else verdict.correct,
-             "credit": None if verdict is None else verdict.credit}
-            for sample, verdict in zip(problem.samples, verdicts, strict=True)
-        ]  # fmt: skip
+    row[BY_RESPONSE] = [
+        {"index": sample.index, "tokens": sample.num_tokens,
+         "finish_reason": sample.finish_reason,
+         "answer": None if verdict is None or verdict.answer is None
+         else utf8(verdict.answer),
+         "correct": None if verdict is None else verdict.correct,
+         "credit": None if verdict is None else verdict.credit}
+        for sample, verdict in zip(problem.samples, verdicts, strict=True)
+    ]  # fmt: skip
     return row

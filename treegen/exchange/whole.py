@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
@@ -68,6 +69,14 @@ def read_whole(path: Path, **asked: Unpack[Asked]) -> WholeRun:
     view = load_run(path, **asked)
     with (SearchRunDir if view.searched else RunDir).open(path) as run:
         records = {(row["problem_id"], row["sample_index"]): row for row in run.records()}
+    for (problem_id, index), row in records.items():
+        try:
+            datetime.fromisoformat(row.get("time") or view.info.created)
+        except ValueError as error:
+            raise RunError(
+                f"the time of problem {problem_id!r:.60}, sample {index}, in {path} is damaged "
+                f"({error}); restore the file"
+            ) from None
     if not view.num_done:
         raise RunError(
             f"{path} has no finished {view.unit} yet, so nothing is exported; wait, or resume it"

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from treegen.common.regular import read_text
 from treegen.errors import InputError, RunError
 from treegen.evals.thinking import answer_of
 from treegen.grading.asked import ModelJudging
@@ -173,7 +174,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
     least, most = min(rubric_choices.values()), max(rubric_choices.values())
     found: dict[tuple[str, int], float] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         raise InputError(
             f"the labels {path} cannot be read: {error}; name a file of JSON lines in UTF-8"

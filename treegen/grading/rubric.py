@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.paths import given_path
+from treegen.common.regular import read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.grading.readers import READERS
@@ -151,7 +152,7 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
             raise InputError(
                 f"{path} has more than {_MOST:,} bytes, too many for a rubric; shorten it"
             )
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise InputError(
             f"the rubric {path} cannot be read: {error}; name a text file in UTF-8"

@@ -3,7 +3,6 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from inspect_ai._util.error import PrerequisiteError
@@ -11,6 +10,7 @@ from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
 from inspect_ai.model._cache import epoch  # which Inspect's own cache of outputs goes by, too
 from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
+from treegen.common.regular import read_text
 from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
 from treegen.inspect_ai.messages import template_messages, template_tools
 from treegen.inspect_ai.outputs import output_of
@@ -168,7 +168,7 @@ def _read_template(given: str) -> str:
     if "{" in given:
         return given
     try:
-        return Path(given).read_text(encoding="utf-8")
+        return read_text(given)
     except (OSError, ValueError) as error:
         raise InputError(
             f"chat_template {given!r} is no template and no file: {error}; give one of them"

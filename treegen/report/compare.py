@@ -201,7 +201,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         for metric in own if own is not None else ["accuracy"]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
             found.append(_difference(metric, filter, values[0], values[1], clusters))
-        for metric in _of_many(most, votes=votes):
+        least = min(len(run[p]) for run in (first, second) for p in ids)
+        for metric in _of_many(most, votes=votes) if least >= most else ():
             values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
             found.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:

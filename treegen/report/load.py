@@ -76,7 +76,9 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
         decides = rounds is not None and rounds.reads_answers
         summaries, judged = _judged(path, problems, notices)
         if run.missing > 0:
-            missing = f"{run.missing:,} of {run.info.planned:,} samples are not drawn yet"
+            imported = "imported" in run.info.identity
+            lack = "have no score in the log" if imported else "are not drawn yet"
+            missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
             rest = "; what follows is of the others" if run.missing < run.info.planned else ""
             notices.append(missing + rest)
         return RunView(

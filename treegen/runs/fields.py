@@ -21,6 +21,7 @@ RECORD: Final[Types] = {
     "choice_greedy": (list,),
     "solved": (bool,), "answer": _TEXT, "best": _WHOLE, "candidates": (list,), "votes": (dict,),
     "stopped": (str,), "error": _TEXT, "usage": (dict,), "nodes": (list,), "images": (list,),
+    "verdicts": (dict,),
 }  # fmt: skip
 """Of fields of records; others may be anything."""
 
@@ -28,6 +29,7 @@ _PARTS: Final[Types] = {
     "confidence": (*_NUMBER, _NONE), "tokens": (int,), "confidences": (*_NUMBER, _NONE),
     "choice_logprobs": _NUMBER, "choice_greedy": (bool,), "candidates": (int,), "votes": _NUMBER,
     "usage": _NUMBER, "nodes": (dict,), "thinking": (int, bool, _NONE), "images": (str,),
+    "verdicts": (dict,),
 }  # fmt: skip
 """Of what is in them."""
 
@@ -37,6 +39,9 @@ _NODE: Final[Types] = {
     "leaf": (bool,), "pruned": (bool,), "pruned_because": _TEXT, "finish_reason": _TEXT,
     "visits": (int,), "restart": (int,), "scores": (dict,),
 }  # fmt: skip
+_VERDICT: Final[Types] = {"answer": _TEXT, "correct": (bool,), "credit": (*_NUMBER, _NONE)}
+_NESTED: Final[Mapping[str, Types]] = {"nodes": _NODE, "verdicts": _VERDICT}
+"""Of what is in parts."""
 _MOST: Final = 2**64
 
 FREE: Final[Types] = {
@@ -124,8 +129,8 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
             for part in value.values() if kind is dict else value:
                 if type(part) not in parts or (type(part) is int and not -_MOST < part < _MOST):
                     raise _wrong(f"a part of {name}", part, parts)
-                if name == "nodes":
-                    check_types(part, _NODE)
+                if name in _NESTED:
+                    check_types(part, _NESTED[name])
 
 
 def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:

@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import Any, Final
 
@@ -174,7 +175,7 @@ def from_json(value: Any, name: str) -> RunInfo:
     try:
         info = RunInfo(
             fingerprint=_typed(value["fingerprint"], str),
-            created=_typed(value["created"], str),
+            created=_time(_typed(value["created"], str)),
             identity=_typed(value["settings"]["identity"], dict),
             free=_typed(value["settings"]["free"], dict),
             problem_ids=tuple(_typed(p, str) for p in _typed(value["problem_ids"], list)),
@@ -217,6 +218,11 @@ def _compared(
 
 def _fingerprint(value: Any) -> str:
     return hashlib.sha256(_text(value).encode()).hexdigest()
+
+
+def _time(text: str) -> str:
+    datetime.fromisoformat(text)  # it becomes a part of names of files
+    return text
 
 
 def _typed(value: Any, kind: type) -> Any:

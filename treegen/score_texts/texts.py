@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import open_regular
 from treegen.common.unreadable import unreadable
 from treegen.errors import DataError, InputError
 from treegen.plan.requests import ScoreInput
@@ -42,7 +43,7 @@ def read_texts(path: Path) -> Iterator[GivenText]:
     """
     seen = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             for number, line in enumerate(file, 1):
                 seen.update(line if line.endswith(b"\n") else line + b"\n")
                 if line.strip():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
+from treegen.common.paths import is_path_component
 from treegen.common.spelling import hint_at
 from treegen.errors import InputError, RunError
 from treegen.evals.asked.typed import check_choices
@@ -273,7 +274,7 @@ def beside(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
         value = stored.get(name)
         # os.path, because a Path raises for names that are too long.
         if isinstance(value, str) and not os.path.exists(value):
-            here = path / Path(value).name
-            if os.path.exists(here):
-                found[name] = str(here)
+            own = Path(value).name
+            if is_path_component(own) and os.path.exists(path / own):
+                found[name] = str(path / own)
     return found

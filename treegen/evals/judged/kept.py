@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.regular import read_bytes
 from treegen.evals.job import Job
 from treegen.evals.registry import comes_with_treegen
 from treegen.evals.verdict import Verdict
@@ -68,7 +69,7 @@ class KeptVerdicts:
         """
         path = self._path(digest)
         try:
-            text = path.read_bytes()
+            text = read_bytes(path)
             os.utime(path)
             checksum, _, content = text.partition(b"\n")
             if hashlib.sha256(content).hexdigest().encode("ascii") != checksum:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.regular import read_text
+from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError
 from treegen.evals.problem import Problem
 from treegen.evals.statistics.confidence import STOPPED
@@ -72,7 +74,7 @@ def _read_scores(path: Path) -> dict[Key, float]:
     found: dict[Key, float] = {}
     if not path.exists():
         return found
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
         try:
@@ -87,6 +89,15 @@ def _read_scores(path: Path) -> dict[Key, float]:
                 "sample_index and score"
             ) from None
     return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_text(path).splitlines()
+    except OSError as error:
+        raise RunError(unreadable(path, error)) from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path} is not UTF-8; restore it from a copy") from None
 
 
 def vote_table(
@@ -109,11 +120,16 @@ def vote_table(
         if (score := votes.scores.get((sample.problem_id, sample.sample_index))) is not None:
             sample = replace(sample, numbers={**sample.numbers, "score": score})
         samples_of.setdefault(sample.problem_id, []).append(sample)
-    groups = list(samples_of.values())
-    clusters = clusters_of(problems, list(samples_of))
-    numbers = [[numbers_of(sample) for sample in group] for group in groups]
     rows: list[tuple[Cell, ...]] = []
     for filter in filters:
+        scored = {
+            problem_id: mine
+            for problem_id, group in samples_of.items()
+            if (mine := [sample for sample in group if filter in sample.verdicts])
+        }
+        groups = list(scored.values())
+        clusters = clusters_of(problems, list(scored))
+        numbers = [[numbers_of(sample) for sample in group] for group in groups]
         for name, lacks in _wanted(names, numbers, votes).items():
             if lacks:
                 rows.append((f"{name} ({lacks})", filter, None, *[None] * 6))

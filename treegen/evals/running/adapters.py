@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from treegen import demo
+from treegen.common.paths import file_name
 from treegen.errors import InputError
-from treegen.evals.running.destinations import file_name, is_run, named_path, new_path
+from treegen.evals.running.destinations import is_run, named_path, new_path
 from treegen.evals.running.evaluation import Evaluated, evaluate_all
 from treegen.evals.running.listener import Listener
 from treegen.evals.running.work import Models

@@ -1,7 +1,6 @@
 """Where evaluations and runs of searches go, and which of them exist already."""
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from treegen import demo
+from treegen.common.paths import file_name
 from treegen.errors import InputError, RunError
 from treegen.evals.asked import settings as eval_settings
 from treegen.evals.asked.given import RunChoices
@@ -176,11 +176,6 @@ def search_destinations(
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run."""
     return os.path.exists(path / "run.json")  # a Path raises for names that are too long
-
-
-def file_name(text: str) -> str:
-    """Return a text as a name that is safe in any directory."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip(".")[:80] or "unnamed"
 
 
 def method_folder(method: str) -> str:

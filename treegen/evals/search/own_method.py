@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.regular import read_bytes
 from treegen.common.spelling import did_you_mean
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError
@@ -56,7 +57,7 @@ def find_method(name: str) -> Method:
         raise InputError(f"name the method's function too: {name}:function")
     file, told = Path(path), short_name(name)
     try:
-        source = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
+        source = hashlib.sha256(read_bytes(file)).hexdigest()[:32]
     except OSError as error:
         raise InputError(f"the method's file cannot be read: {unreadable(path, error)}") from None
     module = load_file(file)

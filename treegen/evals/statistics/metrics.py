@@ -202,9 +202,12 @@ def summarise(
         if chosen:
             rows = _choice_rows(groups, name, clusters)
         else:
-            tallies = [tally_of([(v[name], times) for v, times in found]) for found in counts]
-            rows = _filter_rows(tallies, options, clusters)
-            votes = _majority(tallies, options, clusters)
+            # A log of another tool has samples that one of its filters did not score.
+            judged = [[(v[name], times) for v, times in found if name in v] for found in counts]
+            tallies = [tally_of(found) for found in judged if found]
+            mine = clusters and [c for c, found in zip(clusters, judged, strict=True) if found]
+            rows = _filter_rows(tallies, options, mine)
+            votes = _majority(tallies, options, mine)
             majority.extend(MajorityRow(filter=name, **row) for row in votes)
         for row in rows:
             metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))

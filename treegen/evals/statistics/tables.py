@@ -41,7 +41,8 @@ def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, floa
     """Return for every problem the mean credit of its samples under one filter."""
     marks: dict[str, list[float]] = {}
     for sample in scores:
-        verdict = sample.verdicts[filter]
+        if (verdict := sample.verdicts.get(filter)) is None:
+            continue
         credit = float(verdict.correct) if verdict.credit is None else verdict.credit
         marks.setdefault(sample.problem_id, []).append(credit)
     return {problem_id: math.fsum(each) / len(each) for problem_id, each in marks.items()}

@@ -193,6 +193,11 @@ def _merged(base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapt
     second = parts.get("lora_embedding_B" if embedded else "lora_B")
     if first is None or second is None or first.ndim != 2 or second.ndim != 2:
         raise ModelError(f"{adapter.directory} has no two matrices for {name}; {_INSTEAD}")
+    if not len(first):
+        raise ModelError(
+            f"{adapter.directory} has matrices of rank 0 for {name}, which change nothing; save "
+            "the adapter again with peft, with r of 1 or more"
+        )
     # The matrices of an embedding are stored the other way round: its output is (B A) transposed.
     # Those of GPT-2's Conv1D have their inputs first.
     turned = embedded or bool(adapter.config.get("fan_in_fan_out"))

@@ -16,6 +16,9 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
+from treegen.common.paths import path_component
+from treegen.common.regular import open_regular, read_bytes, read_text
+from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -42,6 +45,8 @@ TOKENIZER_SETTINGS: Final = (
 _SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.json")
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOST_HEADER: Final = 100_000_008
+"""Bytes of a header of safetensors, with its length; the format has this limit."""
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 
@@ -65,6 +70,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     directory = Path(name).expanduser()
     if os.path.isdir(directory):  # a Path raises for names that are too long
         _refuse_gguf(directory)
+        _check_regular(directory)
         return directory
     if os.path.isfile(directory):
         if is_gguf(directory):
@@ -109,6 +115,17 @@ def _refuse_gguf(directory: Path) -> None:
         raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
 
 
+def _check_regular(directory: Path) -> None:
+    """Raise ModelError for a pipe or a device in a directory, which other libraries would open."""
+    try:
+        strange = [each for each in directory.iterdir() if each.exists()
+                   and not each.is_file() and not each.is_dir()]  # fmt: skip
+    except OSError as error:
+        raise ModelError(unreadable(directory, error)) from None
+    if strange:
+        raise ModelError(f"{strange[0]} is a pipe or a device, which may never end; remove it")
+
+
 def one_line(error: BaseException) -> str:
     """Return the first line of an error's text that says something, at most 300 characters.
 
@@ -126,7 +143,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ModelError: the file cannot be read, or holds no object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_text(file))
     except (ValueError, OSError) as error:
         raise ModelError(
             f"{file} cannot be read as JSON: {one_line(error)}; download it again"
@@ -167,13 +184,7 @@ def check_weights(directory: Path) -> None:
         return  # `locate` has looked into it
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        named = read_object(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
-            raise ModelError(
-                f"{index} has no weight_map from the names of tensors to files; finish the "
-                "download, or save the model again"
-            )
-        missing = sorted({*named.values()} - {f.name for f in directory.iterdir()})
+        missing = sorted(_indexed(index) - {f.name for f in directory.iterdir()})
         if missing:
             raise ModelError(
                 f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
@@ -200,8 +211,26 @@ def weight_files(directory: Path) -> list[Path]:
     if whole.is_file():
         return [whole]
     if index.is_file():
-        return [directory / name for name in sorted({*read_object(index)["weight_map"].values()})]
+        return [directory / name for name in sorted(_indexed(index))]
     return sorted(directory.glob("*.safetensors"))
+
+
+def _indexed(index: Path) -> set[str]:
+    """Return the names of the files that an index of weights lists.
+
+    Raises:
+        ModelError: it lists none, or one that is not in its folder.
+    """
+    named = read_object(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
+        raise ModelError(
+            f"{index} has no weight_map from the names of tensors to files; finish the download, "
+            "or save the model again"
+        )
+    try:
+        return {path_component(name, f"a file of {index}") for name in named.values()}
+    except InputError as error:
+        raise ModelError(str(error)) from None
 
 
 def check_trust(
@@ -275,15 +304,20 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     for name in (*_SETTINGS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS):
         file = directory / name
         if file.is_file():
-            data = file.read_bytes()
+            data = read_bytes(file)
             if name.endswith(".json"):
                 data = json.dumps(read_object(file), sort_keys=True).encode()
             _add(digest, name.encode(), data)
     if is_gguf(directory):
         _add_weights(digest, directory, read_header(directory).data_start, b"gguf")
     for file in sorted(directory.glob("*.safetensors")):
-        with file.open("rb") as stream:
+        with open(open_regular(file), "rb") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
+        if header > _MOST_HEADER:
+            raise ModelError(
+                f"{file} claims a header of {header:,} bytes, and safetensors files have at most "
+                f"{_MOST_HEADER:,}; download it again"
+            )
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:
         _add(digest, b"adapter", fingerprint(adapter).encode())
@@ -293,7 +327,7 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
 def _add_weights(digest: "hashlib.blake2b", file: Path, header: int, name: bytes) -> None:
     """Hash a file's size, the first bytes, and blocks of the others."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open(open_regular(file), "rb") as stream:
         _add(digest, name, str(size).encode(), stream.read(min(header, size)))
         for i in range(_SAMPLES):
             stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))

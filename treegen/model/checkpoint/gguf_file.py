@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.errors import ModelError, install
+from treegen.model.checkpoint.gguf_bounds import check_lengths
+from treegen.model.checkpoint.sizes import Stored, check_sizes
 
 _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGES: Final = ("gguf", "accelerate")
+_WIDTHS: Final = (".vocab_size", ".embedding_length")
+_DEPTHS: Final = (".block_count",)
 _PLAIN: Final = frozenset({"F16", "BF16", "F32", "F64"})
 
 
@@ -70,6 +74,7 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
     from gguf import GGUFReader
 
     try:
+        check_lengths(file)
         reader = GGUFReader(file)
     except Exception as error:
         told = " ".join(str(error).split())[:200] or type(error).__name__
@@ -81,9 +86,23 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
         sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
     if not sizes:
         raise ModelError(f"{file} has no tensors; download it again")
+    _check_sizes(file, reader)
     return GgufHeader(
         data_start=int(reader.data_offset),
         stores=sizes.most_common(1)[0][0],
         is_plain=sizes.keys() <= _PLAIN,
         num_bytes=sum(sizes.values()),
     )
+
+
+def _check_sizes(file: Path, reader: Any) -> None:
+    """Raise ModelError for sizes in the header that no tensor has."""
+    stored = Stored()
+    for tensor in reader.tensors:
+        stored.add(str(tensor.name), [int(size) for size in tensor.shape])
+    sizes: dict[tuple[str, ...], dict[str, int]] = {_WIDTHS: {}, _DEPTHS: {}}
+    for name, field in reader.fields.items():
+        for ends, found in sizes.items():
+            if name.endswith(ends) and isinstance(value := field.contents(), int):
+                found[name] = value
+    check_sizes(file, "the tensors in it", stored, sizes[_WIDTHS], sizes[_DEPTHS])

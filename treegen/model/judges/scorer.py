@@ -98,6 +98,7 @@ def load_scorer(
         ModelError: it cannot be loaded, or is of none of the forms.
     """
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
+    from treegen.model.checkpoint.headers import check_headers
     from treegen.model.config import resolve_device
     from treegen.model.tokenizer import load_tokenizer
 
@@ -118,6 +119,7 @@ def load_scorer(
     trusted = {k: v for k, v in raw.items() if k != "auto_map"}
     check_trust(trusted, "config.json", revision, local=True, trust=False)
     check_weights(directory)
+    check_headers(directory, raw)
     tokenizer: Any = load_tokenizer(directory, with_config=not ours)
     model = None if own else _in_use.get((str(directory), where, form))
     if model is None:
