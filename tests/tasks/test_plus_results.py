@@ -16,16 +16,66 @@ from treegen.tasks.code.plus_compare import CallValue, same, wanted
 from treegen.tasks.judge import Judge, JudgeVerdict, values
 
 NUMBERS = (
-    "0", "1", "-1", "2", "3", "7", "10", "255", "256", "300", "65504", "70000", "2**31", "2**53",
-    "2**53+1", "2**62", "10**20", "True", "False", "0.0", "-0.0", "0.1", "0.5", "1/3", "2/3", "1.5",
-    "3.14159", "1e-9", "1e-5", "0.1+1e-9", "0.1+1e-5", "12345.678", "1e10", "1e300", "float('inf')",
-    "2.0**53", "1+0j", "0.1+2j",
-)  # fmt: skip
+    "0",
+    "1",
+    "-1",
+    "2",
+    "3",
+    "7",
+    "10",
+    "255",
+    "256",
+    "300",
+    "65504",
+    "70000",
+    "2**31",
+    "2**53",
+    "2**53+1",
+    "2**62",
+    "10**20",
+    "True",
+    "False",
+    "0.0",
+    "-0.0",
+    "0.1",
+    "0.5",
+    "1/3",
+    "2/3",
+    "1.5",
+    "3.14159",
+    "1e-9",
+    "1e-5",
+    "0.1+1e-9",
+    "0.1+1e-5",
+    "12345.678",
+    "1e10",
+    "1e300",
+    "float('inf')",
+    "2.0**53",
+    "1+0j",
+    "0.1+2j",
+)
 TYPES = (
-    "np.float16", "np.float32", "np.float64", "np.longdouble", "np.complex64", "np.complex128",
-    "np.int8", "np.uint8", "np.int16", "np.uint16", "np.int32", "np.int64", "np.uint64", "np.bool_",
-    "Fraction", "Decimal", "float", "int", "complex",
-)  # fmt: skip
+    "np.float16",
+    "np.float32",
+    "np.float64",
+    "np.longdouble",
+    "np.complex64",
+    "np.complex128",
+    "np.int8",
+    "np.uint8",
+    "np.int16",
+    "np.uint16",
+    "np.int32",
+    "np.int64",
+    "np.uint64",
+    "np.bool_",
+    "Fraction",
+    "Decimal",
+    "float",
+    "int",
+    "complex",
+)
 OTHERS = ("''", "'a'", "'ab'", "None", "np.str_('a')")
 
 
@@ -161,17 +211,25 @@ def test_the_official_rule_is_restated_as_it_is() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import sys\nlines = sys.stdin.read()\n", "import sys\nfor line in sys.stdin:\n    pass\n",
-        "import sys\nsys.stdin.readline()\n", "x = input()\n", "import sys\nsys.stdin.buffer\n",
+        "import sys\nlines = sys.stdin.read()\n",
+        "import sys\nfor line in sys.stdin:\n    pass\n",
+        "import sys\nsys.stdin.readline()\n",
+        "x = input()\n",
+        "import sys\nsys.stdin.buffer\n",
     ],
-)  # fmt: skip
+)
 def test_programs_that_read_standard_input_fail_as_in_the_published_scorers(program: str) -> None:
     plus, human = HumanEvalPlus(), HumanEval()
     row = {
-        "task_id": "T/1", "prompt": "def f(x):\n", "entry_point": "f", "base_input": [[1]],
-        "canonical_solution": "    return x\n", "plus_input": [], "atol": 0,
+        "task_id": "T/1",
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "base_input": [[1]],
+        "canonical_solution": "    return x\n",
+        "plus_input": [],
+        "atol": 0,
         "test": "def check(f):\n    assert f(1) == 1\n",
-    }  # fmt: skip
+    }
     with Judge(limits=plus.given_limits, packages=("numpy",)) as judge:
         for task in (plus, human):
             made = task.make_cases(task.record(row)[2], judge)
