@@ -7,9 +7,10 @@ _WINDOW: Final = 64
 _HEDGE: Final = re.compile(
     r"(?:\b(?:if|whether|unless|suppose|supposing|assume|assuming|doubt)"
     r"|(?:\b(?:not|never|cannot)|n['\u2019]t)"
-    r"(?:\s+(?:think|believe|say|mean|true|sure|certain|possible|likely|clear|the\s+case|be))?)"
-    r"(?:\s+that)?(?:\s+(?:the|my|our|an?|its))?"
-    r"(?:\s+(?:final|correct|right|best|only|option|choice|answer|statement)){0,3}\s*[(*\"']{0,3}$",
+    r"(?:[ ]+(?:think|believe|say|mean|true|sure|certain|possible|likely|clear|the[ ]case|be))?)"
+    r"(?:[ ]+that)?(?:[ ]+(?:the|my|our|an?|its))?"
+    r"(?:[ ]+(?:final|correct|right|best|only|option|choice|answer|statement)){0,3}"
+    r"[ ]*[(*\"']{0,3}\Z",
     re.IGNORECASE,
 )
 

@@ -57,8 +57,9 @@ _IS_STATED: Final = re.compile(
 )
 # What states a letter where nothing states one more clearly: "is correct", "I choose".
 _IS_RIGHT: Final = re.compile(
-    rf"(?:\s*\([^()\n]{{0,60}}\))?(?:\s+(?:is|are|must\s+be|seems)(?:\s+both)?{_SURELY}\s+"
-    r"|[ \t]*[.:)-][ \t]*)(?:the\s+)?(?:correct|right|best)\b",
+    rf"(?:\s*\([^()\n]{{0,200}}\))?(?:\s+(?:is|are|must\s+be|seems)(?:\s+both)?{_SURELY}\s+"
+    r"(?:the\s+)?(?:correct|right|best)\b"
+    r"|[ \t]*[.:)-][ \t]*(?:correct|right)(?=[ \t]*(?:[.,;!\n]|\Z)))",
     re.IGNORECASE,
 )
 _CHOOSES: Final = re.compile(
@@ -73,18 +74,20 @@ _DENIES: Final = re.compile(
     re.IGNORECASE,
 )
 _IS_DENIED: Final = re.compile(
-    r"(?:\s*\([^()\n]{0,60}\))?(?:\s+(?:is|are|was|were|can|could|would|does|do|seems?|be)"
+    r"(?:\s*\([^()\n]{0,200}\))?(?:[ \t]+(?:is|are|was|were|can|could|would|does|do|seems?|be)"
     r"(?:\s+(?:both|all|clearly|also|definitely|therefore|simply)){0,2}\s*(?:not\b|n['\u2019]t\b|"
     r"incorrect|wrong|false|out\b|eliminated|excluded|ruled|impossible|invalid)"
-    r"|\s+(?:isn|aren|can|couldn|doesn|don|wouldn|wasn)['\u2019]t\b|\s+cannot\b"
-    r"|[ \t]*[.:)-]?[ \t]*[-\u2013]?[ \t]*\(?(?:incorrect|wrong|[\u2717\u2718\u274c])"
-    r"|[ \t]*[:\u2013-][ \t]*(?:no|not)\b)",
+    r"|[ \t]+(?:isn|aren|can|couldn|doesn|don|wouldn|wasn)['\u2019]t\b|[ \t]+cannot\b"
+    r"|[ \t]*[.:)-]?[ \t]*[-\u2013]?[ \t]*\(?(?:[\u2717\u2718\u274c]"
+    r"|(?:incorrect|wrong)(?=[ \t]*(?:[.,;:!)\n]|because|since|as\b|\Z)))"
+    r"|[ \t]*[:\u2013-][ \t]*(?:no(?=[ \t]*(?:[.,;!\n]|\Z))|not[ ](?:correct|right|true)\b))",
     re.IGNORECASE,
 )
 _OR_ANOTHER: Final = re.compile(
     r"(?:(?!\bnot\b|\bthan\b)[^.;\n]){0,40}?\bor[ }]{1,3}(?:option[ ])?"
     r"[(*\"]{0,3}[A-Z](?![A-Za-z0-9])"
 )
+_UNCLOSED: Final = re.compile(r"\([^()]*\Z")
 # How a choice is listed: "B.", "(B)", "B:" where a line or a sentence begins.
 _HEAD: Final = re.compile(
     r"(?:\A|\n|[.;!?][ \t])[ \t>#-]{0,8}(?:(?:option|choice)[ ])?$", re.IGNORECASE
@@ -199,15 +202,19 @@ def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
     before = text[max(start - _WINDOW, 0) : start]
     bare = _OPENING.sub("", before)
     marks = _CLOSING.match(text, end)
-    after = text[marks.end() if marks else end :][:_WINDOW]
+    after_at = marks.end() if marks else end
+    after = text[after_at : after_at + 3 * _WINDOW]
+    if ")" in text[end:after_at] and "(" not in before[len(bare) :] and _UNCLOSED.search(bare):
+        after = ""  # in "C (at most R) is right" that is said of C
     states = _STATES.search(bare)
     at = start - len(before) + states.start() if states else start
     ends = _ENDS.search(bare) is not None and re.match(r"[.\s]*(?:\n|\Z)", after) is not None
-    stated = states or ends or bare.endswith("\\boxed") or _IS_STATED.match(after)
+    announced = states or ends or bare.endswith("\\boxed")
+    stated = announced or _IS_STATED.match(after)
     chosen = _IS_RIGHT.match(after) or _CHOOSES.search(bare)
     is_denied = bool(
         _DENIES.search(bare)
-        or _IS_DENIED.match(after)
+        or (not announced and _IS_DENIED.match(after))
         or ((stated or chosen) and is_hedged(text, at))
     )
     letters = {each[0] for each in group}

@@ -269,9 +269,9 @@ def test_any_text_gets_a_verdict(text: str) -> None:
         "The answer is 1", "1e", "1e5", "= ", "1=", "1 =\n", " ", "\uff11", "1\uff11", "-1.5e-5 ",
         "#### ", "The answer is 1,000,000,", "a", "00,", "1 000 ", "1+", "(", "(1)", "9^", "1/2 ",
         "\\boxed{", "\\boxed{1", "\\boxed{1} ", "{", "}", "answer", "Answer: 1\n", "Answer:",
-        "5 or ", "1, ", "2\\pi ", "if the answer is 1 ", "2 hours ", "^{2}", "\u00b2", "\\frac{1+1}{x}",
-        "\\frac{", "1...", "+ ...", "20% of ", "not 5 ", "1 a a ", "1  x ", "\\frac{1}{2}",
-        "1\\boxed{", "3 1/2", "1 x (((",
+        "5 or ", "1, ", "2\\pi ", "if the answer is 1 ", "2 hours ", "^{2}", "\u00b2",
+        "\\frac{1+1}{x}", "\\frac{", "1...", "+ ...", "20% of ", "not 5 ", "1 a a ", "1  x ",
+        "\\frac{1}{2}", "1\\boxed{", "3 1/2", "1 x (((",
     ],
 )  # fmt: skip
 def test_reading_takes_linear_time(unit: str) -> None:

@@ -1,8 +1,11 @@
 """What `letter_answer` reads of texts as models write them."""
 
+import os
+
 import pytest
 
 from treegen.tasks.common.letters import letter_answer
+from treegen.tasks.mmlu.data import load_questions
 
 STATED = (
     ("The answer is C. Answer choice A is incorrect.", "C"),
@@ -100,6 +103,8 @@ CHOSEN = (
     ("We chose C, though D is close", "C"),
     ("A must be correct since B is larger", "A"),
     ("A is clearly correct", "A"),
+    ("Option D (at most R) is correct.", "D"),
+    ("Option C (A State may do so) is correct.", "C"),
     ("A: Incorrect. B: Correct. C: Incorrect.", "B"),
     ("A - wrong\nB - correct", "B"),
     ("A and C are correct", None),
@@ -136,6 +141,10 @@ DENIED = (
     ("It can't be A", None),
     ("B, not A", "B"),
     ("B. False", "B"),
+    ("The correct answer is **C**: not essential", "C"),
+    ("C: not essential", "C"),
+    ("(B) Right ventricle", "B"),
+    ("They do not\nAnswer: C", "C"),
     ("(B) No effect", "B"),
     ("It is not true that the answer is A. D fits.", "D"),
     ("If the answer is A, then no. B", "B"),
@@ -264,6 +273,38 @@ def test_letters_in_model_text(text: str, want: str | None) -> None:
 )
 def test_letters_of_more_or_fewer_choices(text: str, num: int, want: str | None) -> None:
     assert letter_answer(text, num) == want
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{letter}. {choice}",
+        "({letter}) {choice}",
+        "{letter}: {choice}",
+        "{letter}\n\n{choice}",
+        "The answer is {letter}. {choice}",
+        "{choice}. So the answer is ({letter}).",
+        "{listed}\n\nThe correct answer is **{letter}**: {choice}",
+        "{question}\n{listed}\nAnswer: {letter}",
+        "Option {letter} ({choice}) is correct.",
+        "{listed}\nThus $\\boxed{{\\text{{{letter}}}}}$.",
+    ],
+)
+def test_letters_beside_real_choices(form: str) -> None:
+    folder = os.environ.get("TREEGEN_TEST_DATA")
+    if not folder:
+        pytest.skip("TREEGEN_TEST_DATA is not set")
+    questions = load_questions(f"{folder}/mmlu", None, (), with_dev=False).test
+    read = []
+    for question in (each for subject in questions.values() for each in subject):
+        text, *choices = question.block.split("\n")[-5:]
+        choice = choices["ABCD".index(question.answer)][3:]
+        shown = form.format(
+            letter=question.answer, choice=choice, question=text, listed="\n".join(choices)
+        )
+        read.append(letter_answer(shown) == question.answer)
+    # A choice may be "cannot ..." or "(at most D)".
+    assert len(read) > 1000 and sum(read) > 0.97 * len(read)
 
 
 @pytest.mark.parametrize("letter", "ABCD")
