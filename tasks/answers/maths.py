@@ -14,6 +14,7 @@ from treegen.errors import InputError, install
 from treegen.evals.answers import classes
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
+from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.worker import FileWorker
 
 # CPU time for reading a text and comparing it, or for comparing two answers.
@@ -53,12 +54,12 @@ class MathAnswer:
 
     def canonical(self, reference: str) -> str | None:
         """Return a right answer as it is compared; None if it is blank."""
-        return reference.strip() or None
+        return without_dollars(reference) or None
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return what a text gives as its answer, and whether it equals one of the references.
 
-        references: right answers, as LaTeX without dollar signs.
+        references: right answers, as LaTeX. Dollar signs around one do not count.
 
         Raises:
             InputError: math-verify is not installed.
@@ -68,7 +69,7 @@ class MathAnswer:
         known = self._verdicts.get(key.digest())
         if known is None:
             self.ready()
-            wanted = [reference.strip().strip("$") for reference in references]
+            wanted = [without_dollars(reference) for reference in references]
             found = _WORKER.ask(["judge", text, wanted])
             known = Verdict(*found) if found else Verdict(None, False)
             _keep(self._verdicts, key.digest(), known)

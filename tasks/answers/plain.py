@@ -1,5 +1,6 @@
 """Answers whose canonical forms are equal strings exactly where the answers are equal."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -58,8 +59,23 @@ class ContainedAnswer(TextAnswer):
         """Return the right answer that the text contains; the whole text if it has none."""
         answer = self.read(text)
         wanted = [self.canonical(each) for each in references]
-        found = next((each for each in wanted if each and answer and each in answer), None)
+        found = next(
+            (each for each in wanted if each and answer and _stands_in(each, answer)), None
+        )
         return Verdict(found or answer, found is not None)
+
+
+def _stands_in(wanted: str, text: str) -> bool:
+    """Return whether a text stands in another one; the number 12 does not stand in 112 or 12.5."""
+    at = text.find(wanted)
+    while at >= 0:
+        before, after = text[max(at - 2, 0) : at], text[at + len(wanted) : at + len(wanted) + 2]
+        if not (wanted[0].isdecimal() and re.search(r"[0-9][.,]?\Z", before)) and not (
+            wanted[-1].isdecimal() and re.match(r"[.,]?[0-9]", after)
+        ):
+            return True
+        at = text.find(wanted, at + 1)
+    return False
 
 
 class PatternAnswer(TextAnswer):
@@ -84,7 +100,7 @@ class NumberAnswer(PlainAnswer):
     """The number that a text gives as its answer; 18, 18.00 and $18 are equal."""
 
     def read(self, text: str) -> str | None:
-        """Return the number after the last "the answer is" or "####", else the last one."""
+        """Return what `numeric_answer` reads of the end of a text."""
         return numeric_answer(text[-MAX_TEXT:])
 
     def canonical(self, reference: str) -> str | None:
@@ -105,7 +121,7 @@ class ChoiceAnswer(PlainAnswer):
         self._num: Final = num_choices
 
     def read(self, text: str) -> str | None:
-        """Return the letter after the last "answer is", else the first or only one."""
+        """Return what `letter_answer` reads of the end of a text."""
         return letter_answer(text[-MAX_TEXT:], self._num)
 
     def canonical(self, reference: str) -> str | None:

@@ -8,15 +8,22 @@ The published evaluation code asks in another form; see `ask`.
 """
 
 import io
+import re
 import tokenize
 from typing import Final
 
-from treegen.tasks.common.fences import fenced_blocks
+from treegen.tasks.common.fences import between_fences, fenced_blocks
 
 PROMPTS: Final = ("train", "eval")
 ANSWER: Final = "\nANSWER:\n"
 EXTRACTS: Final = ("raw", "fenced")
 
+# How a program begins, where a text in words does not.
+_CODE: Final = re.compile(
+    r"\s*+(?:(?:import|from)[ ]\w|#|@\w|(?:async[ ]+)?def[ ]\w|class[ ]\w+[(:]|\w+[ ]*\(|\"\"\""
+    r"|\w[\w, .\[\]]*+[ ]*[-+*/|&]?=|(?:for|while|if|with)[ ].*:[ \t]*$|try:|print\b)",
+    re.MULTILINE,
+)
 _TAB_SIZE: Final = 8  # what Python's tokenizer takes a tab for
 _NEW_INDENT: Final = 4
 
@@ -43,20 +50,23 @@ def program_in(text: str, extract: str) -> str | None:
     """Return the program in a completion; None if there is none.
 
     extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the first
-    block without a mark, up to its closing fence or the end.
+    block without a mark, up to its closing fence or the end. A fence alone closes a block that the
+    prompt has opened if code comes before it.
     """
     program = text if extract == "raw" else _fenced(text)
     return program if program and not program.isspace() else None
 
 
 def _fenced(text: str) -> str | None:
-    unmarked: str | None = None
-    for language, code in fenced_blocks(text):
-        if language in ("python", "python3", "py"):
-            return code
-        if not language and unmarked is None:
-            unmarked = code
-    return unmarked
+    blocks = list(fenced_blocks(text))
+    parts = between_fences(text)
+    if len(parts) == 2 and _CODE.match(parts[0]) and not any(language for language, _ in blocks):
+        return parts[0]
+    for languages in (("python", "python3", "py"), ("",)):
+        for language, code in blocks:
+            if language in languages:
+                return code
+    return None
 
 
 def with_tabs(source: str) -> str:

@@ -53,6 +53,7 @@ class APPS(ProgramTask):
     """
 
     name = "apps"
+    version = "2"
     all_tests = True
     cases_kept = 16
     arguments: ClassVar = {

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from treegen.tasks.common.fences import fenced_blocks
+from treegen.tasks.common.fences import between_fences, fenced_blocks
 
 
 def defines(code: str, names: Collection[str]) -> bool:
@@ -20,16 +20,14 @@ def defines(code: str, names: Collection[str]) -> bool:
 def block_that_defines(text: str, names: Collection[str]) -> str | None:
     """Return the last fenced block that defines one of the names, else the last block.
 
-    An answer without a fence is the program itself if it defines one of them. Otherwise there is
-    no program, hence None.
+    If no block does, the last part of the text between fences that defines one is the program: the
+    whole answer if it has no fence. Otherwise there is no program, hence None.
     """
     blocks = [code for _, code in fenced_blocks(text)]
-    for code in reversed(blocks):
+    for code in (*reversed(blocks), *reversed(between_fences(text))):
         if defines(code, names):
             return code
-    if blocks:
-        return blocks[-1] if blocks[-1].strip() else None
-    return text if defines(text, names) else None
+    return blocks[-1] if blocks else None
 
 
 def text_before(prompt: str, name: str) -> str:

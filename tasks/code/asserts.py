@@ -12,7 +12,27 @@ from typing import Final
 from treegen.tasks.judge import Compare, Program, Test
 
 _END: Final = "_treegen_end"
-_PRELUDE: Final = f"def {_END}(number):\n    return number\n"
+NO_INPUT: Final = """\
+def _treegen_no_input():
+    import io
+    import sys
+
+    class WriteOnlyStringIO(io.StringIO):
+        def read(self, *args, **kwargs):
+            raise OSError
+
+        readline = readlines = read
+
+        def readable(self, *args, **kwargs):
+            return False
+
+    sys.stdin = WriteOnlyStringIO()
+
+
+_treegen_no_input()
+"""
+"""Replaces standard input as the scorers of HumanEval and EvalPlus do: reading from it fails."""
+_PRELUDE: Final = f"{NO_INPUT}\n\ndef {_END}(number):\n    return number\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from treegen.tasks.code.plus_compare import ARRAY, LISTED, OTHER, VALUE, CallValue, Wanted
+from treegen.tasks.code.asserts import NO_INPUT
+from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, Wanted
 from treegen.tasks.judge import Compare, Judge, JudgeError, Program, Test
 
 CALLS: Final = 256  # of one run
@@ -19,11 +20,37 @@ _ERROR: Final = "error"
 # Each result is copied before the next call: a program may return one list again and again, and
 # change it. A call that fails ends the run, because the program fails with it.
 PRELUDE: Final = f'''\
+{NO_INPUT}
+class _treegen_Numpy:
+    def __init__(self, dtype, dimensions, item):
+        self.treegen_numpy = (dtype, dimensions, item)
+
+
+def _treegen_numpy(value):
+    """Return what stands for a number of numpy, or for an array of one element."""
+    numpy = __import__("sys").modules["numpy"]
+    is_array = isinstance(value, numpy.ndarray)
+    if not (is_array and value.size == 1) and not isinstance(value, numpy.generic):
+        raise TypeError
+    kind, item = value.dtype.kind, value.item()
+    if kind == "U" and not is_array:
+        return str(value)
+    if kind not in "biufcUO":
+        raise TypeError
+    name = {{"U": "str", "O": "object"}}.get(kind, value.dtype.name)
+    if isinstance(item, numpy.longdouble):
+        name, item = "longdouble", str(item)
+    item = item if type(item).__module__ == "builtins" else _treegen_copy(item)
+    return _treegen_Numpy(name, value.ndim if is_array else None, item)
+
+
 def _treegen_copy(value):
-    """Return a copy of plain data; TypeError for anything else."""
+    """Return a copy of plain data and of numpy's numbers; TypeError for anything else."""
     import sys
     from collections.abc import ItemsView, KeysView
 
+    if type(value).__module__ == "numpy":
+        return _treegen_numpy(value)
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
     if isinstance(value, dict):
@@ -37,9 +64,6 @@ def _treegen_copy(value):
     for module, name in (("fractions", "Fraction"), ("decimal", "Decimal")):
         if module in sys.modules and isinstance(value, getattr(sys.modules[module], name)):
             return value
-    if type(value).__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
-        if isinstance(value.tolist(), (bool, int, float, complex, str)):
-            return value.tolist()
     raise TypeError
 
 
@@ -47,8 +71,6 @@ def _treegen_result(value, listed):
     """Return what kind of result it is, a copy of it, and the name of its type."""
     name = f"{{type(value).__module__}}.{{type(value).__qualname__}}"
     try:
-        if not listed and type(value).__module__ == "numpy" and getattr(value, "size", None) == 1:
-            return "{ARRAY}", _treegen_copy(value.tolist()), name
         return "{VALUE}", _treegen_copy(value), name
     except TypeError:
         pass

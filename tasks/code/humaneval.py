@@ -50,6 +50,7 @@ class HumanEval(CodeTask):
     """
 
     name = "humaneval"
+    version = "2"
     filters = ("tests",)
     source = Source(
         task="humaneval", bundled="HumanEval.jsonl.gz", hub=HubTable("openai/openai_humaneval")

@@ -86,6 +86,7 @@ class MBPP(CodeTask):
     """
 
     name = "mbpp"
+    version = "2"
     filters = ("tests",)
     source = Source(
         task="mbpp",

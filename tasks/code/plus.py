@@ -135,6 +135,7 @@ class HumanEvalPlus(PlusBase):
     """HumanEval with the inputs of EvalPlus, by pass@k."""
 
     name = "humaneval-plus"
+    version = "2"
     kind = "humaneval"
     stops = ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")
     source = Source(
@@ -148,6 +149,7 @@ class MBPPPlus(PlusBase):
     """MBPP with the inputs of EvalPlus, by pass@k."""
 
     name = "mbpp-plus"
+    version = "2"
     kind = "mbpp"
     stops = ('\n"""', "\nassert")
     source = Source(

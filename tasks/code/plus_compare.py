@@ -10,6 +10,8 @@ Everything takes time and memory linear in the result, whatever a program makes 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from numbers import Number
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,8 +37,6 @@ _MAX_SAME_HASH: Final = 16
 VALUE: Final = "value"
 LISTED: Final = "listed"
 """Stands for something to loop over that is no plain data, such as a generator; as a list."""
-ARRAY: Final = "array"
-"""Stands for a number of numpy, or an array of one element; as nested lists."""
 OTHER: Final = "other"
 """Stands for a result that is no plain data, such as a match object."""
 _BOOL: Final = "builtins.bool"
@@ -46,7 +46,7 @@ _ARRAYS: Final = "numpy.ndarray"
 class CallValue(NamedTuple):
     """What a call gave, as it comes from the sandbox.
 
-    kind: VALUE, LISTED, ARRAY or OTHER.
+    kind: VALUE, LISTED or OTHER.
     type: the name of the type that it had there, with its module.
     """
 
@@ -117,10 +117,8 @@ def _same(kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected:
         return abs(_polynomial(inputs[0], value)) <= expected.before
     if is_listed(kind, name):
         exact = _distinct(value) == set(expected.value)
-    elif out.kind == ARRAY:  # numpy compares element by element, and one is true or false
-        exact = _innermost(value) == _innermost(expected.value)
-    else:
-        exact = out.kind == VALUE and value == expected.value
+    else:  # numpy compares its numbers by its own rules, and arrays element by element
+        exact = bool(out.kind == VALUE and value == expected.value)
     if kind == "mbpp" and name in _RULES:
         exact = exact or _RULES[name](value, expected.before, inputs)
     if exact or expected.atol == 0:
@@ -149,25 +147,16 @@ def _all_numbers(value: Any) -> bool:
         each = left.pop()
         if isinstance(each, list | tuple):
             left.extend(each)
-        elif not isinstance(each, int | float | complex):
+        elif not isinstance(each, Number | Decimal | np.bool_ | np.ndarray):
             return False
     return True
-
-
-def _innermost(value: Any) -> Any:
-    """Return the one element of nested lists.
-
-    Raises:
-        ValueError: they have more, or fewer.
-    """
-    while isinstance(value, list | tuple):
-        (value,) = value
-    return value
 
 
 def _floats(value: Any) -> bool:
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, float) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype in (np.float64, np.float32)
     return isinstance(value, float)
 
 

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Final
 
 from treegen.tasks.common.arithmetic import calculations, canonical_number, plain_digits, result
+from treegen.tasks.common.hedges import is_hedged
+from treegen.tasks.common.whole import is_denied, is_one_of_several, is_stated, is_whole
 
 __all__ = [
     "canonical_number",
@@ -24,16 +26,27 @@ __all__ = [
 _STRICT: Final = re.compile(r"The answer is (\-?[0-9\.\,]+).")
 _FLEXIBLE: Final = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
+# "The answer is", "the final answer would be", "Final answer:".
 _STATED: Final = re.compile(
-    r"\bthe\s++(?:(?:final|correct)\s++)?+answer\s++is\b", re.ASCII | re.IGNORECASE
+    r"answer[*_]*+(?:\s++(?:is|equals|(?:would|will|must|should)\s++be)\b"
+    r"|(?<=[Ff]inal\sanswer)[*_ ]*+[:=])",
+    re.ASCII | re.IGNORECASE,
 )
-# How far before "answer" most of these begin.
-_NEAR: Final = 24
+# What stands before it: in "the third answer is 5" it is another one.
+_LED: Final = re.compile(
+    r"(?:\b(?:the|my|our|final|correct|right)\s++|\A\s*+|[^\w\s]\s*+|\n\s*+)$", re.IGNORECASE
+)
+_LEAD: Final = 24
+_BOXED: Final = "\\boxed{"
 _HASHES: Final = re.compile("####")
-# What comes right before a number that is no answer, as before 5 in "not 5, it is 6" and before the
-# 2 in "100 m^2".
-_DENIED: Final = re.compile(r"(?:\bnot|n['\u2019]t)[ ]{1,3}$|[A-Za-z]\^$")
-_DENIAL: Final = 8
+# "Answer: 15 dollars" on a line of its own. Of a longer line the number may be a step.
+_ANSWER_LINE: Final = re.compile(
+    r"^[ \t*_#>]*+answer[*_ ]*+:"
+    r"(?P<rest>[ \t*_$\\({]*+[-\u2212]?\\?[$\u20ac\u00a3]?[0-9.][^=\n]*+)$",
+    re.MULTILINE | re.IGNORECASE,
+)
+_FEW_WORDS: Final = re.compile(r"[)}$*_\\]*+(?:[ \t]*+[^\s0-9=(]{1,20}){0,4}+[ \t]*+(?:\(|\Z)")
+_SENTENCE_END: Final = re.compile(r"(?<!\.)[.!?][)*\"']*\s(?!=)")
 
 
 def strict_match(text: str) -> str | None:
@@ -63,7 +76,7 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
     changes neither, so such ends are read once.
     """
     start = text.rfind("he answer is ") - 1
-    if start == 0 or (start > 0 and text[start - 1] in " \n"):
+    if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
         end = text[start:]
         if len(end) <= _SHORT and (found := _known_end(end)):
             return found
@@ -72,7 +85,7 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
 
 def _end(text: str) -> tuple[str | None, str | None] | None:
     """Return both readings of the end of a text, if they follow from it alone."""
-    stated, last = _after_stated(plain_digits(text)), flexible_extract(text)
+    stated, last = _marked(plain_digits(text)), flexible_extract(text)
     return None if stated is None or last is None else (stated[0], last)
 
 
@@ -87,21 +100,28 @@ def exact_match_form(answer: str) -> str:
 
 
 def numeric_answer(text: str) -> str | None:
-    """Return the number that a text gives as its answer, in canonical form.
+    r"""Return the number that a text gives as its answer, in canonical form.
 
-    That is the number after the last "the answer is" with a number in its line; else the number
-    after the last "####" with a number in its line; else the last number of the text. A number
-    after "not" does not count. A calculation, as in "the answer is 20% of 50 = 10" or "3/4", counts
-    as its exact result.
+    That is, of these, the first that the text has a number for:
+
+    - what comes last of \boxed{...} and "the answer is ...";
+    - what follows the last "####";
+    - a line "Answer: ..." with a number and at most four words;
+    - the last number of the text.
+
+    A number after "not" does not count, nor does "the answer is" after "if" or "I don't think". A
+    calculation, as in "the answer is 20% of 50 = 10" or "3/4", counts as its exact result. An
+    expression that cannot be read whole, as "2\pi", and several numbers, as "5 or 6", are no answer
+    unless a result follows "=".
     """
     text = plain_digits(text)
-    if found := _after_stated(text) or _after_hashes(text):
+    if found := _marked(text) or _after_hashes(text) or _answer_line(text):
         return found[0]
     stop = len(text)
     while stop >= 0:  # no calculation goes over the end of a line
         start = text.rfind("\n", 0, stop) + 1
         if last := deque(_meant(text, start, stop), maxlen=1):
-            return result(last[0], last=True)
+            return result(last[0][0]) if is_whole(text, last[0]) else None
         stop = start - 1
     return None
 
@@ -117,25 +137,69 @@ _known_last: Final = lru_cache(maxsize=1 << 14)(_last)
 _known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
-def _after_stated(text: str) -> tuple[str | None] | None:
-    """Return the answer after the last "the answer is" that has a number; it may be None."""
-    # Finding fixed words and matching there takes a quarter of the time of searching.
-    lower = text.replace("\u0130", "I").lower()  # of no other letter is that longer than one
+def _marked(text: str) -> tuple[str | None] | None:
+    r"""Return the answer that is boxed or stated last and has a number; it may be None."""
+    at, boxed = _boxed(text)
+    return _after_stated(text, at) or boxed
+
+
+def _boxed(text: str) -> tuple[int, tuple[str | None] | None]:
+    r"""Return where the last \boxed{...} with a number begins, and the number, which may be None.
+
+    A box owns the text up to the next one, so no text is read twice.
+    """
     stop = len(text)
-    at = lower.rfind("answer")
-    while at >= 0:
-        start = lower.rfind("the", max(at - _NEAR, 0), at)
-        match = _STATED.match(text, start) if start >= 0 else None
-        before = -2
-        if match is None or match.end() < at:  # it may also stand far away, or be of another answer
-            before = lower.rfind("answer", 0, at)
-            start = lower.rfind("the", max(before, 0), at)
-            match = _STATED.match(text, start) if start >= 0 else None
-        if match is not None:
-            if found := _answer_of(text, start, match.end(), stop):
-                return found
-            stop = start
-        at = lower.rfind("answer", 0, at) if before == -2 else before
+    while (at := text.rfind(_BOXED, 0, stop)) >= 0:
+        end = _closing(text, at + len(_BOXED), stop)
+        if end and (found := _only(text[at : end + 1])):
+            return at, found
+        stop = at
+    return 0, None
+
+
+def _closing(text: str, start: int, stop: int) -> int:
+    """Return where the brace that is open at a place closes; 0 if it does not."""
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, start, stop):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return brace.start()
+    return 0
+
+
+def _only(box: str) -> tuple[str | None] | None:
+    """Return the number that a box holds, which is None if it holds several; None without one."""
+    answer, end = _first_of(box, len(_BOXED))
+    if not end:
+        return None
+    return (None,) if next(_meant(box, end, len(box)), None) else (answer,)
+
+
+def _after_stated(text: str, least: int) -> tuple[str | None] | None:
+    """Return the answer after the last "the answer is" that has a number; it may be None.
+
+    least: where the search ends.
+    """
+    # Finding a fixed word and matching there takes a quarter of the time of searching.
+    lower = text.replace("\u0130", "I").lower()  # of no other letter is that longer than one
+    stop = at = len(text)
+    while (at := lower.rfind("answer", least, at)) >= 0:
+        match = _STATED.match(text, at)
+        if match is None:
+            continue
+        led = _LED.search(text[max(at - _LEAD, 0) : at]) and not is_hedged(text, at)
+        if led and (found := _answer_of(text, at, match.end(), stop)):
+            return found
+        stop = at
+    return None
+
+
+def _answer_line(text: str) -> tuple[str | None] | None:
+    """Return the number on the last line "Answer: ..." that has little else; it may be None."""
+    for line in reversed([*_ANSWER_LINE.finditer(text)]):
+        answer, end = _first_of(line[0], line.start("rest") - line.start())
+        if end and _FEW_WORDS.match(line[0], end):
+            return (answer,)
     return None
 
 
@@ -162,15 +226,32 @@ def _answer_of(text: str, start: int, after: int, stop: int) -> tuple[str | None
 
 
 def _first(text: str, start: int) -> tuple[str | None] | None:
-    found = next(_meant(text, start, len(text)), None)
-    return None if found is None else (result(found, last=False),)
+    answer, end = _first_of(text, start)
+    return (answer,) if end else None
 
 
 _known_first: Final = lru_cache(maxsize=1 << 14)(_first)
 
 
-def _meant(text: str, start: int, stop: int) -> Iterator[str]:
-    for found in calculations(text, start, stop):
-        at = found.start()
-        if not _DENIED.search(text, max(at - _DENIAL, 0), at):
-            yield found[0]
+def _first_of(text: str, start: int) -> tuple[str | None, int]:
+    """Return the first number that is meant, and where it ends; 0 if there is none.
+
+    It is None if it is not whole and no result of it is stated, or if it is one of several.
+    """
+    end = 0
+    for found in _meant(text, start, len(text)):
+        if end and _SENTENCE_END.search(text, end, found.start()):
+            break
+        if not is_whole(text, found):
+            end = found.end()
+        elif end and not is_stated(text, found):
+            break
+        elif not is_stated(text, found) and is_one_of_several(text, found):
+            return None, found.end()
+        else:
+            return result(found[0]), found.end()
+    return None, end
+
+
+def _meant(text: str, start: int, stop: int) -> Iterator[re.Match[str]]:
+    return (each for each in calculations(text, start, stop) if not is_denied(text, each))

@@ -31,7 +31,7 @@ _NUMBER_PATTERN: Final = rf"""
     (?:\\?[$\u20ac\u00a3])?+ (?P<inner>(?<=[$\u20ac\u00a3])[-\u2212])?+
     (?: (?P<whole>[0-9]{{1,3}}(?:{_GROUPS})(?![0-9]|-[A-Za-z])|[0-9]++)
           (?P<part>\.[0-9]++
-            |(?<![0-9],[0-9])(?<![0-9],[0-9][0-9]),[0-9]{{1,2}}+(?!,?[0-9]))?+
+            |(?<![0-9],[0-9])(?<![0-9],[0-9]{{2}})(?<![0-9],[0-9]{{3}}),[0-9]{{1,2}}+(?!,?[0-9]))?+
       | (?P<only>\.[0-9]++) )
     (?P<exponent>[eE][-+]?+[0-9]++)?+
     (?: [ ](?P<over>[0-9]{{1,9}})/(?P<under>[0-9]{{1,9}})(?!/|\.?[0-9]) )?+
@@ -45,7 +45,7 @@ _SIGN: Final = (
     r"|(?<![A-Za-z])[xX](?![A-Za-z])|\\(?:times|cdot|div)"
     r"|(?:(?<=%)|(?<=/[0-9]))[ ]?of(?:[ ]the)?\b)"
 )
-_CLOSED: Final = r"\\?%?+(?:[ ]?\)){0,8}+"
+_CLOSED: Final = r"(?:\\?%)?+(?:[ ]?\)){0,8}+"
 _UNIT: Final = r"(?:[ /]?[A-Za-z]{1,20}+(?:[ /][A-Za-z]{1,20}+)?)??"
 # A bracket right after a number is a product too, as in 2(3 + 4).
 _BETWEEN: Final = rf"(?:{_POWER}|(?=\()|{_UNIT}[ \t\xa0]{{0,4}}{_SIGN})"
@@ -54,7 +54,7 @@ _CALCULATION: Final = re.compile(
     rf"""
     (?=[(\\$\u20ac\u00a3\u2212\-.0-9])  # what it may begin with, so that other places fail at once
     (?:\([ ]?){{0,8}}+ {_UNNAMED}
-    (?: {_CLOSED} {_BETWEEN} {_OPENED} (?:{_UNNAMED}|[a-z](?![A-Za-z])) )*+
+    (?: {_CLOSED} {_BETWEEN} {_OPENED} (?:{_UNNAMED}|(?!a[ ])[a-z](?![A-Za-z])) )*+
     {_CLOSED}
     """,
     re.VERBOSE,
@@ -67,12 +67,26 @@ _TOKEN: Final = re.compile(
 _JOINED: Final = re.compile(
     r"\$?[0-9.,]++(?:[-\u2212\u2013]\$?[0-9.,]++)++|[0-9]++(?:/[0-9]++){2,}+"
 )
-_FRACTION: Final = re.compile(r"\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}")
+# (3,5) is a pair, though 3,5 is a decimal.
+_PAIR: Final = re.compile(r"\([ ]?[-\u2212]?[0-9]++,[0-9]{1,2}[ ]?\)")
+_FRACTION: Final = re.compile(
+    r"\\[dtc]?frac(?:\{([^{}\n]{1,60})\}\{([^{}\n]{1,60})\}|([0-9])([0-9]))"
+)
+_PLAIN_PART: Final = re.compile(r"[-\u2212]?[0-9]{1,20}")
+_RAISED: Final = re.compile(r"\^\{[ ]?([-+\u2212]?[0-9]{1,20})[ ]?\}")
+_SUPERSCRIPTS: Final = str.maketrans(
+    "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207a", "0123456789-+"
+)
+_SUPERSCRIPT: Final = re.compile(f"[{''.join(map(chr, _SUPERSCRIPTS))}]+")
+_VULGAR: Final = {
+    sign: " " + unicodedata.normalize("NFKD", sign).replace("\u2044", "/")
+    for sign in map(chr, (*range(0xBC, 0xBF), *range(0x2150, 0x215F), 0x2189))
+}
 _OTHER_MARKS: Final = str.maketrans(
     {
         "\u066a": "%", "\u066b": ".", "\u066c": ",", "\uff04": "$", "\uff05": "%", "\uff08": "(",
         "\uff09": ")", "\uff0a": "*", "\uff0b": "+", "\uff0c": ",", "\uff0d": "-", "\uff0e": ".",
-        "\uff0f": "/", "\uff1d": "=", "\u00bc": " 1/4", "\u00bd": " 1/2", "\u00be": " 3/4",
+        "\uff0f": "/", "\uff1d": "=", "\u2044": "/", **_VULGAR,
     }
 )  # fmt: skip
 _SAME: Final = {
@@ -82,16 +96,27 @@ _SAME: Final = {
 
 
 def plain_digits(text: str) -> str:
-    """Return a text with the digits and signs of other scripts, and LaTeX's fractions, as ASCII."""
+    """Return a text with digits and signs of other scripts, and LaTeX's fractions, as ASCII.
+
+    Powers are written with ^, so 10^{6} is 10^6.
+    """
     if not text.isascii():
         text = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text)
+        text = _SUPERSCRIPT.sub(lambda power: "^" + power[0].translate(_SUPERSCRIPTS), text)
         text = text.translate(_OTHER_MARKS)
-    if "{" not in text or "frac{" not in text:  # one letter is found in a quarter of the time
-        return text
-    return _FRACTION.sub(
-        # "1\frac{1}{2}" is 1 1/2.
-        lambda f: " " * f.string[f.start() - 1 : f.start()].isdigit() + f"{f[1]}/{f[2]}", text
-    )  # fmt: skip
+    if "^{" in text:
+        text = _RAISED.sub(r"^\1", text)
+    return _FRACTION.sub(_as_quotient, text) if "frac" in text else text
+
+
+def _as_quotient(fraction: re.Match[str]) -> str:
+    top, bottom = fraction[1] or fraction[3], fraction[2] or fraction[4]
+    if not (_PLAIN_PART.fullmatch(top) and _PLAIN_PART.fullmatch(bottom)):
+        return f"({top})/({bottom})"
+    # "1\frac{1}{2}" is 1 1/2.
+    return " " * fraction.string[fraction.start() - 1 : fraction.start()].isdigit() + (
+        f"{top}/{bottom}"
+    )
 
 
 def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator[re.Match[str]]:
@@ -103,29 +128,30 @@ def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator
 _SHORT: Final = 64
 
 
-def result(calculation: str, *, last: bool) -> str | None:
+def result(calculation: str) -> str | None:
     """Return the canonical form of what a calculation comes to: the value after its last "=".
 
-    last: a range such as 5-10 counts as its last number, else as its first.
+    None stands for what has no one value: a range such as 5-10, a pair, or an unknown.
     """
-    return (_known_result if len(calculation) <= _SHORT else _result)(calculation, last)
+    return (_known_result if len(calculation) <= _SHORT else _result)(calculation)
 
 
-def _result(calculation: str, last: bool) -> str | None:
-    value: Fraction | None = None
-    if _JOINED.fullmatch(calculation):
-        numbers = list(_NUMBER.finditer(calculation))
-        value = _value(numbers[-1 if last else 0])
-    else:
-        # The last side with a number counts: of "7 = x" that is the first.
-        sides = (side.lstrip(" \t\xa0*$") for side in reversed(calculation.split("=")))
-        side = next(side for side in sides if _NUMBER.search(side))
-        try:
-            value = _evaluate(side)
-        except ArithmeticError:
-            return None
-        if value is None and (number := _NUMBER.search(side)):
-            value = _value(number)
+def states_result(calculation: str) -> bool:
+    """Return whether a number stands after the last "=" of a calculation."""
+    _, equals, side = calculation.rpartition("=")
+    return bool(equals and _NUMBER.search(side))
+
+
+def _result(calculation: str) -> str | None:
+    if _JOINED.fullmatch(calculation) or _PAIR.fullmatch(calculation):
+        return None
+    # The last side with a number counts: of "7 = x" that is the first.
+    sides = (side.lstrip(" \t\xa0*$") for side in reversed(calculation.split("=")))
+    side = next(side for side in sides if _NUMBER.search(side))
+    try:
+        value = _evaluate(side)
+    except ArithmeticError:
+        return None
     return None if value is None else _form(value)
 
 

@@ -1,25 +1,44 @@
-"""Blocks of code in a text as Markdown fences them; linear in the text."""
+"""Blocks of code in a text as CommonMark fences them.
+
+So a fence may be indented in a list or stand in a quotation, and three backticks that are indented
+further than a fence may be, as in a docstring, are code.
+"""
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
-# Nothing is given back, for a long line without an end would be read again from every mark.
-_FENCE: Final = re.compile(
-    r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([A-Za-z0-9_+.-]*+)[^\n]*+\n", re.MULTILINE
-)
+from markdown_it import MarkdownIt
+
+# The last characters of a text, which are all that is read.
+MAX_CODE: Final = 100_000
+_LANGUAGE: Final = re.compile(r"[A-Za-z0-9_+.-]+")
+_LINE: Final = re.compile(r"^[ \t]*+(?:`{3,}+|~{3,}+)[^`\n]*+$\n?", re.MULTILINE)
+
+
+@cache
+def _parser() -> MarkdownIt:
+    # A tag alone on its line, such as </think>, would make text of a fence in the next line.
+    rules = ("html_block", "reference", "heading", "lheading", "inline", "text_join")
+    return MarkdownIt("commonmark").disable(rules)
 
 
 def fenced_blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (language in lower case, code) of each block, up to its closing fence or the end."""
-    position = 0
-    while opening := _FENCE.search(text, position):
-        end, position = _closing(text, opening[1], opening.end())
-        yield opening[2].lower(), text[opening.end() : end]
+    """Yield (language in lower case, code) of each block that is not blank.
+
+    A block goes up to its closing fence, or to the end. Only the last MAX_CODE characters are read.
+    """
+    for token in _parser().parse(text[-MAX_CODE:]):
+        if token.type == "fence" and token.content.strip():
+            language = _LANGUAGE.search(token.info)
+            yield language[0].strip(".").lower() if language else "", token.content
 
 
-def _closing(text: str, fence: str, start: int) -> tuple[int, int]:
-    """Return where a block ends, and where the text after its closing fence begins."""
-    closing = re.compile(rf"^[ \t]*+{re.escape(fence)}[`~]*+[ \t]*+$", re.MULTILINE)
-    found = closing.search(text, start)
-    return (found.start(), found.end()) if found else (len(text), len(text))
+def between_fences(text: str) -> list[str]:
+    """Return the parts of a text before, between and after all lines that look like fences.
+
+    They have the program where a text has no more than its closing fence, because the opening one
+    was in the prompt, or where a list's fence is indented and its code is not.
+    """
+    return _LINE.split(text[-MAX_CODE:])

@@ -1,33 +1,117 @@
 """Reading the letter of a choice out of model text; total, and linear in the text."""
 
 import re
-from functools import cache
+import unicodedata
+from dataclasses import dataclass
 from typing import Final
+
+from treegen.tasks.common.hedges import is_hedged
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
+# How far before and after a letter is looked.
+_WINDOW: Final = 80
+# Of a text with more letters, which is no answer to a question, the last are looked at.
+_MOST: Final = 500
+# After these words "A" and "I" are letters. Before others in lower case they are words.
+_VERBS: Final = (
+    r"(?:is|was|because|since|as|and|or|but|nor|for|given|due|would|will|must|should|seems|in|with"
+    r"|on|at|from|to|which|when|where|if|then|here|has|does|cannot|isn|doesn|can|could)(?![\w-])"
+)
+# A letter that is no part of a word or of a formula.
+_LETTER: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?<![A-Za-z0-9][_^'\u2019\\-])[A-Z]"
+    r"(?![A-Za-z0-9+#])(?![_'\u2019^-][A-Za-z0-9])(?![ ]?=)"
+    rf"(?!(?<=A)[ \t]{{1,8}}(?!{_VERBS})[a-z])(?!(?<=I)[ \t]{{1,8}}(?!is|because|since)[a-z])"
+)
+_OPENING: Final = re.compile(
+    r"(?:[(\[{\"'`*_$\u2018\u201c \t]|\\(?:text(?:bf|rm|it|sf)?|math(?:bf|rm)|mbox|[,(\[])){1,16}$"
+)
+_CLOSING: Final = re.compile(r"[)\]}\"'`*_$\u2019\u201d]{0,12}")
+_JOINED: Final = re.compile(
+    r"[)\]}\"'`*_$]{0,8}[ \t]{0,4}(?:,?[ ]?\b(?:and|or|nor|and/or)\b|[,/&])[ \t]{0,4}"
+    r"(?:(?:option|choice|answer|statement)s?[ ])?[(\[{\"'`*_$]{0,8}",
+    re.IGNORECASE,
+)
+_SINGULAR: Final = re.compile(
+    r"[)\]}\"'`*_$]{0,8}[ ](?:is|isn|was|has|does|doesn|can|cannot|would)\b"
+)
 
-@cache
-def _patterns(num: int) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Return where one of the first `num` letters is stated, leads, or stands alone."""
-    letter = f"([A-{LETTERS[num - 1]}])"
-    # "The answer is B", "Answer: (B)", "the correct answer would be **B**".
-    stated = re.compile(
-        r"\banswer(?:\s++(?:is|would\s++be|must\s++be))?+\s*+:?+\s*+"
-        r"(?:(?:option|choice)\s++)?+[(\[{\"'`*$]*+" + letter + r"(?![A-Za-z0-9_])",
-        re.ASCII | re.IGNORECASE,
-    )
-    # "B", "(B)", "**B.** Paris", "B: Paris", "option B".
-    leading = re.compile(
-        r"\s*+(?:(?:[Oo]ption|[Cc]hoice)\s++)?+[(\[{\"'`*$]*+" + letter
-        + r"(?=[)\]}.,:;\"'`*$\n]|\s*\Z)",
-        re.ASCII,
-    )  # fmt: skip
-    # A letter on its own. An "A" or "I" before a word in lower case is that word.
-    alone = re.compile(
-        r"(?<![A-Za-z0-9_'-])(?![AI][ \t]++[a-z])" + letter + r"(?![A-Za-z0-9_'-])", re.ASCII
-    )
-    return stated, leading, alone
+_NOUN: Final = r"(?:option|choice|answer|letter|statement|one)"
+_IS: Final = r"(?:is|would\s+be|will\s+be|must\s+be|should\s+be)"
+_SURELY: Final = (
+    r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|likely|probably|most\s+likely))?"
+)
+# What states the letter after it: "the answer is", "Answer:", "the best option would be".
+_STATES: Final = re.compile(
+    rf"(?<![A-Za-z])(?:answer|(?:correct|right|best|final)\s+{_NOUN})(?:\s+choice)?[*_)\"']{{0,4}}"
+    rf"(?:\s+{_IS}{_SURELY}|\s*[:=]|[*_#:]{{0,4}}[ \t]*\n)[\s:*_]*(?:{_NOUN}[\s:*_]*)?$",
+    re.IGNORECASE,
+)
+_ENDS: Final = re.compile(r"(?<![A-Za-z])answer(?:[ ]choice)?$", re.IGNORECASE)
+# What states the letter before it: "is the correct answer".
+_IS_STATED: Final = re.compile(
+    rf"\s+{_IS}{_SURELY}\s+(?:the|my|our)\s+(?:(?:most|only)\s+\w+\s+|correct\s+|right\s+|best\s+"
+    rf"|final\s+){{0,2}}{_NOUN}\b",
+    re.IGNORECASE,
+)
+# What states a letter where nothing states one more clearly: "is correct", "I choose".
+_IS_RIGHT: Final = re.compile(
+    rf"(?:\s*\([^()\n]{{0,200}}\))?(?:\s+(?:is|are|must\s+be|seems)(?:\s+both)?{_SURELY}\s+"
+    r"(?:the\s+)?(?:correct|right|best)\b"
+    r"|[ \t]*[.:)-][ \t]*(?:correct|right)(?=[ \t]*(?:[.,;!\n]|\Z)))",
+    re.IGNORECASE,
+)
+_CHOOSES: Final = re.compile(
+    rf"\b(?:choos(?:e|ing)|chose|pick(?:ed)?|select(?:ed)?|(?:go|going|went)\s+with|opt\s+for)\s*"
+    rf"(?:{_NOUN}\s*)?$",
+    re.IGNORECASE,
+)
+_DENIES: Final = re.compile(
+    r"(?:\b(?:not|nor|neither|never|cannot|except|eliminat\w{1,5}|rul\w{1,4}\s+out|exclud\w{1,3}"
+    r"|discard\w{0,3}|reject\w{0,3}|instead\s+of|rather\s+than|unlike|than|over)|n['\u2019]t)"
+    rf"(?:\s+(?:both|either|be|choose|pick|select|the|just|only|{_NOUN}s?)){{0,3}}\s*$",
+    re.IGNORECASE,
+)
+_IS_DENIED: Final = re.compile(
+    r"(?:\s*\([^()\n]{0,200}\))?(?:[ \t]+(?:is|are|was|were|can|could|would|does|do|seems?|be)"
+    r"(?:\s+(?:both|all|clearly|also|definitely|therefore|simply)){0,2}\s*(?:not\b|n['\u2019]t\b|"
+    r"incorrect|wrong|false|out\b|eliminated|excluded|ruled|impossible|invalid)"
+    r"|[ \t]+(?:isn|aren|can|couldn|doesn|don|wouldn|wasn)['\u2019]t\b|[ \t]+cannot\b"
+    r"|[ \t]*[.:)-]?[ \t]*[-\u2013]?[ \t]*\(?(?:[\u2717\u2718\u274c]"
+    r"|(?:incorrect|wrong)(?=[ \t]*(?:[.,;:!)\n]|because|since|as\b|\Z)))"
+    r"|[ \t]*[:\u2013-][ \t]*(?:no(?=[ \t]*(?:[.,;!\n]|\Z))|not[ ](?:correct|right|true)\b))",
+    re.IGNORECASE,
+)
+_OR_ANOTHER: Final = re.compile(
+    r"(?:(?!\bnot\b|\bthan\b)[^.;\n]){0,40}?\bor[ }]{1,3}(?:option[ ])?"
+    r"[(*\"]{0,3}[A-Z](?![A-Za-z0-9])"
+)
+_UNCLOSED: Final = re.compile(r"\([^()]*\Z")
+# How a choice is listed: "B.", "(B)", "B:" where a line or a sentence begins.
+_HEAD: Final = re.compile(
+    r"(?:\A|\n|[.;!?][ \t])[ \t>#-]{0,8}(?:(?:option|choice)[ ])?$", re.IGNORECASE
+)
+_LEADS: Final = re.compile(r"\s*(?:(?:option|choice)\s+)?", re.IGNORECASE)
+_LED: Final = re.compile(r"[.,:;\n]|\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mention:
+    """Letters that stand together, as "B" or "A, B or C", and what their text says about them."""
+
+    letters: frozenset[str]
+    start: int
+    end: int
+    is_stated: bool
+    is_chosen: bool
+    is_denied: bool
+    is_head: bool
+
+    @property
+    def letter(self) -> str | None:
+        """The letter, if it is one."""
+        return next(iter(self.letters)) if len(self.letters) == 1 else None
 
 
 def first_capital(text: str) -> str | None:
@@ -41,15 +125,107 @@ def first_capital(text: str) -> str | None:
 def letter_answer(text: str, num: int = 4) -> str | None:
     """Return which of the first `num` letters a text settles on.
 
-    That is the letter after the last "answer is" or "answer:"; else the letter that the text begins
-    with; else the letter that stands alone in the text, if there is only one.
+    That is, of these, the first that the text has:
+
+    - the letter that is stated last, as in "the answer is B", "Answer: B", "B is the best answer"
+      and "\\boxed{B}";
+    - the letter that is last called correct or chosen, as in "B is correct" and "I choose B";
+    - the letter that the text begins with, as in "B. Paris", unless other choices are listed too;
+    - the only letter that stands alone in the text and is not denied, as in "not A".
+
+    Several letters, as in "the answer is A or B", and letters beyond the choices are no answer.
     """
-    stated_in, leads, stands = _patterns(num)
-    stated = [match[1] for match in stated_in.finditer(text) if match[1].isupper()]
-    if stated:
-        return stated[-1]
-    leading = leads.match(text)
-    if leading:
-        return leading[1]
-    alone = {match[1] for match in stands.finditer(text)}
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+    mentions = _mentions(text)
+    for among in ("is_stated", "is_chosen"):
+        if last := next((each for each in reversed(mentions) if getattr(each, among)), None):
+            return _one_of(last.letter, num)
+    if mentions and (first := mentions[0]).letter and _is_leading(text, mentions):
+        return _one_of(first.letter, num)
+    denied = {letter for each in mentions if each.is_denied for letter in each.letters}
+    named = {letter for each in mentions if not each.is_denied for letter in each.letters}
+    alone = (named - denied) & {*LETTERS[:num]}
     return alone.pop() if len(alone) == 1 else None
+
+
+def _one_of(letter: str | None, num: int) -> str | None:
+    return letter if letter is not None and letter in LETTERS[:num] else None
+
+
+def _is_leading(text: str, mentions: list[_Mention]) -> bool:
+    first, *others = mentions
+    begins = _OPENING.sub("", text[: first.start]) if first.start < _WINDOW else "?"
+    if first.is_denied or not _LEADS.fullmatch(begins):
+        return False
+    marks = _CLOSING.match(text, first.end)
+    end = marks.end() if marks else first.end
+    if end == first.end and not _LED.match(text, end):
+        return False
+    form = _form(text, first.end)
+    alike = [each for each in others if _form(text, each.end) == form and not each.is_denied]
+    if [each.letter for each in (first, *alike)] == [*LETTERS[: len(alike) + 1]]:
+        return not alike  # all choices, one after the other
+    return not any(each.is_head for each in alike)
+
+
+def _form(text: str, end: int) -> str:
+    """Return what follows a letter, as the brackets and the stop of "(B)." do."""
+    return (text[end : end + 2].strip(" \t") or "\n")[:1] if text[end : end + 1] != " " else " "
+
+
+def _mentions(text: str) -> list[_Mention]:
+    found = list(_LETTER.finditer(text))
+    found = [*found[:1], *found[1:][-_MOST:]]
+    groups: list[list[re.Match[str]]] = []
+    for each in found:
+        if groups and _belongs(text, groups[-1][-1], each):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return [_mention(text, group) for group in groups]
+
+
+def _belongs(text: str, before: re.Match[str], each: re.Match[str]) -> bool:
+    """Return whether two letters are of one list. In "A, B is wrong" they are not."""
+    if each.start() - before.end() > _WINDOW:
+        return False
+    joined = _JOINED.fullmatch(text, before.end(), each.start())
+    if joined is None:
+        return False
+    is_or = re.search(r"\b(?:n?or)\b", joined[0], re.IGNORECASE)
+    return bool(is_or) or not _SINGULAR.match(text, each.end())
+
+
+def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
+    start, end = group[0].start(), group[-1].end()
+    before = text[max(start - _WINDOW, 0) : start]
+    bare = _OPENING.sub("", before)
+    marks = _CLOSING.match(text, end)
+    after_at = marks.end() if marks else end
+    after = text[after_at : after_at + 3 * _WINDOW]
+    if ")" in text[end:after_at] and "(" not in before[len(bare) :] and _UNCLOSED.search(bare):
+        after = ""  # in "C (at most R) is right" that is said of C
+    states = _STATES.search(bare)
+    at = start - len(before) + states.start() if states else start
+    ends = _ENDS.search(bare) is not None and re.match(r"[.\s]*(?:\n|\Z)", after) is not None
+    announced = states or ends or bare.endswith("\\boxed")
+    stated = announced or _IS_STATED.match(after)
+    chosen = _IS_RIGHT.match(after) or _CHOOSES.search(bare)
+    is_denied = bool(
+        _DENIES.search(bare)
+        or (not announced and _IS_DENIED.match(after))
+        or ((stated or chosen) and is_hedged(text, at))
+    )
+    letters = {each[0] for each in group}
+    if stated and (other := _OR_ANOTHER.match(after)):
+        letters.add(re.sub(r"[^A-Z]", "", other[0][-2:]) or other[0][-1])
+    return _Mention(
+        letters=frozenset(letters),
+        start=start,
+        end=end,
+        is_stated=bool(stated) and not is_denied,
+        is_chosen=bool(chosen) and not is_denied,
+        is_denied=is_denied,
+        is_head=bool(_HEAD.search(bare)),
+    )

@@ -33,6 +33,7 @@ class GPQA(TextTask):
     """
 
     name = "gpqa"
+    version = "2"
     filters = ("simple-evals", "letter")
     groups = ("domain",)
     arguments: ClassVar = {

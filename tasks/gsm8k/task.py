@@ -64,6 +64,7 @@ class GSM8K(TextTask):
     """
 
     name = "gsm8k"
+    version = "2"
     filters = ("numeric", "strict-match", "flexible-extract")
     arguments: ClassVar = {
         "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "

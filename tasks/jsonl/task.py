@@ -61,6 +61,7 @@ class QuestionAnswer(TextTask):
     """
 
     name = "jsonl"
+    version = "2"
     filters = ("answer",)
     arguments: ClassVar = {
         "template": r"prompt of a problem, fields in braces; default: Q: {question}\nA:",

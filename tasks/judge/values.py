@@ -2,7 +2,8 @@
 
 None, bool, float, str, list and small int are themselves. The rest are {"int": hex},
 {"complex": [real, imaginary]}, {"fraction": [numerator, denominator]}, {"decimal": digits},
-{"tuple": [...]}, {"set": [...]} and {"dict": [[key, value], ...]}.
+{"tuple": [...]}, {"set": [...]}, {"dict": [[key, value], ...]} and {"numpy": [type, dimensions,
+item]}, which is a number of numpy if `dimensions` is null, else an array of one element.
 A hostile program may have written the text that `decode` reads. So `decode` is linear and builds
 nothing but plain data.
 """
@@ -21,6 +22,19 @@ _MAX_DIGITS = 4_000  # of a decimal; fractions have as many bits
 # A dict takes quadratic time to build if its keys were chosen to have one hash. By chance few keys
 # do: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share one.
 _MAX_SAME_HASH = 16
+_MAX_LONG = 64  # characters of a long double
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_FLOATS = ("float16", "float32", "float64")
+# Types of numpy, and what their items are in Python. No item is a list, so no array is larger.
+_NUMPY_TYPES: dict[str, Any] = {
+    "bool": bool,
+    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_FLOATS, float),
+    **dict.fromkeys(("complex64", "complex128"), complex),
+    "longdouble": str,
+    "str": str,
+    "object": object,
+}
 
 
 def dumps(value: object) -> str:
@@ -57,6 +71,8 @@ def _pack(value: Any) -> Any:
         return {"fraction": [_pack(int(value.numerator)), _pack(int(value.denominator))]}
     if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
         return {"decimal": str(value)}
+    if hasattr(value, "treegen_numpy"):  # an object that stands for one of numpy
+        return {"numpy": [_pack(item) for item in value.treegen_numpy]}
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return _pack(value.tolist())
     raise TypeError(f"{type(value).__name__} is not plain data")
@@ -94,7 +110,26 @@ def _unpack(value: Any, depth: int) -> Any:
     if kind == "dict":
         keys = _keys([key for key, _ in body], depth)
         return dict(zip(keys, [_unpack(item, depth + 1) for _, item in body], strict=True))
+    if kind == "numpy":
+        name, dimensions, item = body
+        return _numpy(name, dimensions, _unpack(item, depth + 1))
     raise ValueError("an unknown kind of value")
+
+
+def _numpy(name: Any, dimensions: Any, item: Any) -> Any:
+    import numpy as np
+
+    if name not in _NUMPY_TYPES:
+        raise ValueError("not a type of numpy that can be compared")
+    if dimensions is not None and (type(dimensions) is not int or not 0 <= dimensions <= 32):
+        raise ValueError("not a number of dimensions")
+    if not isinstance(item, _NUMPY_TYPES[name]) or isinstance(item, list | tuple | set | dict):
+        raise ValueError(f"not an item of numpy's {name}")
+    if name == "longdouble" and len(item) > _MAX_LONG:
+        raise ValueError(f"a long double of more than {_MAX_LONG} characters")
+    with np.errstate(all="ignore"):
+        found = np.array(item, dtype=name).reshape((1,) * (dimensions or 0))
+    return found[()] if dimensions is None else found
 
 
 def _fraction(numerator: Any, denominator: Any) -> Any:

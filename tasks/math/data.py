@@ -11,6 +11,7 @@ from treegen.common.unreadable import unreadable
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
 from treegen.tasks.common.files import Rows, column, optional
+from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.boxed import boxed
 
@@ -51,7 +52,7 @@ def final_answer(row: dict[str, Any]) -> str:
         ValueError: there is none.
     """
     if (given := optional(row, ("answer",))) is not None:
-        return given.strip().strip("$")
+        return without_dollars(given)
     found = boxed(column(row, ("solution",)))
     if not found or not found.strip():
         raise ValueError("no answer, and the solution boxes none")

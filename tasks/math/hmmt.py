@@ -21,6 +21,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.tasks.common.base import REASONING, Loaded
 from treegen.tasks.common.files import column, optional
+from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.math.competition import Competition
@@ -33,6 +34,7 @@ class HMMT(Competition):
     """HMMT with 64 samples of each problem; the headline filter is math-verify's judgement."""
 
     name = "hmmt"
+    version = "2"
     groups = ("contest", "subject")
     arguments: ClassVar = {
         "contest": f"of hf: {', '.join(CONTESTS)}, or several with a comma; default: all"
@@ -68,7 +70,7 @@ def _problem(row: dict[str, Any], line: int, contest: str) -> Problem:
     return Problem(
         id="-".join(each for each in ("hmmt", contest, number) if each),
         question=column(row, ("problem", "question")),
-        answer=column(row, ("answer",)).strip(),
+        answer=without_dollars(column(row, ("answer",))),
         metadata={
             "line": line,
             "contest": contest or optional(row, ("contest",)),

@@ -115,6 +115,7 @@ class MMLUGenerate(TextTask):
     """
 
     name = "mmlu-generate"
+    version = "2"
     filters = ("letter", "first-capital")
     arguments = _ARGUMENTS
     # The original has no stop string. What follows this one is a question that the model makes up.

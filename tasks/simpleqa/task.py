@@ -39,6 +39,7 @@ class SimpleQA(TextTask):
     """SimpleQA. Without a judge a sample counts as right if the known answer stands in it."""
 
     name = "simpleqa"
+    version = "2"
     filters = ("contains",)
     groups = ("topic", "answer_type")
     rubric: Final = "simpleqa"

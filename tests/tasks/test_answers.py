@@ -20,6 +20,8 @@ from treegen.tasks.common.answers import (
     strict_match,
 )
 from treegen.tasks.common.arithmetic import plain_digits, result
+from treegen.tasks.common.hedges import is_hedged
+from treegen.tasks.common.whole import is_whole
 from treegen.tasks.gsm8k.task import GSM8K
 
 
@@ -68,7 +70,7 @@ def test_readers_on_completions_that_tell_them_apart(
         ("The answer is 2 * 9 = $18 a day.", "18"),
         ("The answer is 2 + 2 = 4 = **4**.", "4"),
         ("The answer is twelve, I think.\nThat is 12 eggs", "12"),
-        ("10-3 is 7-2", "2"),
+        ("10-3 is 7-2", None),
         ("-0.0", "0"),
         ("0.50", "0.5"),
         ("1e3", "1000"),
@@ -123,13 +125,15 @@ def test_calculations_come_to_their_result(before: str, text: str, want: str | N
 @pytest.mark.parametrize(
     ("text", "first", "last"),
     [
-        ("5-10", "5", "10"), ("$5-$10", "5", "10"), ("555-1234", "555", "1234"),
-        ("24/12/2020", "24", "2020"), ("1,2,3", "1", "3"), ("10,20,30", "10", "30"),
+        ("5-10", None, None), ("$5-$10", None, None), ("555-1234", None, None),
+        ("24/12/2020", None, None), ("1,2,3", None, None), ("10,20,30", None, None),
         ("12 200-gram bags", "12", "200"), ("18-year-old twins, 2 of them", "18", "2"),
         ("5 (since 2 + 3 = 5)", "5", "5"), ("20 because 5+5 = 10", "20", "10"),
     ],
 )  # fmt: skip
-def test_ranges_and_lists_are_no_calculations(text: str, first: str, last: str) -> None:
+def test_ranges_and_lists_are_no_calculations(
+    text: str, first: str | None, last: str | None
+) -> None:
     assert numeric_answer(f"The answer is {text}") == first
     assert numeric_answer(text) == last
 
@@ -180,6 +184,7 @@ _PIECES = (
     "\r\n", " ", "\u0130", "\u212a", "theanswer is", "bathe answer is", "the answer isn", "1/2",
     "\\frac{1}{2}", "(2+3)*4", "x", "=", "-7", "5-10", ".", "..", ",", "$", "m^2", "\u00bd",
     "\uff13", "1 000 000", "\x0b", "\u2028", "final", "is 4", "answerthe answer is 9",
+    "\\boxed{", "}", "if ", "or", "\\pi", "+", "^{2}", "Answer: ", "\nAnswer:", ":", "hours", "{",
 )  # fmt: skip
 
 
@@ -200,16 +205,40 @@ def test_answers_read_from_the_end_are_those_of_the_plain_reading() -> None:
 
 def _plain_number(text: str) -> str | None:
     text = plain_digits(text)
+    boxes = [found.start() for found in re.finditer(r"\\boxed\{", text)]
+    first = 0
+    ends = [*boxes[1:], *[len(text)] * bool(boxes)]
+    for at, stop in reversed([*zip(boxes, ends, strict=True)]):
+        end = answers._closing(text, at + len(answers._BOXED), stop)
+        if end and (found := answers._only(text[at : end + 1])):
+            first, boxed = at, found
+            break
+    else:
+        boxed = None
     for marker in (answers._STATED, answers._HASHES):
         stop = len(text)
-        for found in reversed(list(marker.finditer(text))):
-            line = text.find("\n", found.end(), stop)
-            meant = answers._meant(text, found.end(), stop if line < 0 else line)
-            if (first := next(meant, None)) is not None:
-                return result(first, last=False)
-            stop = found.start()
-    every = list(answers._meant(text, 0, len(text)))
-    return result(every[-1], last=True) if every else None
+        for place in reversed(list(marker.finditer(text))):
+            if marker is answers._STATED and (
+                place.start() < first
+                or not answers._LED.search(text[max(place.start() - 24, 0) : place.start()])
+                or is_hedged(text, place.start())
+            ):
+                stop = place.start()
+                continue
+            line = text.find("\n", place.end(), stop)
+            own = text[place.start() : stop if line < 0 else line]
+            number, end = answers._first_of(own, place.end() - place.start())
+            if end:
+                return number
+            stop = place.start()
+        if boxed:
+            return boxed[0]
+    if found := answers._answer_line(text):
+        return found[0]
+    every = [
+        (line, found) for line in text.split("\n") for found in answers._meant(line, 0, len(line))
+    ]
+    return result(every[-1][1][0]) if every and is_whole(*every[-1]) else None
 
 
 @given(st.decimals(min_value=-(10**12), max_value=10**12, allow_nan=False, places=4))
@@ -239,7 +268,10 @@ def test_any_text_gets_a_verdict(text: str) -> None:
         "9", "1,000,", "1,0000", ".", ",", "-", "$", "$-", "the ", "the answer is ", "####",
         "The answer is 1", "1e", "1e5", "= ", "1=", "1 =\n", " ", "\uff11", "1\uff11", "-1.5e-5 ",
         "#### ", "The answer is 1,000,000,", "a", "00,", "1 000 ", "1+", "(", "(1)", "9^", "1/2 ",
-        "20% of ", "not 5 ", "1 a a ", "1  x ", "\\frac{1}{2}", "1\\boxed{", "3 1/2", "1 x (((",
+        "\\boxed{", "\\boxed{1", "\\boxed{1} ", "{", "}", "answer", "Answer: 1\n", "Answer:",
+        "5 or ", "1, ", "2\\pi ", "if the answer is 1 ", "2 hours ", "^{2}", "\u00b2",
+        "\\frac{1+1}{x}", "\\frac{", "1...", "+ ...", "20% of ", "not 5 ", "1 a a ", "1  x ",
+        "\\frac{1}{2}", "1\\boxed{", "3 1/2", "1 x (((",
     ],
 )  # fmt: skip
 def test_reading_takes_linear_time(unit: str) -> None:

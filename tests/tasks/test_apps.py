@@ -200,7 +200,7 @@ def test_solutions_are_shown_with_tabs() -> None:
         ("```python\nunfinished", "same", "unfinished"),
         ("```python\n\n```", "same", None),
         ("````python\nx = '''\n```\n'''\n````", "same", "x = '''\n```\n'''\n"),
-        ("  ```Python3 title\n  a\n  ```", "same", "  a\n"),
+        ("  ```Python3 title\n  a\n  ```", "same", "a\n"),
     ],
 )
 def test_programs_in_completions(text: str, raw: str | None, fenced: str | None) -> None:

@@ -139,6 +139,11 @@ def test_bad_patterns(pattern: str, told: str) -> None:
         ("contains", ["Rome", "New  York"], "in new\nyork!", True),
         ("contains", "Paris", "London", False),
         ("contains", "Paris", "", False),
+        ("contains", "12", "So 12.", True),
+        ("contains", "12", "112 or 12.5, 1,12 and 123", False),
+        ("contains", "12", "112, then 12", True),
+        ("contains", "F-16", "the F-16s", True),
+        ("contains", "1998", "in 1998.", True),
     ],
 )
 def test_case_does_not_count_if_it_is_ignored(

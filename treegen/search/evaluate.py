@@ -22,7 +22,12 @@ from treegen.search.tree.node import Search, SearchNode, ended
 
 Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
 
-_CHOICE: Final = re.compile(r"\bbest choice is[^0-9]{0,20}([0-9]{1,9})(?![0-9])", re.IGNORECASE)
+# "not 2" and "2 or 3" are no choices.
+_CHOICE: Final = re.compile(
+    r"\bbest choice is(?:(?!\bnot\b|n['\u2019]t\b)[^0-9]){0,20}([0-9]{1,9})(?!\.?[0-9])"
+    r"(?! ?(?:or|and|/|,) ?[0-9])",
+    re.IGNORECASE,
+)
 _NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 

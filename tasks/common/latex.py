@@ -1,0 +1,25 @@
+"""The marks of mathematics around an answer."""
+
+import re
+from typing import Final
+
+_PAIRS: Final = (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_DOLLAR: Final = re.compile(r"(?<!\\)\$")
+
+
+def without_dollars(answer: str) -> str:
+    r"""Return an answer without the marks around all of it: $...$, $$...$$, \(...\) or \[...\].
+
+    "\$5" keeps the sign of its currency, and "$1$ and $2$" all of its marks.
+    """
+    answer = answer.strip()
+    for opening, closing in (*_PAIRS, _PAIRS[0]):
+        inner = answer[len(opening) : -len(closing)].strip()
+        if answer.startswith(opening) and answer.endswith(closing) and inner.strip("$"):
+            within = inner[1:-1] if inner[0] == inner[-1] == "$" else inner
+            if not inner.endswith("\\") and not (opening == "$" and _DOLLAR.search(within)):
+                answer = inner
+    if len(_DOLLAR.findall(answer)) == 1:  # of a pair the other one is missing
+        answer = answer.removeprefix("$")
+        answer = answer if answer.endswith("\\$") else answer.removesuffix("$")
+    return answer
