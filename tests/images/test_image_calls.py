@@ -292,7 +292,7 @@ def broken(kind: str) -> Any:
     ("kind", "told"),
     [
         ("truncated", "damaged"), ("bomb", "pixels"), ("animated", "animated; give one frame"),
-        ("empty", "empty"), ("text", "no image in a format that treegen opens"), ("zero", "no pixels"),
+        ("empty", "empty"), ("text", "no image in a format"), ("zero", "no pixels"),
         ("deep", "pixels of kind F"), ("narrow", "processor refuses"), ("url", "base64"),
         ("network", "on the network"), ("missing", "/no/such/picture.png"), ("folder", "/tmp"),
     ],

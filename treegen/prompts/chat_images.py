@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError
 from treegen.images.opening import check_pixels, is_image, source_of
 from treegen.images.table import ImageTable, PlacedImage, images_of
@@ -104,10 +105,8 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
     before, after = "text before", "text after"
     parts = [{"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after}]
     try:
-        text: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": parts}], tokenize=False
-        )
-    except Exception:  # A template may raise anything, or there is none.
+        text = render_chat(tokenizer, [{"role": "user", "content": parts}])
+    except InputError:  # the template refuses such messages, or there is none
         return table.marker
     _, _, rest = text.partition(before)
     place, found, _ = rest.partition(after)
