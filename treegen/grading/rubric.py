@@ -170,6 +170,16 @@ def of_json(found: Mapping[str, Any], name: str) -> Rubric:
     Raises:
         InputError: a key is not known, or a value cannot be used.
     """
+    try:
+        return _of_json(found, name)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        # Such as a list for a word, or a number with thousands of digits.
+        raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
+
+
+def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
     if not isinstance(found, Mapping):
         raise InputError(f"{name} must hold a mapping with choices and wordings")
     for key in found:

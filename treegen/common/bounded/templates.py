@@ -16,7 +16,7 @@ from typing import Any, Final
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 
-SECONDS: Final = 5.0
+SECONDS: Final = 2.0
 """CPU time of one template."""
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("template_worker.py")
