@@ -21,6 +21,7 @@ from treegen.common.bounded.templates import (
     render_chat,
     render_rubric,
 )
+from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 from treegen.grading.rubric import load_rubric
 from treegen.model.tokenizer import load_tokenizer
@@ -113,7 +114,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give templates little time, in processes of this test's own."""
     for name in ("_CHATS", "_RUBRICS"):
         worker = getattr(templates, name)
-        own = templates.FileWorker(
+        own = FileWorker(
             templates._FILE, worker._setup["setup"], seconds=0.3, memory=1 << 29, what="x",
             site=True,
         )  # fmt: skip
@@ -216,7 +217,8 @@ def test_a_template_may_be_as_long_as_its_messages(tokenizer: Any) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_names_and_what_a_rubric_sets_are_read_within_the_limits() -> None:
-    assert read_names("{{ a }}{% set b = 'high' %}") == ({"a"}, {"high"})
+    names, words = read_names("{{ a }}{% set b = 'high' %}")
+    assert names == {"a"} and words == {"high"}
     with pytest.raises(TemplateError, match="recursion"):
         read_names("{{ " + "(" * 5000)
     source = "{% set choices = {true: 1, 2: [0, none]} %}{% set other = 1 %}"

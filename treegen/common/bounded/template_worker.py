@@ -43,7 +43,7 @@ def _checked(text: str, room: int) -> dict[str, Any]:
 def _chats() -> Callable[[int, Any], Any]:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-    class Templates(PreTrainedTokenizerBase):
+    class Templates(PreTrainedTokenizerBase):  # type: ignore[misc]
         """What of a tokenizer has to do with chat templates."""
 
         special_tokens_map: Any = None

@@ -53,8 +53,8 @@ def check_growth(directory: Path) -> None:
             f"{_MOST_COPIES}; use another tokenizer"
         )
     model = settings.get("model")
-    for name in _AROUND if isinstance(model, Mapping) else ():
-        text = model.get(name)
+    around = {name: model.get(name) for name in _AROUND} if isinstance(model, Mapping) else {}
+    for name, text in around.items():
         if isinstance(text, str) and len(text) > MOST_ADDED:
             raise ModelError(
                 f"{file}: {name} has {len(text):,} characters, more than {MOST_ADDED:,}; use "
