@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
+from treegen.errors import InputError
 from treegen.images.table import images_of
 from treegen.llm.async_call import AsyncCall
 from treegen.plan.requests import flat_requests
@@ -123,4 +124,6 @@ class Encoder:
                 call.prompts = [request.tokens for request in call.requests]
         except Exception as error:
             failure = error
+        except BaseException as error:  # a panic of the tokenizer's library is no Exception
+            failure = InputError(f"the tokenizer fails on the prompt: {error}; give another text")
         self._on_encoded(call, failure)
