@@ -32,6 +32,8 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
               "hermes or qwen3_coder. Default: found by its chat template.")  # fmt: skip
 @click.option("--max-body", default="16MiB", show_default=True, metavar="SIZE",
               help="Largest request.")  # fmt: skip
+@click.option("--max-image-pixels", type=int, default=2**25, show_default=True, metavar="N",
+              help="Pixels of all images of one request, at most.")  # fmt: skip
 @click.option("--sampling", type=click.Choice(["recommended", "neutral"]), default="recommended",
               show_default=True, help="Of requests that do not say: as the checkpoint's "
               "generation_config.json recommends, or temperature 1 without filters.")  # fmt: skip
@@ -39,8 +41,8 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
               help="After SIGTERM, time to answer what was asked.")  # fmt: skip
 def command(
     host: str, port: int, api_key: str | None, served_model_name: str | None,
-    max_waiting: int | None, tool_format: str | None, max_body: str, sampling: str,
-    drain_seconds: int, **params: Any,
+    max_waiting: int | None, tool_format: str | None, max_body: str,
+    max_image_pixels: int, sampling: str, drain_seconds: int, **params: Any,
 ) -> None:  # fmt: skip
     """Serve a model to clients that speak OpenAI's protocol, until SIGTERM or Ctrl-C.
 
@@ -59,6 +61,7 @@ def command(
         raise InputError(f"others can reach {host}; give --api-key too, or set TREEGEN_API_KEY")
     if max_waiting is not None:
         check_int("--max-waiting", max_waiting, least=1)
+    check_int("--max-image-pixels", max_image_pixels, least=1)
     if tool_format is not None:
         check_tool_format(tool_format)
     body_bytes = parse_bytes(max_body)
@@ -76,7 +79,8 @@ def command(
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
             llm, at, name=name, api_key=api_key or None, max_waiting=max_waiting,
-            max_body=body_bytes, drain_seconds=drain_seconds, tool_format=tool_format,
+            max_body=body_bytes, max_image_pixels=max_image_pixels,
+            drain_seconds=drain_seconds, tool_format=tool_format,
             recommended=sampling == "recommended",
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
         )  # fmt: skip

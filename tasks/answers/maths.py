@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeVar
 
+from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError, install
 from treegen.evals.answers import classes
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.common.latex import without_dollars
-from treegen.tasks.common.worker import FileWorker
 
 # CPU time for reading a text and comparing it, or for comparing two answers.
 SECONDS: Final = 0.5

@@ -5,10 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from treegen.common.bounded.patterns import Pattern
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_TEXT
-from treegen.tasks.answers.patterns import Pattern
 from treegen.tasks.common.answers import canonical_number, numeric_answer
 from treegen.tasks.common.letters import LETTERS, letter_answer
 

@@ -291,8 +291,8 @@ def broken(kind: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("truncated", "damaged"), ("bomb", "pixels"), ("animated", "animated (2 frames)"),
-        ("empty", "empty"), ("text", "no image that Pillow knows"), ("zero", "no pixels"),
+        ("truncated", "damaged"), ("bomb", "pixels"), ("animated", "animated; give one frame"),
+        ("empty", "empty"), ("text", "no image in a format"), ("zero", "no pixels"),
         ("deep", "pixels of kind F"), ("narrow", "processor refuses"), ("url", "base64"),
         ("network", "on the network"), ("missing", "/no/such/picture.png"), ("folder", "/tmp"),
     ],

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from cli_cases import Command, write_jsonl
 
+from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
 from treegen.runs.lines import decode_record, encode_record
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers import maths as module
 from treegen.tasks.answers.limits import MAX_ANSWER
-from treegen.tasks.common.worker import FileWorker
 
 pytest.importorskip("math_verify")
 INVALID = Verdict(None, False)

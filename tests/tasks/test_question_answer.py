@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from cli_cases import EXAMPLES, Command, build_checkpoint, samples_of, write_jsonl
 
+from treegen.common.bounded.patterns import MAX_PATTERN, Pattern
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import read_arguments
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskData, TaskOptions, get_task, list_tasks
-from treegen.tasks.answers.patterns import MAX_PATTERN, Pattern
 from treegen.tasks.jsonl.task import QuestionAnswer
 from treegen.tasks.jsonl.templates import parse_template
 

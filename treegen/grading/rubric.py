@@ -14,16 +14,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.bounded.templates import TemplateError, read_set
 from treegen.common.paths import given_path
 from treegen.common.regular import read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.grading.readers import READERS
-from treegen.grading.templates import RubricTemplate, check_fields
+from treegen.grading.templates import FIELDS, RubricTemplate, check_fields
 
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
 LEAD: Final = "Verdict:"
 """What stands before a verdict."""
+# What the package raises beside its own errors, such as for a date in month 13.
+_YAML_RAISES: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
 _MOST: Final = 1_000_000  # bytes of a file
 
@@ -168,6 +171,16 @@ def of_json(found: Mapping[str, Any], name: str) -> Rubric:
     Raises:
         InputError: a key is not known, or a value cannot be used.
     """
+    try:
+        return _of_json(found, name)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        # Such as a list for a word, or a number with thousands of digits.
+        raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
+
+
+def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
     if not isinstance(found, Mapping):
         raise InputError(f"{name} must hold a mapping with choices and wordings")
     for key in found:
@@ -228,22 +241,17 @@ def _yaml(text: str, name: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
+    except (yaml.YAMLError, *_YAML_RAISES) as error:
+        told = " ".join(str(error).split())[:500] or type(error).__name__
         raise InputError(f"{name} is no YAML that can be read: {told}; mend the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:
     """Return what a Jinja file sets of a rubric's keys, as `{% set choices = ... %}` does."""
-    import jinja2
-
-    from treegen.grading.templates import FIELDS, _environment
-
     try:
-        module = _environment()[1].from_string(text).make_module(dict.fromkeys(FIELDS, ""))
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        found = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
+    except TemplateError as error:
         raise InputError(f"{name} is no template that can be filled in: {error}; mend it") from None
-    found = {key: getattr(module, key) for key in _KEYS if hasattr(module, key)}
     if "choices" not in found:
         raise InputError(
             f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'

@@ -1,9 +1,10 @@
 """Prompts of rubrics: Jinja in a sandbox, and the order of fields, by which prompts share."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from treegen.errors import InputError, install
+from treegen.common.bounded.templates import TemplateError, render_rubric
+from treegen.errors import InputError
 
 FIELDS: Final = ("question", "reference", "answer", "answer_a", "answer_b", "criterion")
 """What a template may show. One further to the right differs more often."""
@@ -17,18 +18,16 @@ class RubricTemplate:
     """
 
     def __init__(self, source: str, name: str) -> None:
-        """Compile a template; name: for messages.
+        """Render a template once, to see its fields; name: for messages.
 
         Raises:
-            InputError: it is no Jinja, or names a field that there is not, or jinja2 is missing.
+            InputError: it is no Jinja, names a field that there is not, or takes too long.
         """
         self.source, self._name = source, name
-        jinja2, environment = _environment()
+        places = {field: f"\0{field}\0" for field in FIELDS}
         try:
-            self._template = environment.from_string(source)
-            places = {field: f"\0{field}\0" for field in FIELDS}
-            shown = self._template.render(places)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            shown = render_rubric(source, places)
+        except TemplateError as error:
             raise InputError(
                 f"{name} is no template that can be filled in: {error}; it may use "
                 f"{', '.join(FIELDS)}"
@@ -41,13 +40,11 @@ class RubricTemplate:
         """Return the prompt with values for fields.
 
         Raises:
-            InputError: the template asks for more than there is.
+            InputError: the template asks for more than there is, or takes too long.
         """
-        import jinja2
-
         try:
-            return str(self._template.render(values)).strip("\n")
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            return render_rubric(self.source, values).strip("\n")
+        except TemplateError as error:
             raise InputError(
                 f"{self._name} cannot be filled in: {error}; mend the template"
             ) from None
@@ -77,14 +74,3 @@ def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], nam
                 f"wording {number + 1} of the rubric {name} does not show {', '.join(lacking)}; "
                 f"write {{{{ {lacking[0]} }}}} where it belongs"
             )
-
-
-def _environment() -> tuple[Any, Any]:
-    try:
-        import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise InputError(f"rubrics need jinja2; install it with: {install('judge')}") from None
-    return jinja2, ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True
-    )

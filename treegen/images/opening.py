@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,12 @@ from treegen.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of files that are opened, as Pillow names them.
+
+Their decoders read the bytes that they are given and nothing else. Other decoders of Pillow start
+programs (EPS starts Ghostscript), hand the bytes to other libraries or read whole containers.
+"""
 MOST_PIXELS: Final = 2**26
 """Pixels of an image at most; a small file may claim any number (a decompression bomb)."""
 MOST_BYTES: Final = 2**26
@@ -192,6 +198,28 @@ def as_file(source: Source) -> bytes:
     return file.getvalue()
 
 
+def check_pixels(sources: Sequence[Source], most: int) -> None:
+    """Check by their headers alone that images have no more pixels together than they may.
+
+    Args:
+        sources: The images as they were given.
+        most: Pixels of all of them.
+
+    Raises:
+        InputError: They have more, or one cannot be used.
+    """
+    total = 0
+    for source in sources:
+        width, height = checked(read(source), name_of(source)).size
+        total += width * height
+        if total > most:
+            raise InputError(
+                f"the images of the request have at least {total:,} pixels, more than "
+                f"{most:,} in all; send smaller or fewer images (the server's limit is "
+                "--max-image-pixels)"
+            )
+
+
 def opened(given: bytes | Image, name: str) -> Image:
     """An image in RGB, turned as its file says, as transformers loads images.
 
@@ -216,30 +244,68 @@ def checked(given: bytes | Image, name: str) -> Image:
     Raises:
         InputError: as `opened`, but for damage behind the header.
     """
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise InputError("images need Pillow; install it (pip install pillow)") from None
-    try:
-        image = Image.open(io.BytesIO(given)) if isinstance(given, bytes) else given
-    except UnidentifiedImageError:
-        raise InputError(f"{name} is no image that Pillow knows; give PNG, JPEG or WebP") from None
-    except Image.DecompressionBombError:
-        raise InputError(_too_large(name)) from None
-    except Exception as error:
-        raise InputError(f"{name} cannot be opened: {error}; save it again as PNG") from None
+    image = _open(given, name) if isinstance(given, bytes) else _unopened(given, name)
     width, height = image.size
     if not width or not height:
         raise InputError(f"{name} has no pixels ({width} x {height}); give another")
     if width * height > MOST_PIXELS:
         raise InputError(_too_large(name, f"{width:,} x {height:,} "))
-    # A second picture of a photograph (MPO) is another view, no motion.
-    frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":
-        raise InputError(f"{name} is animated ({frames} frames); give one frame")
+    if _is_animated(image):
+        raise InputError(f"{name} is animated; give one frame")
     if image.mode not in _MODES:
         raise InputError(f"{name} has pixels of kind {image.mode}; give 8 bits a channel")
     return image
+
+
+def _open(data: bytes, name: str) -> Image:
+    """Return the image in a file's bytes, of which the header was read alone.
+
+    This is the only place where treegen lets Pillow choose a decoder.
+
+    Raises:
+        InputError: the bytes are no image in one of `FORMATS`.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise InputError("images need Pillow; install it (pip install pillow)") from None
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise InputError(
+            f"{name} is no image in a format that treegen opens ({', '.join(FORMATS)}); save it "
+            "as PNG"
+        ) from None
+    except Image.DecompressionBombError:
+        raise InputError(_too_large(name)) from None
+    except Exception as error:
+        raise InputError(f"{name} cannot be opened: {error}; save it again as PNG") from None
+
+
+def _unopened(image: Image, name: str) -> Image:
+    """Return an image of PIL as it is, unless using it would start another format's decoder.
+
+    Raises:
+        InputError: it is a file in another format than `FORMATS`, and is not decoded yet.
+    """
+    kind = image.format
+    if kind is not None and kind not in (*FORMATS, "MPO") and getattr(image, "tile", None):
+        raise InputError(
+            f"{name} is a {kind} file that is not decoded yet, and treegen decodes "
+            f"{', '.join(FORMATS)}; call its load() first if you trust it"
+        )
+    return image
+
+
+def _is_animated(image: Image) -> bool:
+    """Return whether an image has a second frame. Frames are not counted: a file may have many."""
+    # A second picture of a photograph (MPO) is another view, no motion.
+    if image.format == "MPO":
+        return False
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # what follows the first frame is damaged, so it is no frame
+        return False
 
 
 def _too_large(name: str, size: str = "") -> str:

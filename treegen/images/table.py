@@ -85,12 +85,13 @@ class ImageTable:
         )
         settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
         self._settings = settings.encode()
-        self._lock = threading.Lock()
+        # Decoding and processing may take seconds, in which the engine reads what is known.
+        self._processing, self._lock = threading.Lock(), threading.Lock()
         self._by_digest: dict[str, PlacedImage] = {}
         self._known: dict[Any, PlacedImage] = {}
         self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._images: list[PlacedImage] = []  # by their first ids
-        self._firsts = np.empty(0, dtype=np.int64)
+        # Images by their first ids, and these. Both are replaced at once, as threads read them.
+        self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
 
     def __deepcopy__(self, memo: object) -> ImageTable:
         """A copied tokenizer has the same images."""
@@ -102,10 +103,12 @@ class ImageTable:
         Raises:
             InputError: it cannot be used.
         """
-        with self._lock:
-            given = read(source)
-            key = hashlib.sha256(given).digest() if isinstance(given, bytes) else None
-            if key is not None and key in self._known:
+        given = read(source)
+        key = hashlib.sha256(given).digest() if isinstance(given, bytes) else None
+        if key is not None and key in self._known:
+            return self._known[key]
+        with self._processing:
+            if key is not None and key in self._known:  # another thread has processed it
                 return self._known[key]
             found = self._add(source, opened(given, name_of(source)))
             if key is not None:
@@ -119,12 +122,14 @@ class ImageTable:
             InputError: its file is another one by now.
         """
         with self._lock:
-            if image.digest not in self._inputs:
-                picture = opened(read(image.source), name_of(image.source))
-                if self._digest(picture) != image.digest:
-                    raise InputError(f"{name_of(image.source)} has changed since it was first read")
-                self._process(image.digest, picture, image.source)
-            return self._inputs[image.digest]
+            found = self._inputs.get(image.digest)
+        if found is not None:
+            return found
+        with self._processing:
+            picture = opened(read(image.source), name_of(image.source))
+            if self._digest(picture) != image.digest:
+                raise InputError(f"{name_of(image.source)} has changed since it was first read")
+            return self._process(image.digest, picture, image.source)[2]
 
     def place(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
         """Token ids with those of images in place of placeholders. name: the prompt's.
@@ -169,12 +174,13 @@ class ImageTable:
         at = np.flatnonzero(tokens >= self.vocab_size)
         if not len(at):
             return
-        which = np.searchsorted(self._firsts, tokens[at], side="right") - 1
+        images, firsts = self._placed
+        which = np.searchsorted(firsts, tokens[at], side="right") - 1
         cuts = np.flatnonzero((np.diff(which) != 0) | (np.diff(tokens[at]) <= 0)) + 1
         for places in np.split(at, cuts):
             token = int(tokens[places[-1]])
-            index = int(np.searchsorted(self._firsts, token, side="right")) - 1
-            image = self._images[index] if index >= 0 else None
+            index = int(np.searchsorted(firsts, token, side="right")) - 1
+            image = images[index] if index >= 0 else None
             if image is None or token >= image.first + image.num:
                 raise KeyError(token)
             yield image, places
@@ -202,15 +208,17 @@ class ImageTable:
         digest = self._digest(picture)
         if digest in self._by_digest:
             return self._by_digest[digest]
-        text, num = self._process(digest, picture, source)
-        first = self._room(int(digest[:16], 16), num)
-        return self._note(PlacedImage(digest, first, num, text, picture.size, source))
+        text, num, _ = self._process(digest, picture, source)
+        with self._lock:
+            if digest in self._by_digest:  # another process has sent it meanwhile
+                return self._by_digest[digest]
+            first = self._room(int(digest[:16], 16), num)
+            return self._note(PlacedImage(digest, first, num, text, picture.size, source))
 
     def _note(self, image: PlacedImage) -> PlacedImage:
         self._by_digest[image.digest] = image
-        self._images.append(image)
-        self._images.sort(key=lambda each: each.first)
-        self._firsts = np.array([each.first for each in self._images])
+        images = sorted([*self._placed[0], image], key=lambda each: each.first)
+        self._placed = images, np.array([each.first for each in images])
         return image
 
     def _room(self, number: int, num: int) -> int:
@@ -226,7 +234,7 @@ class ImageTable:
 
     def _free(self, first: int, num: int) -> int:
         """The first of `num` ids that are free, from an id on."""
-        for image in self._images:
+        for image in self._placed[0]:
             if image.first < first + num and first < image.first + image.num:
                 first = image.first + image.num
         return first
@@ -237,8 +245,13 @@ class ImageTable:
         found.update(picture.tobytes())
         return found.hexdigest()
 
-    def _process(self, digest: str, picture: Image, source: Source) -> tuple[str, int]:
-        """Process an image. Returns its text in a prompt, and how many placeholders that has."""
+    def _process(
+        self, digest: str, picture: Image, source: Source
+    ) -> tuple[str, int, Mapping[str, Any]]:
+        """Process an image.
+
+        Returns its text in a prompt, how many placeholders that has, and what the tower reads.
+        """
         try:
             made = self._processor(
                 images=[picture], text=[self.marker], return_text_replacement_offsets=True,
@@ -255,10 +268,11 @@ class ImageTable:
                 f"the model's processor makes no token of {name_of(source)}; give a larger one"
             )
         inputs = {key: made[key] for key in made if key not in _NOT_IMAGE}
-        self._inputs[digest] = inputs
-        while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:
-            self._inputs.popitem(last=False)
-        return text, num
+        with self._lock:
+            self._inputs[digest] = inputs
+            while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:
+                self._inputs.popitem(last=False)
+        return text, num, inputs
 
 
 def images_of(tokenizer: Any) -> ImageTable | None:

@@ -34,7 +34,12 @@ class AsyncLLM(Closing):
     """
 
     def __init__(
-        self, llm: Calls, *, max_waiting: int | None = None, tool_format: str | None = None
+        self,
+        llm: Calls,
+        *,
+        max_waiting: int | None = None,
+        tool_format: str | None = None,
+        max_image_pixels: int | None = None,
     ) -> None:
         """Start to serve.
 
@@ -44,6 +49,8 @@ class AsyncLLM(Closing):
         BusyError. By default four times the LLM's max_rows.
         tool_format: how the model writes tool calls, a name of `treegen.replies.TOOL_FORMATS`, in
         place of what its chat template tells.
+        max_image_pixels: pixels that the images of one call may have together, for calls on behalf
+        of others. By default each image has a limit of its own alone, 67 million pixels.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
@@ -58,12 +65,14 @@ class AsyncLLM(Closing):
             )
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
+        if max_image_pixels is not None:
+            check_int("max_image_pixels", max_image_pixels, least=1)
         self.llm = llm
         self.text = Text(llm.tokenizer)
         self.replies = Replies(llm.tokenizer, tool_format)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
         self._stepper = Stepper(llm)
-        self._encoder = Encoder(llm, self._stepper.take)
+        self._encoder = Encoder(llm, self._stepper.take, max_image_pixels)
 
     async def generate(
         self,

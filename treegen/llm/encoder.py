@@ -1,4 +1,8 @@
-"""Threads that encode prompts, in the order in which they come, and compile grammars before."""
+"""Threads that encode prompts, in the order in which they come.
+
+Grammars are compiled and images decoded before, each in a thread of its own, so that other calls
+do not wait for a large one.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
+from treegen.errors import InputError
+from treegen.images.table import images_of
 from treegen.llm.async_call import AsyncCall
 from treegen.plan.requests import flat_requests
+from treegen.prompts.chat_images import has_images, open_images
 from treegen.prompts.known import KnownPrompts, key_of
 
 if TYPE_CHECKING:
@@ -19,12 +26,20 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Encodes the prompts of calls in a thread of its own; grammars are compiled in another."""
+    """Encodes the prompts of calls in a thread of its own, after their grammars and images."""
 
-    def __init__(self, llm: LLM, on_encoded: Callable[[AsyncCall, Exception | None], None]) -> None:
-        """Threads that wait for prompts and for grammars.
+    def __init__(
+        self,
+        llm: LLM,
+        on_encoded: Callable[[AsyncCall, Exception | None], None],
+        max_image_pixels: int | None = None,
+    ) -> None:
+        """Start threads that wait for prompts, grammars and images.
 
-        on_encoded: called there with each call once it has its requests, or with what was wrong.
+        Args:
+            llm: Its tokenizer encodes.
+            on_encoded: Called in a thread with each call that has its requests, or with the error.
+            max_image_pixels: Pixels that the images of one call may have together.
         """
         self._llm, self._on_encoded = llm, on_encoded
         # An encoding tokenizer has settings that are not for two threads at once.
@@ -32,6 +47,8 @@ class Encoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
         # A grammar may take long to compile; calls without one do not wait for it.
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
+        self._images = ThreadPoolExecutor(1, thread_name_prefix="treegen-images")
+        self._max_image_pixels = max_image_pixels
         self._known = KnownPrompts()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
@@ -39,11 +56,13 @@ class Encoder:
         if call.params is not None and call.params.structure is not None:
             self._grammars.submit(self._compile, call, contents, template)
         else:
-            self._thread.submit(self._encode, call, contents, template)
+            self._begin(call, contents, template)
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """The requests of prompts, for who waits in an event loop."""
         loop = asyncio.get_running_loop()
+        if has_images(contents):
+            await loop.run_in_executor(self._images, self._open_images, contents)
         return await loop.run_in_executor(
             self._thread, self._requests, contents, SamplingParams(), template
         )
@@ -51,6 +70,7 @@ class Encoder:
     def close(self) -> None:
         """Encode what was submitted, and end."""
         self._grammars.shutdown(wait=True)
+        self._images.shutdown(wait=True)
         self._thread.shutdown(wait=True)
 
     def _requests(
@@ -73,7 +93,26 @@ class Encoder:
         except Exception as error:
             self._on_encoded(call, error)
         else:
+            self._begin(call, contents, template)
+
+    def _begin(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
+        """Encode the prompts of a call, after their images."""
+        if has_images(contents):
+            self._images.submit(self._decode, call, contents, template)
+        else:
             self._thread.submit(self._encode, call, contents, template)
+
+    def _decode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
+        try:
+            if not call.is_over:
+                self._open_images(contents)
+        except Exception as error:
+            self._on_encoded(call, error)
+        else:
+            self._thread.submit(self._encode, call, contents, template)
+
+    def _open_images(self, contents: list[Any]) -> None:
+        open_images(contents, images_of(self._tokenizer), self._max_image_pixels)
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         failure: Exception | None = None
@@ -85,4 +124,6 @@ class Encoder:
                 call.prompts = [request.tokens for request in call.requests]
         except Exception as error:
             failure = error
+        except BaseException as error:  # a panic of the tokenizer's library is no Exception
+            failure = InputError(f"the tokenizer fails on the prompt: {error}; give another text")
         self._on_encoded(call, failure)

@@ -5,8 +5,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
 from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
+
+from treegen.common.bounded.templates import TemplateError, render_chat
 
 _log = logging.getLogger(__name__)
 
@@ -67,20 +68,19 @@ class HarnessTokenizer:
         """The prompt of a conversation; a template that knows no system turn gets none."""
         try:
             return self._applied(history, add_generation_prompt)
-        except jinja2.TemplateError:
+        except TemplateError:
             _log.warning("the chat template refuses the conversation; its system turn is left out")
             history = [turn for turn in history if turn["role"] != "system"]
             return self._applied(history, add_generation_prompt)
 
     def _applied(self, history: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
-        text: str = self._tokenizer.apply_chat_template(
+        return render_chat(
+            self._tokenizer,
             history,
-            tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
             **self._chat_arguments,
         )
-        return text
 
     def answer(self, tokens: Sequence[int], until: Sequence[str]) -> str:
         """The text of a sample: after its thoughts, and up to the first stop string."""

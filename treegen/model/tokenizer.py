@@ -14,6 +14,7 @@ from treegen.model.checkpoint.files import (
     read_object,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments
+from treegen.model.checkpoint.growth import check_growth
 from treegen.model.checkpoint.mistyped import check_fields, is_length, is_template
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions
@@ -43,6 +44,8 @@ def load_tokenizer(
     in_one = gguf_arguments(directory)
     if not in_one and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
+    if not in_one:
+        check_growth(directory)
     try:
         # AutoTokenizer is untyped.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError
-from treegen.images.opening import is_image, source_of
+from treegen.images.opening import check_pixels, is_image, source_of
 from treegen.images.table import ImageTable, PlacedImage, images_of
 
 
@@ -28,6 +29,54 @@ def take_images(message: dict[str, Any], name: str, table: ImageTable | None) ->
         return [table.add(source_of(part)) for part in parts if is_image(part)]
     except InputError as error:
         raise InputError(f"prompt {name!r}: {error}") from error
+
+
+def open_images(
+    contents: Sequence[Any], table: ImageTable | None, most_pixels: int | None = None
+) -> None:
+    """Decode and process the images of prompts, so that encoding these finds them.
+
+    Args:
+        contents: Prompts of one call; those that are not chat messages have no images.
+        table: The model's images; None where it takes none, so that nothing is done.
+        most_pixels: Pixels that all images of the call may have together; None for any number.
+
+    Raises:
+        InputError: An image cannot be used, or the images have more pixels than they may.
+    """
+    found = list(_sources(contents)) if table is not None else []
+    if table is None or not found:
+        return
+    if most_pixels is not None:
+        check_pixels([source for _, source in found], most_pixels)
+    for name, source in found:
+        try:
+            table.add(source)
+        except InputError as error:
+            raise InputError(f"prompt {name!r}: {error}") from error
+
+
+def has_images(contents: Sequence[Any]) -> bool:
+    """Return whether a prompt of a call has an image."""
+    return any(True for _ in _image_parts(contents))
+
+
+def _image_parts(contents: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield parts of chat messages that are images, with the names of their prompts."""
+    for place, content in enumerate(contents):
+        for message in content if isinstance(content, list | tuple) else ():
+            parts = message.get("content") if isinstance(message, Mapping) else None
+            for part in parts if isinstance(parts, list | tuple) else ():
+                if is_image(part):
+                    yield str(place), part
+
+
+def _sources(contents: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for name, part in _image_parts(contents):
+        try:
+            yield name, source_of(part)
+        except InputError as error:
+            raise InputError(f"prompt {name!r}: {error}") from error
 
 
 def appended(
@@ -56,10 +105,8 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
     before, after = "text before", "text after"
     parts = [{"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after}]
     try:
-        text: str = tokenizer.apply_chat_template(
-            [{"role": "user", "content": parts}], tokenize=False
-        )
-    except Exception:  # A template may raise anything, or there is none.
+        text = render_chat(tokenizer, [{"role": "user", "content": parts}])
+    except InputError:  # the template refuses such messages, or there is none
         return table.marker
     _, _, rest = text.partition(before)
     place, found, _ = rest.partition(after)

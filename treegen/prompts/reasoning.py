@@ -7,10 +7,10 @@ says `template={"reasoning": "off"}` instead, and the argument follows from the 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from treegen.common.bounded.templates import TemplateError, read_names
 from treegen.errors import InputError
 
 CHOICES: Final = ("auto", "on", "off", "low", "medium", "high")
@@ -25,7 +25,6 @@ _ALWAYS: Final = frozenset({
 })  # fmt: skip
 _EFFORT: Final = "reasoning_effort"  # one of these words:
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
-_GENERATION: Final = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
 
 
 def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -91,20 +90,9 @@ def _source(tokenizer: Any, tools: Any = None) -> str:
 def _read(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the arguments that a chat template reads, and the words for effort that it has."""
     try:
-        import jinja2
-        from jinja2 import meta, nodes
-    except ImportError:
-        raise InputError("chat templates need jinja2; install it: pip install jinja2") from None
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        # Transformers' own tag says which text the assistant's is.
-        parsed = environment.parse(_GENERATION.sub("", source))
-    except jinja2.TemplateSyntaxError as error:
+        names, words = read_names(source)
+    except TemplateError as error:
         raise InputError(
             f"the chat template cannot be read: {error}; mend chat_template in the checkpoint"
         ) from None
-    words = {const.value for const in parsed.find_all(nodes.Const)}
-    return (
-        frozenset(meta.find_undeclared_variables(parsed)),
-        frozenset(word for word in _EFFORTS if word in words),
-    )
+    return names, words & frozenset(_EFFORTS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError
 from treegen.images.table import PlacedImage, images_of
 from treegen.prompts.bounds import LeastTokens
@@ -362,14 +363,11 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
 
     def rendered(arguments: dict[str, Any]) -> str:
         try:
-            text: str = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **arguments
-            )
-        except Exception as error:  # The template is a program of its own, and may raise anything.
+            return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
+        except TemplateError as error:
             raise InputError(
                 f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
             ) from error
-        return text
 
     text = rendered(arguments)
     if "tools" in arguments:

@@ -30,6 +30,9 @@ _HEAD_SECONDS: Final = 30  # of a request's first lines; the application itself 
 _READ_SECONDS: Final = 60  # for a client to read what waits for it, a few dozen kilobytes
 _TOLD_SECONDS: Final = 10  # for telling clients that they are not answered any more
 
+MAX_IMAGE_PIXELS: Final = 2**25
+"""Pixels that the images of one request may have together, unless the server is told otherwise."""
+
 
 class _Protocol(H11Protocol):
     """Hangs up on clients that do not send their requests, do not read, or send rubbish."""
@@ -149,6 +152,7 @@ def serve(
     api_key: str | None = None,
     max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
     drain_seconds: int = 60,
     recommended: bool = True,
     tool_format: str | None = None,
@@ -157,6 +161,7 @@ def serve(
     """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
     at: where to listen.
+    max_image_pixels: pixels that the images of one request may have together.
     drain_seconds: how long answering may take after the signal; the rest is dropped.
     recommended: requests that do not give a sampling parameter get what the checkpoint recommends.
     tool_format: how the model writes tool calls, in place of what its chat template tells.
@@ -165,7 +170,12 @@ def serve(
     Raises:
         InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
     """
-    with AsyncLLM(llm, max_waiting=max_waiting, tool_format=tool_format) as served:
+    with AsyncLLM(
+        llm,
+        max_waiting=max_waiting,
+        tool_format=tool_format,
+        max_image_pixels=max_image_pixels,
+    ) as served:
         usual = dict(llm.spec.recommended) if recommended else {}
         server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
         listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)

@@ -19,8 +19,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from treegen.common.bounded.patterns import first_matches
 from treegen.common.checks import is_finite
-from treegen.errors import ModelError
+from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.files import locate, one_line, read_object
 
 CONFIG: Final = "adapter_config.json"
@@ -50,7 +51,7 @@ def _are_patterns(value: Any) -> bool:
         for pattern, alpha in value.items():
             re.compile(pattern)
             float(alpha)
-    except (AttributeError, TypeError, ValueError, OverflowError, re.error):
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, re.error):
         return False
     return True
 
@@ -75,16 +76,35 @@ class Adapter:
     directory: Path
     config: Mapping[str, Any]
 
-    def scale(self, module: str, rank: int) -> float:
+    def alphas(self, modules: Sequence[str]) -> dict[str, float]:
+        """Return the alpha of each module.
+
+        Args:
+            modules: Their names in the base model.
+
+        Raises:
+            ModelError: `alpha_pattern` has no regular expressions, or they take too long.
+        """
+        usual = float(self.config.get("lora_alpha") or 8)
+        own = self.config.get("alpha_pattern") or {}
+        patterns = [rf"(.*\.)?({pattern})$" for pattern in own]
+        try:
+            places = first_matches(patterns, modules, f"alpha_pattern of {self.directory / CONFIG}")
+        except InputError as error:
+            raise ModelError(str(error)) from None
+        values = [float(value) for value in own.values()]
+        return {
+            module: usual if place is None else values[place]
+            for module, place in zip(modules, places, strict=True)
+        }
+
+    def scale(self, alpha: float, rank: int) -> float:
         """Return what the product of a module's two matrices is multiplied by.
 
-        module: its name in the base model. rank: of the matrices.
+        Args:
+            alpha: Of the module.
+            rank: Of the matrices.
         """
-        alpha = float(self.config.get("lora_alpha") or 8)
-        for pattern, own in (self.config.get("alpha_pattern") or {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
-                alpha = float(own)
-                break
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
@@ -178,15 +198,19 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                 f"{list(mine.shape)}; {_INSTEAD}"
             )
         _replace(modules[name], kind, tensor, shared)
+    alphas = adapter.alphas(list(given))
     for name, parts in given.items():
         base = getattr(modules.get(name), "weight", None)
         if not isinstance(base, nn.Parameter) or base.ndim != 2:
             raise _strange(adapter, name)
-        _replace(modules[name], "weight", _merged(base.data, parts, name, adapter), shared)
+        merged = _merged(base.data, parts, name, adapter, alphas[name])
+        _replace(modules[name], "weight", merged, shared)
     return len(given) + len(whole)
 
 
-def _merged(base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter) -> Tensor:
+def _merged(
+    base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter, alpha: float
+) -> Tensor:
     """Return a weight with its part of the adapter, in float32."""
     embedded = "lora_embedding_A" in parts
     first = parts.get("lora_embedding_A" if embedded else "lora_A")
@@ -209,7 +233,7 @@ def _merged(base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapt
             f"{' x '.join(map(str, base.shape))}"
         )
     change = second.to(weight) @ first.to(weight)
-    weight = weight + adapter.scale(name, len(first)) * change
+    weight = weight + adapter.scale(alpha, len(first)) * change
     if (lengths := parts.get("lora_magnitude_vector")) is not None:
         weight = weight * (lengths.to(weight).flatten() / weight.norm(dim=1))[:, None]
     return weight.T if turned else weight

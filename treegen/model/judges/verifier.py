@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError, ModelError
 from treegen.model.judges.scorer import CAUSAL, SEQUENCE, Scorer, probabilities
 
@@ -191,7 +192,7 @@ class Verifier:
         if chat:
             turns = [("user", question), ("assistant", body)]
             messages = [{"role": role, "content": content} for role, content in turns]
-            text = tokenizer.apply_chat_template(messages, tokenize=False)
+            text = render_chat(tokenizer, messages)
         at = text.rfind(body.strip())
         if at < 0:
             raise ModelError("the verifier's chat template changes the answer; try it without chat")
@@ -227,7 +228,7 @@ class Verifier:
             messages += [{"role": "assistant", "content": self.mark}]
         tokenizer, ids, ends = self.scorer.tokenizer, [], []
         for stop in range(2, len(messages) + 1, 2):
-            text = tokenizer.apply_chat_template(messages[:stop], tokenize=False)
+            text = render_chat(tokenizer, messages[:stop])
             at = text.rfind(self.mark.strip())
             if at < 0:
                 raise ModelError(

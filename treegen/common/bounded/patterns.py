@@ -1,19 +1,23 @@
-"""A user's regular expression on a model's text, in bounded time.
+"""Regular expressions of users and of files, matched in bounded time.
 
 Python's matcher can take exponential time, and no check of a pattern can tell for sure. So a
-process of its own does the matching; see treegen.tasks.common.worker.
+process of its own does the matching; see treegen.common.bounded.worker.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
-from treegen.tasks.answers.limits import MAX_TEXT
-from treegen.tasks.common.worker import FileWorker
 
+MAX_TEXT: Final = 200_000
+"""The last characters of a text, which are all that is searched."""
 MAX_PATTERN: Final = 1000
 SECONDS: Final = 1.0
+MATCH_SECONDS: Final = 10.0
+"""CPU time for matching all patterns of a file with all names."""
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("pattern_worker.py")
 
@@ -59,3 +63,43 @@ class Pattern:
         """
         found: str | None = self._worker.ask(text[-MAX_TEXT:])
         return found
+
+
+def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> list[int | None]:
+    """Return for each text the place of the first pattern that matches at its start.
+
+    Args:
+        patterns: Regular expressions, as somebody else's file has them.
+        texts: What they are matched with.
+        name: What messages call the patterns.
+
+    Returns:
+        The places, None where no pattern matches.
+
+    Raises:
+        InputError: A pattern is no regular expression, or matching takes more than
+            `MATCH_SECONDS` of CPU time.
+        TreegenError: The process that matches ended.
+    """
+    if not patterns:
+        return [None] * len(texts)
+    worker = FileWorker(
+        _FILE,
+        None,
+        seconds=MATCH_SECONDS,
+        memory=_MEMORY,
+        what=f"that matches {name}",
+        site=False,
+    )
+    found = worker.ask([list(patterns), list(texts)])
+    if found is None:
+        raise InputError(
+            f"{name}: the regular expressions take more than {MATCH_SECONDS:g} s or too much "
+            "memory; write them without nested repetitions"
+        )
+    if "refused" in found:
+        raise InputError(
+            f"{name}: {found['refused']}; write a regular expression, or escape it by a backslash"
+        )
+    places: list[int | None] = found["places"]
+    return places

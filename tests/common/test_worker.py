@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from treegen.common.bounded.worker import FileWorker
 from treegen.errors import TreegenError
-from treegen.tasks.common.worker import FileWorker
 
 CODE = """
 import ctypes, os, signal, sys, time
@@ -84,7 +84,7 @@ def test_a_worker_that_was_ended_says_so_and_starts_again(worker: FileWorker) ->
     assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with pytest.raises(TreegenError, match="process that tests ended; score again"):
+    with pytest.raises(TreegenError, match="process that tests ended; try again"):
         worker.ask(["echo", 1])
     assert worker.ask(["echo", 2]) == ["set", 2]
 

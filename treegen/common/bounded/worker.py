@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from treegen.errors import TreegenError
 
+_WORKERS: "Final[weakref.WeakSet[FileWorker]]" = weakref.WeakSet()
 _SERVER: Final = Path(__file__).with_name("worker_server.py")
 
 
@@ -36,7 +37,7 @@ class FileWorker:
 
         file: has a function `prepare(setup)`, which returns a function from requests to answers.
         seconds: CPU time of one request.
-        memory: bytes of the process's address space.
+        memory: bytes by which a request may let the process's address space grow.
         what: what the process does, for messages: "that matches x".
         site: whether the file imports installed packages.
         """
@@ -45,12 +46,24 @@ class FileWorker:
         self._lock = threading.Lock()
         self._end: Callable[[], object] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        _WORKERS.add(self)
 
     def ask(self, request: object) -> Any:
         """Return the answer to a request; None if it takes too much time or memory.
 
         Raises:
             TreegenError: the process ended, or its code fails.
+        """
+        return self.ask_line(json.dumps(request, ensure_ascii=False))
+
+    def ask_line(self, request: str) -> Any:
+        """Return the answer to a request that is JSON already; see `ask`.
+
+        Args:
+            request: JSON in one line.
+
+        Raises:
+            TreegenError: The process ended, or its code fails.
         """
         with self._lock:
             reply = self._exchange(self._process or self._start(), request)
@@ -67,12 +80,14 @@ class FileWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
+            # Threads of a numerical library would not survive the forks of the process.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         self._end = weakref.finalize(self, _end, process)
         self._process = process
         # The packages are those that this process sees, wherever they come from.
         path = [place for place in sys.path if place] if self._site else None
-        reply = self._exchange(process, {**self._setup, "path": path})
+        reply = self._exchange(process, json.dumps({**self._setup, "path": path}))
         if "error" in reply:
             self._drop()
             raise TreegenError(
@@ -81,10 +96,10 @@ class FileWorker:
             )
         return process
 
-    def _exchange(self, process: "subprocess.Popen[bytes]", message: object) -> dict[str, Any]:
+    def _exchange(self, process: "subprocess.Popen[bytes]", message: str) -> dict[str, Any]:
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(message).encode("ascii") + b"\n")
+            process.stdin.write(message.encode("utf-8", "surrogatepass") + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
         except OSError:
@@ -97,14 +112,24 @@ class FileWorker:
             raise
         if not line.endswith(b"\n"):
             self._drop()
-            raise TreegenError(f"the process {self._what} ended; score again")
-        reply: dict[str, Any] = json.loads(line)
+            raise TreegenError(f"the process {self._what} ended; try again")
+        reply: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
         return reply
 
     def _drop(self) -> None:
         if self._end is not None:
             self._end()
         self._process = self._end = None
+
+
+def _forget_all() -> None:
+    """Let a fork of this process start processes of its own, as those here answer its parent."""
+    for worker in list(_WORKERS):
+        worker._lock = threading.Lock()
+        worker._process = worker._end = None
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

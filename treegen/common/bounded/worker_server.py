@@ -1,4 +1,4 @@
-"""The process of treegen.tasks.common.worker. It imports nothing of treegen.
+"""The process of treegen.common.bounded.worker. It imports nothing of treegen.
 
 The first line of input says what to run and how long. The process prepares it and forks. The copy
 answers further lines, each with a line of JSON. If a request ends the copy, the process answers in
@@ -49,7 +49,8 @@ def answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
 
 def send(out: BinaryIO, reply: object) -> None:
     """Write one line."""
-    out.write(json.dumps(reply).encode("ascii") + b"\n")
+    # A text may have half of a surrogate pair, which has no UTF-8 otherwise.
+    out.write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     out.flush()
 
 
@@ -64,16 +65,28 @@ def load(start: dict[str, Any]) -> Any:
     return module.prepare(start["setup"])
 
 
+def address_space() -> int:
+    """Return the bytes of address space that this process has; 0 where that is not told."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
     """Answer until the input ends."""
     signal.signal(signal.SIGPROF, give_up)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = start["memory"] if hard == resource.RLIM_INFINITY else min(start["memory"], hard)
+    most = address_space() + start["memory"]
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for line in sys.stdin.buffer:
-        send(out, answer(handle, json.loads(line), start["seconds"]))
+        request = json.loads(line.decode("utf-8", "surrogatepass"))
+        send(out, answer(handle, request, start["seconds"]))
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Templates and patterns that files bring: run in processes with limits on time and memory."""

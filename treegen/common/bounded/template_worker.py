@@ -1,0 +1,111 @@
+"""What renders templates in processes of its own; see treegen.common.bounded.templates.
+
+It imports nothing of treegen. Chat templates are rendered by transformers' own code, so that a text
+is byte by byte what `apply_chat_template` returns.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+# Characters of a text: so many, and so many for each character of the request.
+MOST_CHARS = 2**22
+MOST_TIMES = 8
+_MOST_TOLD = 300  # characters of an error
+_GENERATION = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
+
+
+def prepare(kind: str) -> Callable[[Any], Any]:
+    """Return what answers requests for chats, or for rubrics."""
+    handle: Callable[[int, Any], Any] = {"chat": _chats, "rubric": _rubrics}[kind]()
+
+    def answer(request: Any) -> Any:
+        try:
+            return handle(*request)
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program, and may raise anything
+            told = " ".join(f"{error}".split())[:_MOST_TOLD]
+            return {"refused": told or type(error).__name__}
+
+    return answer
+
+
+def _checked(text: str, room: int) -> dict[str, Any]:
+    most = MOST_CHARS + MOST_TIMES * room
+    if len(text) > most:
+        told = f"the text has {len(text):,} characters, more than {most:,}"
+        return {"refused": told}
+    return {"text": text}
+
+
+def _chats() -> Callable[[int, Any], Any]:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    class Templates(PreTrainedTokenizerBase):  # type: ignore[misc]
+        """What of a tokenizer has to do with chat templates."""
+
+        special_tokens_map: Any = None
+
+        def __init__(self, source: str, special: Mapping[str, str]) -> None:
+            # Its base sets attributes in another way.
+            self.__dict__.update(chat_template=source, special_tokens_map=special)
+
+    def handle(room: int, request: Any) -> Any:
+        if request["kind"] == "names":
+            return _names(request["source"])
+        given = Templates(request["source"], request["special"])
+        text = given.apply_chat_template(request["messages"], tokenize=False, **request["how"])
+        return _checked(text, room)
+
+    return handle
+
+
+def _names(source: str) -> dict[str, list[str]]:
+    """Return the variables that a chat template reads, and the words that it has."""
+    import jinja2
+    from jinja2 import meta, nodes
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    # Transformers' own tag says which text the assistant's is.
+    parsed = environment.parse(_GENERATION.sub("", source))
+    words = {const.value for const in parsed.find_all(nodes.Const)}
+    return {
+        "names": sorted(meta.find_undeclared_variables(parsed)),
+        "words": sorted(word for word in words if isinstance(word, str) and len(word) < 100),
+    }
+
+
+def _rubrics() -> Callable[[int, Any], Any]:
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True
+    )
+    compiled = lru_cache(maxsize=256)(environment.from_string)
+
+    def handle(room: int, request: Any) -> Any:
+        template = compiled(request["source"])
+        if request["kind"] == "render":
+            return _checked(template.render(request["values"]), room)
+        module = template.make_module(request["values"])
+        return {
+            "set": {
+                key: _plain(getattr(module, key)) for key in request["keys"] if hasattr(module, key)
+            }
+        }
+
+    return handle
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, a mapping as its pairs, because a key may be no text."""
+    if isinstance(value, Mapping):
+        return {"pairs": [[_plain(key), _plain(each)] for key, each in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"a value is a {type(value).__name__}, not text, a number, a list or a mapping")

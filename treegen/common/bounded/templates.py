@@ -1,0 +1,179 @@
+"""Jinja templates of files, rendered in bounded time and memory.
+
+A template is a program of whoever wrote the file. Jinja's sandbox keeps it from the machine, but
+not from looping for ever, recursing or growing a text without end, and no check of a template can
+tell. So a process of its own renders: it gives up after a fixed CPU time, a fixed memory and a
+fixed length of the text.
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.bounded.worker import FileWorker
+from treegen.errors import InputError
+
+SECONDS: Final = 2.0
+"""CPU time of one template."""
+_MEMORY: Final = 1 << 30
+_FILE: Final = Path(__file__).with_name("template_worker.py")
+# One process of each kind renders for all of this process.
+_CHATS: Final = FileWorker(
+    _FILE, "chat", seconds=SECONDS, memory=_MEMORY, what="that renders chat templates", site=True
+)
+_RUBRICS: Final = FileWorker(
+    _FILE, "rubric", seconds=SECONDS, memory=_MEMORY, what="that renders rubrics", site=True
+)
+
+
+class TemplateError(InputError):
+    """A template cannot be rendered, or not within its limits."""
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+    """Return what `tokenizer.apply_chat_template(messages, tokenize=False, **how)` returns.
+
+    Args:
+        tokenizer: A tokenizer of transformers. One with an `apply_chat_template` of its own has no
+            template from a file, and is called itself.
+        messages: Chat messages.
+        **how: Further arguments, such as `add_generation_prompt` and those of the template.
+
+    Returns:
+        The rendered text.
+
+    Raises:
+        TemplateError: The template refuses the messages, or exceeds its limits.
+    """
+    if not _is_stock(tokenizer):
+        try:
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, **how)
+        except Exception as error:
+            raise TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
+        return text
+    if how.get("tools"):
+        how["tools"] = [_schema(tool) for tool in how["tools"]]
+    try:
+        source = tokenizer.get_chat_template(how.pop("chat_template", None), how.get("tools"))
+    except Exception as error:  # there are several templates, and none is the default
+        raise TemplateError(" ".join(str(error).split())) from error
+    return _text(
+        _CHATS,
+        {
+            "kind": "render",
+            "source": source,
+            "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+            "messages": list(messages),
+            "how": how,
+        },
+    )
+
+
+def read_names(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the variables that a chat template reads, and the texts that it has as constants.
+
+    Args:
+        source: The template.
+
+    Raises:
+        TemplateError: It is no template, or reading it exceeds the limits.
+    """
+    found = _ask(_CHATS, {"kind": "names", "source": source})
+    return frozenset(found["names"]), frozenset(found["words"])
+
+
+def render_rubric(source: str, values: Mapping[str, str]) -> str:
+    """Return the text of a rubric's template.
+
+    Args:
+        source: The template.
+        values: The variables that it may show.
+
+    Raises:
+        TemplateError: It cannot be rendered with these, or exceeds its limits.
+    """
+    return _text(_RUBRICS, {"kind": "render", "source": source, "values": dict(values)})
+
+
+def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dict[str, Any]:
+    """Return the variables that a rubric's template sets.
+
+    Args:
+        source: The template.
+        values: The variables that it may show.
+        keys: The names of those that it may set.
+
+    Raises:
+        TemplateError: It cannot be rendered, or exceeds its limits.
+    """
+    request = {"kind": "set", "source": source, "values": dict(values), "keys": list(keys)}
+    try:
+        return {key: _unpaired(each) for key, each in _ask(_RUBRICS, request)["set"].items()}
+    except TypeError as error:  # a key that no mapping can have
+        raise TemplateError(str(error)) from None
+
+
+def _is_stock(tokenizer: Any) -> bool:
+    base = sys.modules.get("transformers.tokenization_utils_base")
+    stock = getattr(base, "PreTrainedTokenizerBase", None)
+    mine = getattr(type(tokenizer), "apply_chat_template", None)
+    return stock is not None and mine is stock.apply_chat_template
+
+
+def _text(worker: FileWorker, request: dict[str, Any]) -> str:
+    text: str = _ask(worker, request)["text"]
+    return text
+
+
+def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        import jinja2  # noqa: F401 (looked for here, where the message can say what to install)
+    except ImportError:
+        raise TemplateError("templates need jinja2; install it: pip install jinja2") from None
+    try:
+        line = json.dumps(request, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(f"an argument of the template is no JSON: {error}") from None
+    found = worker.ask_line(f"[{len(line)}, {line}]")
+    if found is None:
+        raise TemplateError(
+            f"it takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops and recursion"
+        )
+    if "refused" in found:
+        raise TemplateError(found["refused"])
+    answer: dict[str, Any] = found
+    return answer
+
+
+def _schema(tool: Any) -> Any:
+    """Return a tool as templates see it: transformers makes a JSON schema of a function."""
+    if not isinstance(tool, Callable):  # type: ignore[arg-type]
+        return tool
+    from transformers.utils import get_json_schema
+
+    try:
+        return get_json_schema(tool)
+    except Exception as error:
+        raise TemplateError(" ".join(str(error).split())) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return what a template sees of an object that JSON has not, as transformers replaces it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "dtype") and hasattr(value, "item") and not getattr(value, "shape", ()):
+        return value.item()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump()
+    return f"<{type(value).__name__}>"
+
+
+def _unpaired(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_unpaired(key): _unpaired(each) for key, each in value["pairs"]}
+    return [_unpaired(each) for each in value] if isinstance(value, list) else value
