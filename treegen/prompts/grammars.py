@@ -44,6 +44,11 @@ _MOST_LANES: Final = 16
 _SECONDS_OF_LANES: Final = 0.5  # the time that all lanes of a grammar may take to compile
 _MOST_TOLD: Final = 200  # characters of what llguidance says
 _Made = TypeVar("_Made")
+JSON_SPACE: Final[Any] = {
+    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
+}  # fmt: skip
+"""How JSON is written: as by chat templates and `json.dumps`, unless a schema has an `x-guidance` of
+its own. Where any white space may stand, a model may write nothing else until its limit."""
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
 
@@ -159,11 +164,16 @@ def _compiled(kind: str, text: str) -> str:
 
     match kind:
         case "json_schema":
-            if not schema_ends(json.loads(text)):
+            schema = json.loads(text)
+            if not schema_ends(schema):
                 raise InputError(
                     "json_schema can never end: what it requires has no end; "
                     "leave a property that holds itself out of required"
                 )
+            if schema is True:  # any JSON
+                schema = {}
+            if isinstance(schema, dict):
+                text = json.dumps({"x-guidance": JSON_SPACE, **schema})
             return str(LLMatcher.grammar_from_json_schema(text))
         case "regex":
             return str(LLMatcher.grammar_from_regex(text))
