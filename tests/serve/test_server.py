@@ -192,7 +192,12 @@ def test_a_structured_answer_of_a_thinking_model_is_the_structure_alone(running:
     schema = {"type": "object", "properties": {"n": {"enum": ["</think>", 7]}, "m": {"const": 1}},
               "required": ["n", "m"], "additionalProperties": False}  # fmt: skip
     body: dict[str, Any] = {
-        "messages": CHAT, "n": 4, "seed": 5, "max_tokens": 60, "logprobs": True, "top_logprobs": 2,
+        "messages": CHAT,
+        "n": 4,
+        "seed": 5,
+        "max_tokens": 60,
+        "logprobs": True,
+        "top_logprobs": 2,
     }
     kinds: dict[str, Any] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},

@@ -98,7 +98,6 @@ class Text:
         name = self.tokenizer.convert_ids_to_tokens(token) if known else None
         return str(name or f"<{token}>"), b""
 
-
     def _bytes(self, token: int) -> bytes:
         return _bytes_of(self.tokenizer, len(self.tokenizer)).get(token, b"")
 

@@ -212,7 +212,15 @@ def completions_of(
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
         tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
-        thinking = tags.split(request.spec.tokens, tokens[at], text, budget) if tags else None
+        thinking = None
+        if tags is not None:
+            thinking = tags.split(
+                request.spec.tokens,
+                tokens[at],
+                text,
+                budget,
+                is_structured=param_set.stopping.grammar is not None,
+            )
         named = [(sample, seed)]
         if param_set.is_greedy:
             run_seed = param_set.params.seed

@@ -401,7 +401,7 @@ def _may_open(place: _Place, each: ParamSet) -> Sequence[int]:
 def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
     """How many tokens of a text come before its grammar; None as long as it thinks."""
     tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
-    if tags is None:
+    if tags is None or not tags.begins(prompt, ids):
         return 0
     if tags.is_open(prompt, ids):
         return None
