@@ -47,8 +47,9 @@ _Made = TypeVar("_Made")
 JSON_SPACE: Final[Any] = {
     "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
 }  # fmt: skip
-"""How JSON is written: as by chat templates and `json.dumps`, unless a schema has an `x-guidance` of
-its own. Where any white space may stand, a model may write nothing else until its limit."""
+"""How JSON is written: as by `json.dumps`, unless a schema has an `x-guidance` of its own.
+
+Where any white space may stand, a model may write nothing else until its limit."""
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
 

@@ -12,8 +12,8 @@ from treegen.prompts.token_bytes import token_bytes
 class NamedToken(NamedTuple):
     """One token of a text, or one that was likely in its place.
 
-    text: its own. A piece of a character is named by its bytes, as `\\xf0\\x9f`; a token without text
-    by its name in the vocabulary.
+    text: its own. A piece of a character is named by its bytes, as `\\xf0\\x9f`; a token without
+    text by its name in the vocabulary.
     bytes: those of its text, so that the bytes of all tokens joined are the text.
     logprob: None where none is known.
     top: the likeliest tokens in its place.
