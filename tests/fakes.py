@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from penalised import plain, slow_logits
+from penalised import has_failed, plain, slow_logits
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as AsText
 from tokenizers.models import BPE
@@ -408,8 +408,10 @@ def _drawn_alone(
         text = [*prompt, *tokens]
         drawn_before = before + [True] * len(tokens)
         num, bound = len(tokens), num_bound + len(tokens)
-        logits = slow_logits(model.logits(text), text, drawn_before, each, num, bound)[None]
         forced = forced or _closing(prompt, tokens, params)
+        if tokens and not forced and has_failed(prompt, tokens, params, bound):
+            break
+        logits = slow_logits(model.logits(text), text, drawn_before, each, num, bound)[None]
         drawn = int(draw(logits, seed, torch.tensor([[len(tokens)]]), one).tokens_PN)
         tokens.append(forced.pop(0) if forced else drawn)
     return tuple(tokens)

@@ -21,7 +21,7 @@ from fakes import (
     sample_alone,
     stopping_of,
 )  # fmt: skip
-from penalised import bound_text, language, plain, slow_logits
+from penalised import bound_text, has_failed, language, plain, slow_logits
 
 from treegen.cache.kept import KeptPrefixes
 from treegen.common.outputs import Completion, Score
@@ -429,6 +429,8 @@ class MixedRun:
                 assert name in got or name in self.cancelled, f"{name} is lost"
                 if name in got:
                     found = got.pop(name)
+                    if found.finish_reason == "error":
+                        assert has_failed(prompt, found.tokens, params, len(found.tokens))
                     assert found.tokens == sample_alone(
                         self.model, prompt, *name, params, limit=request.max_tokens
                     )
@@ -482,6 +484,9 @@ class MixedRun:
         if bound is None:
             raise AssertionError("a text was begun that its grammar does not have")
         for child in result:
+            if child.finish_reason == "error":
+                num = bound + len(child.tokens)
+                assert has_failed(context, child.tokens, call.params, num)
             assert child.tokens == sample_alone(
                 self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
                 limit=min(call.params.max_tokens, 200 - len(context)), before=drawn,

@@ -42,11 +42,30 @@ def language(structure: tuple[str, str]) -> frozenset[str]:
 
 
 def allowed(structure: tuple[str, str], text: str) -> set[int]:
-    """The tokens that may come after a text. One that begins no text of the language ends."""
+    """The tokens that may come after a text; none if it begins no text of the language."""
     known = language(structure)
     found = {at for at, letter in enumerate(_LETTERS) if at != _END and any(
         each.startswith(text + letter) for each in known)}  # fmt: skip
-    return found or {_END} if text not in known else found | {_END}
+    return found if text not in known else found | {_END}
+
+
+def has_failed(
+    prompt: Sequence[int], text: Sequence[int], params: SamplingParams, num_bound: int
+) -> bool:
+    """Whether nothing can follow a sample's text in its grammar.
+
+    Args:
+        prompt: The tokens before it.
+        text: The tokens of the sample.
+        params: Those of the sample.
+        num_bound: How many of the last tokens of both have the grammar.
+    """
+    if params.structure is None:
+        return False
+    whole = [*prompt, *text]
+    cut = len(whole) - num_bound
+    bound = bound_text(whole[:cut], whole[cut:], params, num_bound - len(text))
+    return bound is not None and not allowed(params.structure, bound)
 
 
 def bound_text(

@@ -1,5 +1,6 @@
 """From lm-eval's requests to token ids: as its `hf` makes them, so that they are the same."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 
 from treegen.common.params import PENALTIES, SamplingParams
-from treegen.errors import InputError, TaskError
+from treegen.errors import InputError, ModelWarning, TaskError
 from treegen.evals.asked.settings import EvalSettings
 from treegen.evals.choices import ChoicePrompt, common_length
 from treegen.evals.recommended import TASK
@@ -130,6 +131,15 @@ def _instances(
 ) -> dict[str, list[Instance]]:
     """Return a task's requests by problem, in their order."""
     task = part.ready()
+    if part.num_fewshot and _examples_hold_problems(task):
+        warnings.warn(
+            f"lm-eval's task {part.name} draws its {part.num_fewshot} solved examples from the "
+            "problems that are evaluated, so a problem may be among its own examples and results "
+            "too good; set fewshot_split in the task's file, or ask for no examples: "
+            "num_fewshot=0",
+            ModelWarning,
+            stacklevel=2,
+        )
     with quiet(), seeded():
         task.build_all_requests(
             samples=None if part.is_whole else set(part.indices),
@@ -151,6 +161,26 @@ def _instances(
                 f"{part.name} asks for {told}, which treegen cannot; leave the task out"
             )
     return found
+
+
+def _examples_hold_problems(task: Any) -> bool:
+    """Return whether a problem may be one of its own solved examples.
+
+    lm-eval takes it out where both come from the same `test_split`, and only there.
+    """
+    config, shots = task.config, getattr(task, "fewshot_cfg", None)
+    if getattr(shots, "samples", None) is not None:
+        return False
+    named = getattr(shots, "split", None) or config.fewshot_split
+    evaluated = config.test_split if task.has_test_docs() else config.validation_split
+    if named is None:  # lm-eval's own rule
+        named = (
+            config.training_split if task.has_training_docs()
+            else config.validation_split if task.has_validation_docs()
+            else config.test_split
+        )  # fmt: skip
+        return bool(named == evaluated)
+    return bool(named == evaluated and named != config.test_split)
 
 
 class _Pairs(TemplateLM):  # type: ignore[misc]

@@ -187,6 +187,55 @@ def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: L
     assert all("reasoning_content" not in message for message in off)
 
 
+def test_a_structured_answer_of_a_thinking_model_is_the_structure_alone(running: Running) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"enum": ["</think>", 7]}, "m": {"const": 1}},
+              "required": ["n", "m"], "additionalProperties": False}  # fmt: skip
+    body: dict[str, Any] = {
+        "messages": CHAT,
+        "n": 4,
+        "seed": 5,
+        "max_tokens": 60,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    kinds: dict[str, Any] = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        "guided_choice": ["yes", "no"],
+    }
+    for reasoning in ("on", "off"):
+        thinks = {"chat_template_kwargs": {"reasoning": reasoning}}
+        thinks |= {"max_thinking_tokens": 6} if reasoning == "on" else {}
+        for name, kind in kinds.items():
+            ask = {**body, **thinks, name: kind}
+            choices = running.post("chat/completions", json.dumps(ask).encode()).json()["choices"]
+            streamed = running.post(
+                "chat/completions", json.dumps({**ask, "stream": True}).encode()
+            ).text
+            said: dict[tuple[int, str], str] = {}
+            for line in streamed.split("\n\n")[:-2]:
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    for part in ("content", "reasoning_content"):
+                        key = choice["index"], part
+                        said[key] = said.get(key, "") + choice["delta"].get(part, "")
+            for choice in choices:
+                message = choice["message"]
+                assert choice["finish_reason"] == "stop"
+                assert bool(message.get("reasoning_content")) == (reasoning == "on")
+                for part in ("content", "reasoning_content"):
+                    assert said[choice["index"], part] == message.get(part, "")
+                if name == "guided_choice":
+                    assert message["content"] in ("yes", "no")
+                else:
+                    found = json.loads(message["content"])
+                    assert found in ({"n": "</think>", "m": 1}, {"n": 7, "m": 1})
+                    assert message["content"] == json.dumps(found)  # no white space to get lost in
+                told = choice["logprobs"]["content"]
+                whole = b"".join(bytes(each["bytes"]) for each in told).decode()
+                assert whole.endswith(message["content"])
+                assert all(len(each["top_logprobs"]) == 2 for each in told)
+
+
 @pytest.mark.parametrize("stop", [None, ["apples", "\n\n"]])
 def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None:
     asked: dict[str, Any] = {"model": "demo", "n": 3, "seed": 5, "max_tokens": 40, "stop": stop}

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-FinishReason = Literal["stop", "length", "confidence"]
+FinishReason = Literal["stop", "length", "confidence", "error"]
 OWN_KEYS: Final = "own keys"
 """The name of the last level of a decode step, which each row reads for itself."""
 
@@ -84,8 +84,9 @@ class Completion:
     tokens: all generated token ids, those of the stop included.
     logprobs: natural-log probability of each token under the model, before temperature, unless
     `SamplingParams.logprobs_mode` asks for that of the draw.
-    finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", or
-    "confidence" (it became less confident than `SamplingParams.min_confidence`).
+    finish_reason: "stop" (a stop string, a stop token or end of sequence), "length", "confidence"
+    (it became less confident than `SamplingParams.min_confidence`), or "error" (its structure, such
+    as a grammar, allows no further token or is too much for llguidance; a warning says why).
     stop: the stop string or the stop token id that ended it; None for other reasons. A stop string
     that is a special token is given as the string, the model's own end of sequence as its id.
     top_logprobs: for each token the likeliest (token id, logprob) pairs, if asked for.

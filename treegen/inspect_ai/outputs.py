@@ -1,7 +1,7 @@
 """Completions as Inspect's outputs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from inspect_ai.model import (
     ChatCompletionChoice,
@@ -18,6 +18,8 @@ from inspect_ai.tool import ToolCall
 from treegen.common.outputs import Completion, Score
 from treegen.prompts.token_text import Text, chat_logprobs
 from treegen.replies import Replies
+
+_REASONS: Final[dict[str, StopReason]] = {"length": "max_tokens", "error": "unknown"}
 
 
 def output_of(
@@ -40,7 +42,7 @@ def output_of(
     choices = []
     for each in completions:
         message = _message(model, prompt, each, replies, tools)
-        reason: StopReason = "max_tokens" if each.finish_reason == "length" else "stop"
+        reason = _REASONS.get(each.finish_reason, "stop")
         choices.append(
             ChatCompletionChoice(
                 message=message,

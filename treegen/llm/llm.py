@@ -30,6 +30,7 @@ from treegen.plan.cost import Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.requests import sample_requests
 from treegen.plan.unnamed import DrawnBefore
+from treegen.prompts.ends import end_ids
 from treegen.prompts.stops import Stopping, Stoppings
 from treegen.prompts.tree import Node
 from treegen.sampling.param_set import ParamSet, param_sets
@@ -166,6 +167,8 @@ class LLM(Calls):
             self.model = load_named(options)
             if processor is not None:
                 take_images(self.tokenizer, processor.table(self.model.spec.vocab_size))
+        ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
+        self.model.spec = replace(self.model.spec, eos_token_ids=ends)
         self.spec, self.fingerprint = self.model.spec, self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
         self.facts = self.engine.facts(options, self.tokenizer)

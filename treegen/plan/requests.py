@@ -16,6 +16,7 @@ from treegen.plan.compile import compile_plan
 from treegen.plan.cost import DEVICE_COSTS, Sharing
 from treegen.plan.plan import Plan, Request
 from treegen.plan.unnamed import origin_of
+from treegen.prompts.ends import warn_of_unended_turns
 from treegen.prompts.expansion import bound_levels
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
@@ -51,6 +52,8 @@ def sample_requests(
         raise InputError(
             f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
         )
+    if any(prompt.node.has_messages for prompt in prompts):
+        warn_of_unended_turns(tokenizer, spec.eos_token_ids, of_each)
     total = sum(prompt.samples for prompt in prompts)
     if total > _MOST_SAMPLES:
         raise CapacityError(
@@ -112,6 +115,8 @@ def expand_requests(
     whole = Node("", children=[path for path, _ in paths], samples=0)
     refuse_long(whole, tokenizer, spec)
     prompts = tokenize(whole, tokenizer)
+    if any(prompt.node.has_messages for prompt in prompts):
+        warn_of_unended_turns(tokenizer, spec.eos_token_ids, [params])
     return [
         _request(prompt, rows, params, spec, images_of(tokenizer))
         for prompt, (_, rows) in zip(prompts, paths, strict=True)

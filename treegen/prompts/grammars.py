@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import textwrap
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.errors import InputError, install
 from treegen.prompts.endless import lark_ends, schema_ends
+from treegen.prompts.token_bytes import ByteSpeller
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -35,11 +37,19 @@ _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar",
 # for strings of JSON, these are for words in a regular expression: masks are made in half the time
 # and less. What masks allow is the same.
 _WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
+# What grammars consist of: strings, comments, patterns, and names of tokens.
+_LARK: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<[^<>\s"]+>')
 _MOST_SECONDS: Final = 30
 _MOST_LANES: Final = 16
 _SECONDS_OF_LANES: Final = 0.5  # the time that all lanes of a grammar may take to compile
 _MOST_TOLD: Final = 200  # characters of what llguidance says
 _Made = TypeVar("_Made")
+JSON_SPACE: Final[Any] = {
+    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
+}  # fmt: skip
+"""How JSON is written: as by `json.dumps`, unless a schema has an `x-guidance` of its own.
+
+Where any white space may stand, a model may write nothing else until its limit."""
 REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
 
@@ -97,7 +107,8 @@ class Grammar:
                 f"{structure[0]} needs llguidance; install it with: {install('structured')}"
             )
         kind, text = structure
-        self._known = known = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
+        known, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
+        self._known = known
         self.num_words = -(-known.vocab_size // 32)
         start = time.perf_counter()
         self._lanes = [_in_time(kind, lambda: self._first(kind, text))]
@@ -119,6 +130,8 @@ class Grammar:
 
     def _first(self, kind: str, text: str) -> LLMatcher:
         self._compiled = _compiled(kind, text)
+        if kind == "grammar":
+            self._compiled = _named_by_id(self._compiled, self._names)
         return self._new()
 
     def _new(self) -> LLMatcher:
@@ -140,11 +153,10 @@ def _num_lanes(seconds: float) -> int:
 
 
 def _warmed(matcher: LLMatcher) -> LLMatcher:
-    """The same matcher, of which copies know the first mask, where that can be made."""
-    warm = matcher.deep_copy()
-    if not warm.is_error():
-        warm.compute_bitmask()
-    return matcher if warm.is_error() else warm
+    """Return the same matcher, whose copies know the first mask; it has failed if there is none."""
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
 
 
 def _compiled(kind: str, text: str) -> str:
@@ -153,11 +165,16 @@ def _compiled(kind: str, text: str) -> str:
 
     match kind:
         case "json_schema":
-            if not schema_ends(json.loads(text)):
+            schema = json.loads(text)
+            if not schema_ends(schema):
                 raise InputError(
                     "json_schema can never end: what it requires has no end; "
                     "leave a property that holds itself out of required"
                 )
+            if schema is True:  # any JSON
+                schema = {}
+            if isinstance(schema, dict):
+                text = json.dumps({"x-guidance": JSON_SPACE, **schema})
             return str(LLMatcher.grammar_from_json_schema(text))
         case "regex":
             return str(LLMatcher.grammar_from_regex(text))
@@ -172,6 +189,11 @@ def _compiled(kind: str, text: str) -> str:
             "grammar can never end: its rule start leads back to itself for ever; give it an end"
         )
     return found
+
+
+def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
+    """Return a grammar whose `<name>` of added tokens are ids, as of all that are not special."""
+    return _LARK.sub(lambda found: f"<[{ids[found[0]]}]>" if found[0] in ids else found[0], lark)
 
 
 def _unusable(kind: str, told: str) -> InputError:
@@ -207,30 +229,34 @@ def _in_time(kind: str, make: Callable[[], _Made]) -> _Made:
 
 
 @functools.lru_cache(maxsize=4)
-def _tokens_of(tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int) -> LLTokenizer:
-    """The tokens of a tokenizer, as llguidance needs them; takes a second for a large one.
+def _tokens_of(
+    tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
+) -> tuple[LLTokenizer, Mapping[str, int]]:
+    """Return the tokens of a tokenizer, as llguidance needs them; takes a second for a large one.
 
-    size: a part of the key, because a tokenizer may get further tokens meanwhile.
+    Args:
+        tokenizer: A transformers tokenizer.
+        size: Its length, a part of the key, because a tokenizer may get further tokens meanwhile.
+        eos_ids: The tokens that end a sample.
+        vocab_size: Logits of a token.
+
+    Returns:
+        The tokens, and the ids of added tokens that are text, by their content.
 
     Raises:
         InputError: the tokenizer is not of the fast kind, or knows no end of a text.
     """
     from llguidance import LLTokenizer
 
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise InputError("structured output needs a fast tokenizer (tokenizer.json)")
     ends = [each for each in eos_ids if each < vocab_size]
     if not ends:
         raise InputError("structured output needs a model with an end-of-sequence token")
-    plain = type(backend).from_str(backend.to_str())
-    plain.no_padding()
-    plain.no_truncation()
     try:
-        return LLTokenizer(
-            plain.to_str(), n_vocab=max(vocab_size, size), eos_token=ends,
-            slices=[*_WORDS, *LLTokenizer.general_slices()],
-        )  # fmt: skip
+        speller = ByteSpeller(tokenizer, ends, max(vocab_size, size))
+        slices = [*_WORDS, *LLTokenizer.general_slices()]
+        return LLTokenizer(speller, eos_token=ends, slices=slices), speller.names
     except Exception as error:
         raise InputError(
             f"llguidance cannot read the tokenizer: {error}; leave the structure out"

@@ -200,13 +200,26 @@ class ThinkingTags:
                 return due + len(self.end)
         return num
 
+    def begins(self, prompt: Tokens, tokens: Tokens) -> bool:
+        """Return whether a sample begins with a thinking, opened by its prompt or by itself."""
+        return self.always or self._begins(prompt, self._detokenizer.raw(tokens))
+
     def split(
-        self, prompt: Tokens, tokens: Tokens, text: str, budget: int | None
+        self,
+        prompt: Tokens,
+        tokens: Tokens,
+        text: str,
+        budget: int | None,
+        *,
+        is_structured: bool = False,
     ) -> Thinking | None:
         """Where the thinking of a finished sample ends; None if it has none.
 
         text: the text of the sample. budget: tokens of thinking, if there was a budget.
+        is_structured: whether the sample has a grammar, whose text may contain the tags.
         """
+        if is_structured and not self.begins(prompt, tokens):
+            return None
         shown = self._detokenizer.raw(tokens)
         if self.tags.close not in shown:
             if not self._begins(prompt, shown):

@@ -14,6 +14,7 @@ from treegen.errors import InputError
 from treegen.images.table import PlacedImage, images_of
 from treegen.prompts.bounds import LeastTokens
 from treegen.prompts.chat_images import expanded, take_images, text_of
+from treegen.prompts.ends import warn_of_double_bos
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.surrogates import lone_surrogate
@@ -156,6 +157,22 @@ def encode_texts(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool = True
 ) -> list[Ids]:
     """Return tokenizer(text)["input_ids"] of each text.
+
+    A warning tells, once of each tokenizer, if these begin with two BOS tokens.
+
+    Raises:
+        InputError: a text has half of a surrogate pair.
+    """
+    found = _encoded(texts, tokenizer, add_special_tokens=add_special_tokens)
+    if add_special_tokens:
+        warn_of_double_bos(tokenizer, found)
+    return found
+
+
+def _encoded(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
+) -> list[Ids]:
+    """Return what `encode_texts` does.
 
     Text that several texts start with is encoded once. The tokenizer must have offsets for that,
     and must not do more to a text than put fixed special tokens before and after it. Otherwise each

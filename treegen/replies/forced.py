@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.prompts.endless import schema_ends
+from treegen.prompts.grammars import JSON_SPACE
 from treegen.replies.formats import USUAL, ToolFormat, template_text
 
 
@@ -73,10 +74,6 @@ _WRITTEN: Final[Mapping[str, tuple[tuple[str, _Written], ...]]] = {
                       "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "", is_json=False)),
     ),
 }  # fmt: skip
-
-
-# Of JSON as chat templates write it. Where any space may stand, a model may write space for ever.
-_SPACE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def call_grammar(
@@ -142,7 +139,7 @@ def _function(tool: Any) -> tuple[str, Any]:
         schema = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping):
         raise InputError(f"the parameters of {name!r:.80} must be a schema, got {schema!r:.80}")
-    return name, {"type": "object", **schema, "x-guidance": _SPACE}
+    return name, {"type": "object", **schema, "x-guidance": JSON_SPACE}
 
 
 def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:

@@ -59,7 +59,12 @@ class Replies:
         self._is_warned = self.format is not None or self.by_template
 
     def read(
-        self, completion: Completion, prompt: Sequence[int] = (), tools: Sequence[Any] | None = None
+        self,
+        completion: Completion,
+        prompt: Sequence[int] = (),
+        tools: Sequence[Any] | None = None,
+        *,
+        is_structured: bool = False,
     ) -> Reply:
         """Take a completion apart. Calls are found if there are tools.
 
@@ -67,12 +72,15 @@ class Replies:
         that the tokenizer is known by, or <think> and </think>, and before a closing tag.
 
         prompt: the token ids before it; they may have opened the thinking. tools: as the chat
-        template had them.
+        template had them. is_structured: whether the text has a grammar, so that tags in it are no
+        thinking where the completion has none.
         """
         self._warn(tools)
+        has_channels = self.format is not None and self.format.has_channels
+        if is_structured and completion.thinking is None and not tools and not has_channels:
+            return Reply(completion.text, [])
         if self.by_template and (reply := self._by_template(completion, prompt, tools)) is not None:
             return reply
-        has_channels = self.format is not None and self.format.has_channels
         thinking = completion.thinking
         if thinking is not None and not has_channels:
             before = [*prompt, *completion.tokens[: thinking.num_tokens]]

@@ -102,7 +102,9 @@ class Answer:
         ask = self.ask
         reply = Reply(drawn.text, [])
         if ask.takes_apart:
-            reply = self._replies.read(drawn, self.prompts[place], ask.shown_tools)
+            reply = self._replies.read(
+                drawn, self.prompts[place], ask.shown_tools, is_structured=ask.is_structured
+            )
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
@@ -214,6 +216,9 @@ def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
         # Before the first token of a prompt there is no text that would make any likely.
-        "top_logprobs": [None if each.logprob is None else dict(each.top) for each in tokens],
+        "top_logprobs": [
+            None if each.logprob is None else {other.text: other.logprob for other in each.top}
+            for each in tokens
+        ],
         "text_offset": list(islice(offsets, len(tokens))),
     }

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from treegen.common.params import SamplingParams
+from treegen.common.params import STRUCTURES, SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, requested
 from treegen.prompts.tree import Message
@@ -153,7 +153,13 @@ class Ask(BaseModel):
     @property
     def takes_apart(self) -> bool:
         """Whether thoughts and tool calls are told apart from the text."""
-        return self.is_chat and (self.separate_reasoning or self.shown_tools is not None)
+        apart = self.separate_reasoning or self.shown_tools is not None or self.is_structured
+        return self.is_chat and apart
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether the answer must have a structure, such as JSON, of which thoughts are no part."""
+        return not self.sampling.keys().isdisjoint(STRUCTURES)
 
     @property
     def draws(self) -> bool:

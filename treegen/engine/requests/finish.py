@@ -7,6 +7,7 @@ many steps. So their pages go to other rows at once, and their slots once they a
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from treegen.engine.rows.run import EngineRun
 from treegen.engine.rows.table import RowPhase, RowTable
 from treegen.engine.rows.token_store import NUM_SIGNALS
 from treegen.engine.segments.segment import LiveRequest
+from treegen.errors import ModelWarning
 from treegen.plan.seeds import sample_seed
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
@@ -189,9 +191,10 @@ def completions_of(
     requests: the request of each slot. A slot has one sample; that of a greedy request has all.
     """
     found: list[tuple[int, list[Completion]]] = []
-    tokens = rows.tokens(slots)
+    tokens = list(rows.tokens(slots))
     endings = _endings(rows, slots, tokens, requests, param_sets)
     _add_unsure(endings, rows, slots, tokens, requests, param_sets)
+    _add_failed(endings, rows, slots, tokens, requests, param_sets)
     over = sorted(endings)
     slots = slots[over]
     per_row = zip(
@@ -205,10 +208,19 @@ def completions_of(
     )
     for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
         request, (reason, stop, text) = requests[at], endings[at]
+        num = len(tokens[at])  # of a sample that failed, fewer than its row has
         param_set, name = param_sets[request.params], request.spec.id
         num_top = param_set.params.logprobs
         tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
-        thinking = tags.split(request.spec.tokens, tokens[at], text, budget) if tags else None
+        thinking = None
+        if tags is not None:
+            thinking = tags.split(
+                request.spec.tokens,
+                tokens[at],
+                text,
+                budget,
+                is_structured=param_set.stopping.grammar is not None,
+            )
         named = [(sample, seed)]
         if param_set.is_greedy:
             run_seed = param_set.params.seed
@@ -220,12 +232,12 @@ def completions_of(
                 seed=seed,
                 text=text,
                 tokens=tokens[at],
-                logprobs=logprobs,
+                logprobs=logprobs[:num],
                 finish_reason=reason,
                 stop=stop,
-                top_logprobs=tuple(pairs[:num_top] for pairs in top) if num_top else (),
-                confidences=confidences,
-                certainties=certainties,
+                top_logprobs=tuple(pairs[:num_top] for pairs in top[:num]) if num_top else (),
+                confidences=confidences[:num],
+                certainties=certainties[:num],
                 thinking=thinking,
                 prompt_logprobs=request.score,
             )
@@ -269,6 +281,34 @@ def _add_unsure(
         if at not in endings:
             stopping = param_sets[int(rows.params[slots[at]])].stopping
             endings[at] = "confidence", None, stopping.text(requests[at].spec.tokens, tokens[at])
+
+
+def _add_failed(
+    endings: dict[int, Ending],
+    rows: RowTable,
+    slots: Ints,
+    tokens: list[tuple[int, ...]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> None:
+    """Change the endings of samples whose grammar has failed, and cut their tokens there.
+
+    Such a row was made to draw an end of sequence, so that it leaves. The model did not choose it.
+    """
+    failed = rows.failed[slots]
+    for at in np.flatnonzero((failed >= 0) & (failed < rows.count[slots])).tolist():
+        if at not in endings:
+            continue
+        slot, spec = int(slots[at]), requests[at].spec
+        tokens[at] = tokens[at][: int(failed[at])]
+        stopping = param_sets[int(rows.params[slot])].stopping
+        endings[at] = "error", None, stopping.text(spec.tokens, tokens[at])
+        warnings.warn(
+            f"a sample of prompt {spec.id!r} ends with finish_reason 'error', "
+            f"because nothing can follow its text in its structure: {rows.reasons[slot]}",
+            ModelWarning,
+            stacklevel=2,
+        )
 
 
 def _signals(

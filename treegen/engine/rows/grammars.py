@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -75,7 +75,7 @@ class _Place:
             self.begins = _begin_of(self.prompt, tokens, each)
             start = self.begins or 0
         if self.begins is not None:
-            _consume(self.matcher, list(tokens[start:]))
+            self.matcher.consume_tokens(list(tokens[start:]))
         self.num_read = len(tokens)
 
 
@@ -136,6 +136,7 @@ class RowGrammars:
         if not matchers:
             return None
         at = firsts[places]
+        drawing = slots[at].tolist()
         given: list[list[int]] | None = None
         if guesses is not None:
             given = [guesses.of_row(int(guesses.row_T[place])) for place in at.tolist()]
@@ -144,8 +145,53 @@ class RowGrammars:
             )
         index = np.full(num, _NO_MASK)
         index[at] = np.arange(len(at))
-        device = run.model.device
-        return Masks(self._filled(matchers, given), to_device(index, device))
+        bits = self._filled(matchers, given, slots=drawing)
+        return Masks(bits, to_device(index, run.model.device))
+
+    def _note_failed(
+        self,
+        slots: Sequence[int],
+        matchers: Sequence[LLMatcher],
+        given: Sequence[list[int]] | None,
+        table: NDArray[np.int32],
+    ) -> None:
+        """Note rows whose matchers have failed, which then allow nothing but the end of a text.
+
+        A matcher may fail on guesses that its row does not draw. So it is made anew, and the row
+        fails only if it draws the guesses up to the failure.
+
+        Args:
+            slots: The row of each matcher.
+            matchers: They have filled the table.
+            given: The guesses of each; None where there are none.
+            table: The masks, those after guesses among them.
+        """
+        rows, start = self._run.rows, 0
+        rows.failed[slots] = -1
+        for at, (slot, matcher) in enumerate(zip(slots, matchers, strict=True)):
+            guesses = given[at] if given is not None else []
+            if matcher.is_error():
+                matcher = self._made_anew(slot).deep_copy()
+                for place in range(len(guesses) + 1):
+                    if place:
+                        matcher.consume_token(guesses[place - 1])
+                    bits = np.frombuffer(matcher.compute_bitmask(), np.int32)
+                    table[start + place] = bits[: self._words]
+                    if matcher.is_error():
+                        rows.failed[slot] = rows.count[slot] + place
+                        rows.reasons[slot] = _reason(matcher)
+                        break
+            start += len(guesses) + 1
+
+    def _made_anew(self, slot: int) -> LLMatcher:
+        """Replace the matcher of a row by one that has read its tokens, and nothing else."""
+        rows, place = self._run.rows, self._places[slot][1]
+        grammar = self._run.param_sets[int(rows.params[slot])].stopping.grammar
+        assert grammar is not None
+        place.matcher = self._matchers[slot] = grammar.start(place.lane)
+        tokens = [*place.before, *rows.tokens(np.array([slot]))[0]]
+        place.matcher.consume_tokens(tokens[place.begins or 0 :])
+        return place.matcher
 
     def forced(self, slots: Ints) -> dict[int, list[int]]:
         """The tokens that rows can only draw next, by place in `slots`, as their grammars spell it.
@@ -173,6 +219,9 @@ class RowGrammars:
             guesses = tokens_RK[row, : num_R[row]]
             if (matcher := matchers.get(row)) is not None:
                 num_R[row] = matcher.validate_tokens(guesses.tolist())
+                if matcher.is_error():  # by a guess, perhaps
+                    num_R[row] = 0
+                    self._made_anew(slot)
             elif place.begins is not None:
                 num_R[row] = min(num_R[row], max(place.begins - place.num_read - 1, 0))
             else:
@@ -198,6 +247,8 @@ class RowGrammars:
         index[[each is not None for each in matchers]] = np.arange(len(known))
         more = [(int(index[row]), token) for row, tokens in enumerate(extra) for token in tokens]
         bits = self._filled(known, more=[pair for pair in more if pair[0] >= 0])
+        if failed := [each for each in known if each.is_error()]:
+            raise InputError(f"a structure allows no first token: {_reason(failed[0])}; mend it")
         return Masks(bits, to_device(index, self._run.model.device))
 
     def _filled(
@@ -205,10 +256,12 @@ class RowGrammars:
         matchers: Sequence[LLMatcher],
         given: Sequence[list[int]] | None = None,
         more: Sequence[tuple[int, int]] = (),
+        slots: Sequence[int] = (),
     ) -> torch.Tensor:
         """Masks after each matcher's text, and after each of its guesses: int32 [masks, words].
 
         given: the guesses of each; None where there are none. more: further tokens of masks.
+        slots: the rows of the matchers, to note failures; none for rows that begin.
         """
         num = len(matchers) + (sum(map(len, given)) if given is not None else 0)
         shape = num, self._words
@@ -216,6 +269,8 @@ class RowGrammars:
         def write(flat: NDArray[Any]) -> None:
             table = flat.reshape(shape)
             _fill(matchers, given, table)
+            if slots:
+                self._note_failed(slots, matchers, given, table)
             for row, token in more:
                 table[row, token >> 5] |= np.int32(np.uint32(1 << (token & 31)).astype(np.int32))
 
@@ -227,6 +282,8 @@ class RowGrammars:
         The other rows may draw any token. Of most rows one token is new, which all matchers read at
         once, in several threads. Matchers come by lane, so that few threads want the same one.
         """
+        from llguidance.numpy import consume_token_par
+
         rows = self._run.rows
         if (lack := len(rows.serial) - len(self._matchers)) > 0:
             self._bound = np.pad(self._bound, ((0, 0), (0, lack)), constant_values=_NO_ROW)
@@ -245,7 +302,7 @@ class RowGrammars:
         for row in np.flatnonzero(~known).tolist():
             found[row] = self._caught_up(int(slots[row]), new)
         if new := [each for each in new if not each[0].is_error()]:
-            self._consume(new)
+            consume_token_par(_threads(), new)  # a matcher that fails says so in `is_error`
         matchers = found.tolist()
         places = [place for place, matcher in enumerate(matchers) if matcher is not None]
         return by_lane[places], [matchers[place] for place in places]
@@ -285,15 +342,7 @@ class RowGrammars:
             place.read([*place.before, *rows.tokens(np.array([slot]))[0]], each)
         else:
             place.num_read = num_before + num
-            _consume(place.matcher, new[max(place.begins - start, 0) :].tolist())
-
-    def _consume(self, new: list[tuple[LLMatcher, int]]) -> None:
-        """Let matchers read a token each."""
-        from llguidance.numpy import consume_token_par
-
-        for (matcher, _), is_read in zip(new, consume_token_par(_threads(), new), strict=True):
-            if not is_read:
-                _warn(matcher)
+            place.matcher.consume_tokens(new[max(place.begins - start, 0) :].tolist())
 
 
 def start_of(
@@ -318,10 +367,12 @@ def start_of(
             place.begins = min(place.begins, len(before))
     elif thinks and (tags := stopping.thinking) and (tags.always or tags.opens(prompt)):
         place.num_read = -1  # so that it is bound by nothing
+        if place.is_bound and not place.matcher.is_error():
+            place.matcher.compute_bitmask()  # which fails if no token can follow
     if place.matcher.is_error():
         raise InputError(
-            f"the text of the node cannot begin a text of its {(each.params.structure or '?')[0]}; "
-            "sample it without, or from a node above"
+            f"the text of the node cannot begin a text of its {(each.params.structure or '?')[0]} "
+            f"({_reason(place.matcher)}); sample it without, or from a node above"
         )
     return place
 
@@ -350,7 +401,7 @@ def _may_open(place: _Place, each: ParamSet) -> Sequence[int]:
 def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
     """How many tokens of a text come before its grammar; None as long as it thinks."""
     tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
-    if tags is None:
+    if tags is None or not tags.begins(prompt, ids):
         return 0
     if tags.is_open(prompt, ids):
         return None
@@ -358,17 +409,9 @@ def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | No
     return None if tags.always and not closed else closed
 
 
-def _consume(matcher: LLMatcher, tokens: list[int]) -> None:
-    if not (matcher.is_error() or matcher.consume_tokens(tokens)):
-        _warn(matcher)
-
-
-def _warn(matcher: LLMatcher) -> None:
-    """Say so if a text became too much for a parser, whose sample ends then."""
-    if "doesn't satisfy" not in matcher.get_error():
-        warnings.warn(
-            f"a grammar ends a sample: {matcher.get_error().splitlines()[0]}", stacklevel=2
-        )
+def _reason(matcher: LLMatcher) -> str:
+    """Return why a matcher has failed, in one line."""
+    return shorten((matcher.get_error().splitlines() or ["no reason is given"])[0], 200)
 
 
 def _fill(

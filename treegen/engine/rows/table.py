@@ -66,6 +66,8 @@ class RowTable:
     window: how many tokens that is; 0 for a row that does not end so.
     sum_confidence: the sum of their confidences.
     is_unsure: whether the row ends so.
+    failed: how many tokens the row has when its grammar fails; -1 where that does not. reasons: why
+    it fails, by slot.
     watches: whether some row may end so.
     """
 
@@ -76,11 +78,13 @@ class RowTable:
         numbers: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self.request = self.sample = self.key = self.seed = self.stop = self.limit = numbers
         self.params = self.serial = self.count = self.last = self.base = self.num_pages = numbers
+        self.failed = numbers
         self.state_now = self.state_before = self.state_from = self.inputs = numbers
         self.shift = self.window = numbers
         self.floor = self.sum_confidence = np.zeros(0, dtype=np.float64)
         self.is_unsure = np.zeros(0, dtype=np.bool_)
         self.watches = False
+        self.reasons: dict[int, str] = {}
         self._num_added = 0
         self.chain = np.full((0, 1), -1, dtype=np.int64)
         self.table = np.zeros((0, 4), dtype=np.int32)
@@ -113,6 +117,7 @@ class RowTable:
         self.window[slots] = 0
         self.sum_confidence[slots] = 0.0
         self.is_unsure[slots] = False
+        self.failed[slots] = -1
         return slots
 
     def watch(self, slots: NDArray[np.int64], floor: float, window: int) -> None:

@@ -353,7 +353,7 @@ class LiveBackend:
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
         stopping = self.scheduler.run.param_sets[request.params].stopping
-        if tokens[-1] in stopping.ids:
+        if tokens and tokens[-1] in stopping.ids:
             kept = np.array(stopping.kept(tokens), dtype=np.int32)
             return Grown(kept, num_generated=len(kept))
         for count in range(len(tokens), -1, -1):

@@ -33,7 +33,7 @@ class NodeRecord:
     logprob: natural-log probability of its own generated tokens. n_tokens: how many these are.
     leaf: whether it has no children.
     pruned: whether the strategy gave it up.
-    finish_reason: how its text ended: "stop", "length", "confidence" or "given".
+    finish_reason: how its text ended: "stop", "length", "confidence", "error" or "given".
     visits: how often a strategy has counted a value for it; 0 if it does not count visits.
     prior: how likely a strategy found it before it was visited; None if it has none.
     scores: what judged it, by name, and the number that each gave.
@@ -239,7 +239,7 @@ def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | No
             return f"has {name} {value!r}"
         if isinstance(value, float) and not math.isfinite(value):
             return f"has {name} {value}, which is no JSON"
-    if record["finish_reason"] not in ("stop", "length", "confidence", "given"):
+    if record["finish_reason"] not in ("stop", "length", "confidence", "error", "given"):
         return f"has finish_reason {record['finish_reason']!r}"
     if record["id"] != index:
         return f"has the id {record['id']}; ids count from 0"

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from treegen.common.outputs import Completion
 from treegen.common.uncopied import Uncopied
 
-NodeEnd = Literal["stop", "length", "confidence", "given"]
+NodeEnd = Literal["stop", "length", "confidence", "error", "given"]
 
 
 class TextNode(Uncopied):
@@ -78,7 +78,7 @@ class TextNode(Uncopied):
 
     @property
     def finish_reason(self) -> NodeEnd:
-        """How the node's text ended: "given", "stop", "length" or "confidence"."""
+        """How the node's text ended: "given", "stop", "length", "confidence" or "error"."""
         return self.completion.finish_reason if self.completion else "given"
 
     @property

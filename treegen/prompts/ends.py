@@ -1,0 +1,90 @@
+"""Where texts begin and end: BOS tokens that come twice, and tokens that end a sample or should."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from weakref import WeakSet
+
+from treegen.common.params import SamplingParams
+from treegen.errors import ModelWarning
+from treegen.prompts.radix import Tokens
+
+_SAID: Final = "The answer of a probe"
+_begun_twice: WeakSet[Any] = WeakSet()  # tokenizers that users were warned about
+_unended: WeakSet[Any] = WeakSet()
+
+
+def end_ids(eos_token_ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end a sample: those of the model's files, and the tokenizer's eos.
+
+    vLLM stops at both too. Files of fine-tuned models often name the base model's end only.
+    """
+    own = getattr(tokenizer, "eos_token_id", None)
+    return tuple(dict.fromkeys((*eos_token_ids, *([own] if isinstance(own, int) else []))))
+
+
+def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
+    """Warn once of each tokenizer if a text has the BOS token that the tokenizer adds.
+
+    The ids stay those of `tokenizer(text)`.
+    """
+    bos = getattr(tokenizer, "bos_token_id", None)
+    if bos is None or tokenizer in _begun_twice:
+        return
+    if any(len(ids) > 1 and ids[0] == bos == ids[1] for ids in encoded):
+        _begun_twice.add(tokenizer)
+        warnings.warn(
+            f"a prompt begins with {tokenizer.bos_token!r} twice: its text has one, and the "
+            "tokenizer adds one. A chat template has probably been applied already; give the "
+            "messages themselves (LLM.chat, /v1/chat/completions), token ids, or text without it",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+
+def warn_of_unended_turns(
+    tokenizer: Any, eos_token_ids: Sequence[int], params: Iterable[SamplingParams]
+) -> None:
+    """Warn once of each tokenizer if no sample stops where its chat template ends a turn.
+
+    Args:
+        tokenizer: It has a chat template.
+        eos_token_ids: The ids that end a sample.
+        params: Those of the samples, which may stop there by themselves.
+    """
+    if tokenizer in _unended:
+        return
+    _unended.add(tokenizer)
+    name, id = _turn_end(tokenizer)
+    if id is None or id in eos_token_ids:
+        return
+    if all(id in each.stop_token_ids or name in each.stops or each.ignore_eos for each in params):
+        return
+    warnings.warn(
+        f"the chat template ends a turn with {name!r} (token {id}), but this token ends no sample: "
+        "the model's files name other tokens, so an answer may go on with turns of its own. Name "
+        f"it as eos_token_id in generation_config.json, or stop there: stop_token_ids=[{id}]",
+        ModelWarning,
+        stacklevel=2,
+    )
+
+
+def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
+    """Return the token that a chat template writes after an answer; "" and None if there is none.
+
+    A template may refuse the probe, or write no token there.
+    """
+    asked = {"role": "user", "content": "Hello"}
+    said = {"role": "assistant", "content": _SAID}
+    try:
+        text = str(tokenizer.apply_chat_template([asked, said], tokenize=False))
+    except Exception:  # a template is a program of its own, and may raise anything
+        return "", None
+    _, found, after = text.rpartition(_SAID)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    for id, token in added.items():
+        if found and str(token) and after.lstrip().startswith(str(token)):
+            return str(token), id
+    return "", None

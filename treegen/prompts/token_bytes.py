@@ -1,0 +1,204 @@
+"""The bytes that tokens stand for, and texts spelled in tokens byte by byte."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_MOST_KEPT: Final = 2**14  # spelled texts that are remembered
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
+    """Return the bytes of each token that is text, by token id.
+
+    Added tokens that are not special, such as `<tool_call>` in Qwen2.5, are text like any other.
+    Special tokens have no bytes.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+
+    Returns:
+        The bytes by id, or None if the tokenizer is slow or does not decode byte by byte.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoders = list(_parts(getattr(backend, "decoder", None)))
+    types = {part.get("type") for part in decoders}
+    if not types & {"ByteLevel", "ByteFallback"}:
+        return None
+    added = backend.get_added_tokens_decoder()
+    names = {id: name for name, id in backend.get_vocab(with_added_tokens=True).items()}
+    if "ByteFallback" in types:
+        spaces = [
+            part["pattern"]["String"]
+            for part in decoders
+            if part["type"] == "Replace" and part["content"] == " " and "String" in part["pattern"]
+        ]
+        found = {id: _fallback_bytes(name, spaces) for id, name in names.items() if id not in added}
+    else:
+        alphabet = _byte_alphabet()
+        spelled = ((id, _level_bytes(name, alphabet)) for id, name in names.items())
+        found = {id: text for id, text in spelled if text is not None and id not in added}
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    return found | {
+        id: token.content.encode()
+        for id, token in added.items()
+        if not token.special and id not in special
+    }
+
+
+class ByteSpeller:
+    """The tokens of a tokenizer as llguidance's LLTokenizer takes them.
+
+    llguidance reads a tokenizer.json by itself too. But then it takes every added token that looks
+    like `<name>` for a special one, which no text of a grammar may contain, and still spells forced
+    text with it.
+
+    tokens: the bytes of each token, by id; the name of one that is no text.
+    special_token_ids: the tokens that are no text.
+    names: ids of added tokens that are text, by their content.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int], num_tokens: int) -> None:
+        """Read a tokenizer.
+
+        Args:
+            tokenizer: A fast transformers tokenizer.
+            eos_ids: The tokens that end a sample, so no text contains them.
+            num_tokens: How many token ids there are; the tokenizer may know fewer.
+
+        Raises:
+            ValueError: the tokenizer does not decode byte by byte.
+        """
+        known = token_bytes(tokenizer)
+        if known is None:
+            raise ValueError("its decoder does not work byte by byte")
+        ends = list(eos_ids)
+        self._bytes = {id: text for id, text in known.items() if text and id not in ends}
+        self.eos_token_id = ends[0]
+        backend = tokenizer.backend_tokenizer
+        added = backend.get_added_tokens_decoder()
+        self.names = {token.content: id for id, token in added.items() if id in self._bytes}
+        self.special_token_ids = [id for id in range(num_tokens) if id not in self._bytes]
+        shown = {id: token.content.encode() for id, token in added.items()}
+        self.tokens = [
+            self._bytes.get(id) or shown.get(id) or b"<[%d]>" % id for id in range(num_tokens)
+        ]
+        self._backend = _plain(backend)
+        self.spell = functools.lru_cache(maxsize=_MOST_KEPT)(self._spell)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """Return the token ids of a text, as the tokenizer has them in the middle of another."""
+        return self.spell(text if isinstance(text, str) else text.decode())
+
+    def _spell(self, text: str) -> list[int]:
+        if (ids := self._encoded(text)) is not None:
+            return ids
+        # The tokenizer changes the text (NFC, for example), or has a special token in it.
+        parts = self._names.split(text) if self.names else [text]
+        found = (self._encoded(part) for part in parts)
+        return [
+            id
+            for part, ids in zip(parts, found, strict=True)
+            for id in (self._longest_first(part.encode()) if ids is None else ids)
+        ]
+
+    def _encoded(self, text: str) -> list[int] | None:
+        """Return what the tokenizer gives for a text; None if that is another text."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        is_same = b"".join(self._bytes.get(id, b"\xff") for id in ids) == text.encode()
+        return ids if is_same else None
+
+    def _longest_first(self, text: bytes) -> list[int]:
+        """Return tokens whose bytes are the text, each as long as there is one."""
+        ids, start = list[int](), 0
+        while start < len(text):
+            ends = range(min(start + self._longest, len(text)), start, -1)
+            end = next((end for end in ends if text[start:end] in self._ids), None)
+            if end is None:
+                raise ValueError(f"no token has the byte {text[start]:#04x}")
+            ids.append(self._ids[text[start:end]])
+            start = end
+        return ids
+
+    @functools.cached_property
+    def _names(self) -> re.Pattern[str]:
+        longest = sorted(self.names, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest))})")
+
+    @functools.cached_property
+    def _ids(self) -> Mapping[bytes, int]:
+        return {text: id for id, text in sorted(self._bytes.items())}
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
+
+
+def _plain(backend: Any) -> Any:
+    """Return a tokenizer that adds no space before a text and reads special tokens as text."""
+    state = json.loads(backend.to_str())
+    state |= {"padding": None, "truncation": None, "post_processor": None}
+    state["normalizer"] = _without_prefix(state["normalizer"])
+    state["pre_tokenizer"] = _without_prefix(state["pre_tokenizer"])
+    plain = type(backend).from_str(json.dumps(state))
+    plain.encode_special_tokens = True
+    return plain
+
+
+def _without_prefix(part: Any) -> Any:
+    """Return a normalizer or a pre-tokenizer, as JSON, that adds nothing before a text."""
+    if part is None or part["type"] == "Prepend":
+        return None
+    for name in ("normalizers", "pretokenizers"):
+        if name in part:
+            kept = [_without_prefix(each) for each in part[name]]
+            return {**part, name: [each for each in kept if each is not None]}
+    if part["type"] == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    return {**part, "add_prefix_space": False} if part["type"] == "ByteLevel" else part
+
+
+def _parts(decoder: Any) -> Iterable[Mapping[str, Any]]:
+    """Yield the parts of a decoder, those of sequences one by one."""
+    try:
+        pending = [json.loads(decoder.__getstate__())] if decoder is not None else []
+    except Exception:  # it is made of Python code, and may do anything
+        pending = []
+    while pending:
+        part = pending.pop(0)
+        pending = [*part["decoders"], *pending] if part["type"] == "Sequence" else pending
+        yield part
+
+
+def _fallback_bytes(name: str, spaces: Iterable[str]) -> bytes:
+    """Return the bytes of a token as SentencePiece names it."""
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return bytes([int(name[3:5], 16)])
+    for space in spaces:
+        name = name.replace(space, " ")
+    return name.encode()
+
+
+def _level_bytes(name: str, alphabet: Mapping[str, int]) -> bytes | None:
+    """Return the bytes of a token as byte-level BPE names it; None for no such name."""
+    try:
+        return bytes([alphabet[letter] for letter in name])
+    except KeyError:
+        return None
+
+
+@functools.cache
+def _byte_alphabet() -> Mapping[str, int]:
+    """Return the bytes by the letters that GPT-2, and all after it, write for them."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    found = {letter: ord(letter) for letter in letters if ord(letter) < 256}
+    others = sorted(set(range(256)) - set(found.values()))
+    return found | dict(zip((each for each in letters if each not in found), others, strict=True))
