@@ -7,7 +7,7 @@ the user can mend, 128 plus the number of a signal.
 
 import difflib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -143,7 +143,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     """Turn errors that the user can mend into a Failure. No other place does it.
 
     Args:
-        command: Returns the command whose flags stand for arguments in messages; called on an error.
+        command: Returns the command whose flags stand for arguments in messages.
     """
     try:
         yield

@@ -166,7 +166,7 @@ def serve(
         InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.
     """
     with AsyncLLM(llm, max_waiting=max_waiting, tool_format=tool_format) as served:
-        usual = dict(llm.spec.recommended) if recommended else {}
+        usual = llm.spec.take_recommended() if recommended else {}
         server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
         listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)
         try:

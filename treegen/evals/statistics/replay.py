@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from treegen.common.checks import checked
 from treegen.evals.statistics.votes import Tally, tally
 from treegen.evals.verdict import Verdict
 
@@ -55,12 +56,14 @@ class RuleOutcome:
     samples: float
 
 
+@checked
 def plain(drawn: DrawnProblem, k: int, votes: Tally | None = None) -> RuleOutcome:
     """Return what a majority of k samples comes to, exactly. votes: its tally, if it is known."""
     vote = (votes or tally(drawn.verdicts)).maj_at_k(k)
     return RuleOutcome(vote, k * drawn.mean_tokens, k)
 
 
+@checked
 def until_decided(
     drawn: DrawnProblem,
     chances: Sequence[float],

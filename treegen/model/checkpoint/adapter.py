@@ -80,7 +80,8 @@ class Adapter:
 
         module: its name in the base model. rank: of the matrices.
         """
-        alpha = float(self.config.get("lora_alpha") or 8)
+        stored = self.config.get("lora_alpha")
+        alpha = 8.0 if stored is None else float(stored)
         for pattern, own in (self.config.get("alpha_pattern") or {}).items():
             if re.match(rf"(.*\.)?({pattern})$", module):
                 alpha = float(own)

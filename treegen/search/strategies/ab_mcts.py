@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 
+from treegen.common.checks import checked
 from treegen.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
@@ -25,6 +26,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def ab_mcts(
     root: SearchNode, generate: Step | Mapping[str, Step], evaluate: Evaluate, done: Done, *,
     iterations: int, rule: Rule = "m", batch: int = 1, depth: int | None = None,

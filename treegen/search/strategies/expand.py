@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from treegen.common.checks import checked
 from treegen.prompts.expansion import Expand, ScorerName
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
@@ -28,6 +29,7 @@ _SCORERS: Final[dict[ScorerName, Evaluate]] = {
 }
 
 
+@checked
 async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
     """Generate declared levels below a node.
 
