@@ -152,7 +152,7 @@ _FORMATS: Final = (
     ToolFormat(
         "hunyuan", (("<tool_calls>[",),),
         {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
-        dropped=("<answer>", "</answer>"),
+        dropped=("<answer>\n", "\n</answer>", "<answer>", "</answer>"),
     ),
     ToolFormat(
         "minimax_m1", (("<tool_calls>",),),
