@@ -167,7 +167,7 @@ def _named(kind: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_named(part) for part in parts))
     if origin is Literal:
-        return " or ".join(repr(part) for part in parts)
+        return f"one of {', '.join(map(str, parts))}"
     name = _NAMES.get(origin, getattr(origin, "__name__", str(origin)))
     if origin is tuple and parts and parts[-1] is not ...:
         return f"({', '.join(map(_named, parts))})"
