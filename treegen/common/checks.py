@@ -144,6 +144,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     if origin in (abc.Sequence, abc.Iterable, abc.Collection, tuple, list):
         if isinstance(value, str | bytes) or not isinstance(value, abc.Iterable):
             return False
+        if isinstance(value, Mapping):
+            return bool(origin in (abc.Iterable, abc.Collection))
         if not isinstance(value, list | tuple) or not parts:
             return True
         if origin is tuple and parts[-1] is not ...:

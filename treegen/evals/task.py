@@ -126,7 +126,7 @@ class Task(Protocol):
     filters: names of the ways to read an answer from a text. The first is used for headlines.
     defaults: how the task is sampled if the user does not say.
 
-    Nine more members are optional:
+    More members are optional:
 
     arguments: for a task that reads `TaskOptions.extra`, a mapping from the names that it knows to
     a line of help each.
@@ -140,7 +140,8 @@ class Task(Protocol):
     specification, and returns `OwnRequests`, for a task that makes tokens of its prompts itself.
     verdicts: a method that takes a problem and a stored sample's record and returns what `score`
     does, for verdicts that need more than the text.
-    executes_code: whether `score` runs programs that a model has written; the user must allow it.
+    executes_code: whether scoring runs programs that a model has written, which the user must
+    allow; such a task has a method `judging` too, see `treegen.evals.judged.execution`.
     place: the name by which another process finds the task, if it is one of lm-eval.
     """
 

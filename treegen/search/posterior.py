@@ -66,6 +66,8 @@ def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> li
 
     groups: each with one score or more.
     """
+    if not all(len(group) for group in groups):
+        raise InputError("each group needs at least one score")
     sizes = np.array([len(group) for group in groups], dtype=float)
     means = np.array([fmean(group) for group in groups])
     spreads = math.fsum(

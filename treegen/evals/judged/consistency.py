@@ -75,6 +75,8 @@ def question_of(
 @checked
 def picked(text: str, samples: Sequence[int]) -> int:
     """Return the index of the sample that a text picks; if it picks none, of the first one."""
+    if not samples:
+        raise InputError("samples is empty; give the indices of at least one sample")
     found = _PICKED.search(text)
     number = int(found[1]) if found and len(found[1]) < 10 else 1
     return samples[number - 1] if 1 <= number <= len(samples) else samples[0]

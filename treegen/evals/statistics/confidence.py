@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.common.checks import checked, checked_class
+from treegen.common.checks import check_int, checked, checked_class
 from treegen.errors import InputError
 
 STOPPED: Final = "confidence"
@@ -72,6 +72,7 @@ def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[
 
     A sample that is shorter than a group is one group.
     """
+    check_int("window", window, least=1)
     values = np.asarray(confidences, dtype=np.float64)
     if not len(values):
         return values

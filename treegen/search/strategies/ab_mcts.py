@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from treegen.common.checks import checked
+from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
@@ -55,6 +56,8 @@ async def ab_mcts(
     """
     check_counts(iterations=iterations, batch=batch, depth=depth)
     check_rule(rule)
+    if isinstance(generate, Mapping) and not generate:
+        raise InputError("generate has no functions; give at least one by name")
     ways = dict(generate) if isinstance(generate, Mapping) else {"": generate}
     known = {} if observed is None else observed
     children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from treegen.common.checks import checked
+from treegen.errors import InputError
 from treegen.prompts.expansion import Expand, ScorerName
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
@@ -36,6 +37,8 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
     Candidates are the nodes of the last level that were kept, and nodes above it at which the model
     ended the text. They are ranked by the last level's scorer (mean_logprob if it names none).
     """
+    if not levels:
+        raise InputError("levels is empty; give at least one Expand")
 
     def done(node: SearchNode) -> bool:
         generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])
