@@ -1,5 +1,6 @@
 # make demo    a tour with the small model that comes with treegen
 # make test    what a CPU can check in a quarter of an hour
+# make versions RESOLUTION=lowest-direct VENV=.venv-lowest    those tests with the lowest versions
 # make soak    longer tests: many kills, crowds of clients, other programs
 # make docs    the documentation as a site, in .site/
 # make release-check    archive and wheel, installed where no checkout is; ARGS=--borrow without a network
@@ -9,8 +10,11 @@
 #   make demo TORCH=torch
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
+# With it, uv installs the newest (highest) or the lowest (lowest-direct) versions that pyproject.toml
+# allows, and not those of constraints.txt.
+RESOLUTION ?=
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := .demo
 
@@ -25,7 +29,18 @@ else
 install_torch = $(BIN)/python -m pip install $(TORCH)
 endif
 
-.PHONY: help demo test interpreted soak lint docs release-check format clean
+# The lowest versions of these have no wheels for Python 3.13, and take long to compile.
+WHEELS := numpy pandas matplotlib pyyaml pillow scipy
+ifeq ($(RESOLUTION),)
+install_dev = $(install_torch) && $(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+else
+install_dev = $(BIN)/python -m pip install uv && $(BIN)/python -m uv pip install --python $(BIN)/python \
+	--resolution $(RESOLUTION) $(WHEELS:%=--only-binary %) --editable '.[dev]'
+endif
+
+run_tests = $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help demo test versions interpreted soak lint docs release-check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -43,8 +58,7 @@ $(VENV)/.treegen-demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.treegen-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(ensure_pip)
-	$(install_torch)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(install_dev)
 	@touch $@ $(VENV)/.treegen-demo
 
 $(VENV)/.treegen-docs: pyproject.toml constraints.txt | $(VENV)/.treegen-dev
@@ -59,7 +73,11 @@ demo: $(VENV)/.treegen-demo
 # take longest come first, as tests/conftest.py says.
 test: $(VENV)/.treegen-dev
 	$(MAKE) --jobs=2 lint interpreted
-	$(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder
+	$(run_tests)
+
+# Without linters, whose oldest versions say other things.
+versions: interpreted
+	$(run_tests)
 
 # The kernels run in Triton's interpreter, which has to be chosen before Triton is imported.
 interpreted: $(VENV)/.treegen-dev

@@ -7,7 +7,7 @@ the user can mend, 128 plus the number of a signal.
 
 import difflib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -124,25 +124,26 @@ class LazyGroup(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parse the group's own options."""
-        with _in_one_line(None):
+        with _in_one_line(lambda: None):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _in_one_line(self._command(ctx)), _warnings_in_one_line():
+        with _in_one_line(lambda: self._invoked(ctx)), _warnings_in_one_line():
             return super().invoke(ctx)
 
-    def _command(self, ctx: click.Context) -> click.Command | None:
-        """The command that the arguments name."""
-        named = [*ctx._protected_args, *ctx.args]
-        return self.get_command(ctx, named[0]) if named else None
+    def _invoked(self, ctx: click.Context) -> click.Command | None:
+        """Return the subcommand that click has resolved, None before that."""
+        name = ctx.invoked_subcommand
+        return None if name is None else self.get_command(ctx, name)
 
 
 @contextmanager
-def _in_one_line(command: click.Command | None) -> Iterator[None]:
+def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
     """Turn errors that the user can mend into a Failure. No other place does it.
 
-    command: by whose flags messages name arguments.
+    Args:
+        command: Returns the command whose flags stand for arguments in messages.
     """
     try:
         yield
@@ -153,7 +154,7 @@ def _in_one_line(command: click.Command | None) -> Iterator[None]:
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
-        raise Failure(flagged(str(error), command)) from error
+        raise Failure(flagged(str(error), command())) from error
     except OSError as error:
         if error.filename is None:
             raise

@@ -84,6 +84,18 @@ def _glm(calls: Sequence[Call], line: str = "\n") -> str:
     return line.join(one(*call) for call in calls)
 
 
+def _hy(calls: Sequence[Call], suffix: str = "", sep: str = "<tool_sep>", line: str = "\n") -> str:
+    def one(name: str, given: dict[str, Any]) -> str:
+        inner = "".join(
+            f"<arg_key{suffix}>{k}</arg_key{suffix}>{line}"
+            f"<arg_value{suffix}>{_plain(v)}</arg_value{suffix}>{line}"
+            for k, v in given.items()
+        )
+        return f"<tool_call{suffix}>{name}{sep}{line}{inner}</tool_call{suffix}>{line}"
+
+    return f"<tool_calls{suffix}>{line}{''.join(one(*c) for c in calls)}</tool_calls{suffix}>"
+
+
 def _minimax(calls: Sequence[Call]) -> str:
     def one(name: str, given: dict[str, Any]) -> str:
         inner = "".join(
@@ -170,6 +182,8 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "seed_oss": lambda calls: _qwen(calls, "seed:tool_call"),
     "glm": _glm,
     "glm, 4.7": lambda calls: _glm(calls, ""),
+    "hy": _hy,
+    "hy, 4": lambda calls: _hy(calls, ":opensource", "", ""),
     "harmony": _harmony,
     "minimax_m2": _minimax,
     "minimax_m1": lambda calls: "<tool_calls>\n" + "\n".join(_objects(calls)) + "\n</tool_calls>",
@@ -194,6 +208,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "lfm2": lambda calls: f"<|tool_call_start|>[{_python(calls)}]<|tool_call_end|>",
     "olmo3": lambda calls: f"<function_calls>\n{_python(calls, chr(10))}\n</function_calls>",
     "nemotron": lambda calls: f"<TOOLCALL>[{', '.join(_objects(calls))}]</TOOLCALL>",
+    "hunyuan": lambda calls: f"<tool_calls>[{', '.join(_objects(calls))}]</tool_calls>",
     "granite": lambda calls: f"<|tool_call|>[{', '.join(_objects(calls))}]",
     "llama": lambda calls: "<|python_tag|>" + "; ".join(_objects(calls, arguments="parameters")),
     "llama, bare": lambda calls: "; ".join(_objects(calls, arguments="parameters")),

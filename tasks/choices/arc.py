@@ -13,7 +13,7 @@ Prompt and score are those of lm-eval's `arc_easy` and `arc_challenge`:
 
 from typing import Any
 
-from treegen.tasks.choices.item import ChoiceItem, check, texts_of
+from treegen.tasks.choices.item import ChoiceItem, check, id_of, texts_of
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
@@ -54,7 +54,7 @@ class ARCEasy(ChoiceTask):
             raise ValueError(f"answerKey {key!r:.40} is none of its labels; it must be one of them")
         asked = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
-        name = str(row.get("id") or "")
+        name = id_of(row, "id")
         return check(ChoiceItem(name, f"Question: {asked}\nAnswer:", texts, labels.index(key)))
 
 

@@ -48,6 +48,12 @@ class ChoiceItem:
         return f"{self.prompt}{right}", self.rest
 
 
+def id_of(row: Mapping[str, Any], field: str) -> str:
+    """Return the id in a field of a row as text, which 0 is too; empty if there is none."""
+    found = row.get(field)
+    return "" if found is None else str(found)
+
+
 def check(item: ChoiceItem) -> ChoiceItem:
     """Return an item that can be asked.
 

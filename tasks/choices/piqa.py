@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import DataError
-from treegen.tasks.choices.item import ChoiceItem, check, place
+from treegen.tasks.choices.item import ChoiceItem, check, id_of, place
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.files import Rows, read_text
 from treegen.tasks.common.jsonl import text_field
@@ -39,9 +39,7 @@ class PIQA(ChoiceTask):
         goal = text_field(row, "goal")
         solutions = text_field(row, "sol1"), text_field(row, "sol2")
         gold = place(row.get("label"), "label")
-        return check(
-            ChoiceItem(str(row.get("id") or ""), f"Question: {goal}\nAnswer:", solutions, gold)
-        )
+        return check(ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold))
 
     def answered(self, rows: Rows, place: str) -> Rows:
         """Return rows with the labels of the file beside theirs, where there is one."""

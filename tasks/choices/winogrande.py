@@ -14,7 +14,7 @@ rare option does not lose for its own length. The metric is `acc`.
 
 from typing import Any, Final
 
-from treegen.tasks.choices.item import ChoiceItem, check, place
+from treegen.tasks.choices.item import ChoiceItem, check, id_of, place
 from treegen.tasks.choices.task import ChoiceTask
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
@@ -44,7 +44,7 @@ class WinoGrande(ChoiceTask):
         options = text_field(row, "option1"), text_field(row, "option2")
         return check(
             ChoiceItem(
-                id=str(row.get("qID") or ""),
+                id=id_of(row, "qID"),
                 prompt=before,
                 choices=options,
                 gold=place(row.get("answer"), "answer") - 1,

@@ -181,7 +181,8 @@ class QuestionAnswer(TextTask):
             raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
         problem_id = _id(row, line, extra.get("id_field"))
         field = extra.get("group_field")
-        group = str(row.get(field) or "") if field else ""
+        group = row.get(field) if field else None
+        group = "" if group is None else str(group)
         if chat := extra.get("messages_field"):
             messages, given = chat_of(row, chat)
             question = chat_text(messages)

@@ -79,6 +79,9 @@ def _needs(config: Mapping[str, Any]) -> list[str]:
         found.append(f"hub: {path}")
     if config.get("unsafe_code"):
         found.append("runs programs, not here")
-    if config.get("doc_to_image") or config.get("doc_to_audio"):
-        found.append("images or sounds, not here")
+    if config.get("doc_to_image"):
+        drawn = config.get("output_type", "generate_until") == "generate_until"
+        found.append("a model with --images" if drawn else "scores texts after images, not here")
+    if config.get("doc_to_audio"):
+        found.append("sounds, not here")
     return found

@@ -180,8 +180,13 @@ def _check(name: str, task: Any) -> None:
     """Raise InputError for a task that cannot be run here."""
     if getattr(task, "UNSAFE_CODE", False):
         raise _unsafe(name)
-    if getattr(task, "MULTIMODAL", False):
-        raise InputError(f"lm-eval's {name} shows images or sounds, which models here do not read")
+    if task.get_config("doc_to_audio"):
+        raise InputError(f"lm-eval's {name} plays sounds, which treegen does not give to models")
+    if getattr(task, "MULTIMODAL", False) and task.OUTPUT_TYPE != "generate_until":
+        raise InputError(
+            f"lm-eval's {name} scores given texts after images; treegen only draws answers to "
+            "images, so take a task of the type generate_until"
+        )
 
 
 def _failure(error: Exception, name: str) -> InputError | DataError:

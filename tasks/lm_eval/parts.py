@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from treegen.errors import InputError
+from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import parse_limit
 from treegen.evals.task import TaskOptions
+from treegen.images.opening import ImageFile, as_file
 from treegen.tasks.lm_eval.load import KINDS, quiet, seeded
 
 FEWSHOT_SEED = 1234
@@ -112,9 +113,34 @@ def _problem(task: Any, name: str, doc: Any) -> Problem:
         question = " / ".join(choices)
     if task.OUTPUT_TYPE == "loglikelihood":
         choices = (_text(target),)
+    images = images_of_doc(task, name, doc)
     # A whole text, or one whose choices are not told, is scored too; its name would say nothing.
     whole = ("",) if is_scored(task) else ()
-    return Problem(name, _text(question), _text(target), choices=choices or whole)
+    return Problem(name, _text(question), _text(target), choices=choices or whole, images=images)
+
+
+def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
+    """Return the images that a document shows.
+
+    Args:
+        task: lm-eval's task.
+        name: The id of the problem.
+        doc: The document.
+
+    Raises:
+        DataError: One of them cannot be used.
+    """
+    if not task.get_config("doc_to_image"):
+        return ()
+    from treegen.lm_eval.images import visuals
+
+    try:
+        return tuple(
+            ImageFile.within(as_file(image), f"{name}-{number}")
+            for number, image in enumerate(visuals(task.doc_to_image(doc)), start=1)
+        )
+    except InputError as error:
+        raise DataError(f"{name}: {error}") from None
 
 
 def _texts(found: Sequence[Any]) -> tuple[str, ...]:

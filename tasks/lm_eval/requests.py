@@ -16,6 +16,8 @@ from treegen.evals.asked.settings import EvalSettings
 from treegen.evals.choices import ChoicePrompt, common_length
 from treegen.evals.recommended import TASK
 from treegen.evals.requests import OwnRequests
+from treegen.images.table import images_of
+from treegen.lm_eval.images import image_tokens, placed, with_images
 from treegen.lm_eval.lengths import Pair, fitting, shortened, windows
 from treegen.lm_eval.settings import GenSettings, gen_settings
 from treegen.lm_eval.texts import HarnessTokenizer
@@ -51,10 +53,10 @@ def own_requests(
         CapacityError: a text that is scored is too long for the model.
         TaskError: a task asks in a way that is not known here.
     """
-    texts = _texts(settings, tokenizer)
+    texts, table = _texts(settings, tokenizer), images_of(tokenizer)
     asked: dict[str, list[Instance]] = {}
     for part in parts:
-        asked |= _instances(part, settings, texts)
+        asked |= _instances(part, settings, texts, has_images=table is not None)
     chosen = [asked[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
@@ -72,14 +74,18 @@ def own_requests(
             raise TaskError(
                 f"lm-eval asks several texts of {name}, which treegen cannot; leave the task out"
             )
-        context, gen_kwargs = request.args
+        context, gen_kwargs, *rest = request.args
         if (key := repr(gen_kwargs)) not in known:
             theirs = gen_settings(
                 gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
             )
             known[key] = theirs, _params(theirs.params, settings)
         theirs, params = known[key]
-        tokens = shortened(texts.encode_prompt(context), params.max_tokens, length)
+        if images := placed(table, rest[0]) if rest else []:
+            assert table is not None
+            tokens = image_tokens(context, images, table, texts.encode_prompt)
+        else:
+            tokens = shortened(texts.encode_prompt(context), params.max_tokens, length)
         drawn.append(Node(tokens, id=name, samples=settings.num_samples))
         own.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
@@ -127,7 +133,7 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
 
 
 def _instances(
-    part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer
+    part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer, *, has_images: bool
 ) -> dict[str, list[Instance]]:
     """Return a task's requests by problem, in their order."""
     task = part.ready()
@@ -140,13 +146,18 @@ def _instances(
             ModelWarning,
             stacklevel=2,
         )
+
+    def chat(history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        turns = list(map(with_images, history)) if has_images else list(history)
+        return texts.chat(turns, add_generation_prompt)
+
     with quiet(), seeded():
         task.build_all_requests(
             samples=None if part.is_whole else set(part.indices),
             system_instruction=settings.system_instruction,
             apply_chat_template=settings.apply_chat_template,
             fewshot_as_multiturn=settings.fewshot_as_multiturn,
-            chat_template=texts.chat if settings.apply_chat_template else None,
+            chat_template=chat if settings.apply_chat_template else None,
         )
     found: dict[str, list[Instance]] = defaultdict(list)
     names = part.ids  # in the order of the data, as lm-eval counts them

@@ -10,9 +10,9 @@ import pytest
 from cli_cases import Command, build_checkpoint
 from tiny_models import save_tiny_model
 
-from treegen import LLM, AsyncLLM, InputError, ModelError, SamplingParams
+from treegen import LLM, AsyncLLM, InputError, ModelError, ModelWarning, SamplingParams
 from treegen.model.config import load_spec
-from treegen.model.recommended import recommended_sampling
+from treegen.model.recommended import difference_from_generate, recommended_sampling
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [1]}
 SMALL = ("--limit", "2", "--n-samples", "2", "--max-tokens", "6", "--memory", "4MiB")
@@ -45,6 +45,44 @@ def test_a_file_is_read_as_transformers_and_vllm_read_it(
     settings: dict[str, Any], want: dict[str, Any], tmp_path: Path
 ) -> None:
     assert dict(recommended_sampling(recommend(tmp_path, **settings))) == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        (QWEN, ""),
+        ({"eos_token_id": 3}, ""),
+        (
+            {**QWEN, "typical_p": 1.0, "epsilon_cutoff": 0.0, "bad_words_ids": [], "num_beams": 1},
+            "",
+        ),
+        (
+            {**QWEN, "typical_p": 0.9, "suppress_tokens": [3]},
+            "apply its typical_p, suppress_tokens",
+        ),
+        ({**QWEN, "epsilon_cutoff": 1e-3, "bad_words_ids": [[3]]}, "epsilon_cutoff, bad_words_ids"),
+        ({"do_sample": True, "top_p": 0.9}, "without top_k, transformers keeps the 50 likeliest"),
+        ({"do_sample": False, "top_p": 0.9}, ""),
+        ({"temperature": 0.7}, "without do_sample, transformers decodes greedily"),
+    ],
+)
+def test_a_difference_from_generate_is_said_in_one_line(
+    settings: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    found = difference_from_generate(recommend(tmp_path, **settings))
+    assert note in found and bool(note) == bool(found) and "\n" not in found
+
+
+def test_whoever_takes_it_is_warned(tmp_path: Path, treegen: Command) -> None:
+    model = recommend(build_checkpoint(tmp_path / "model"), **QWEN, typical_p=0.9)
+    llm = LLM(str(model), device="cpu", memory="4MiB", check=False)
+    with pytest.warns(ModelWarning, match="does not apply its typical_p"):
+        SamplingParams.recommended(llm)
+    assert "does not apply its typical_p" in treegen("models", model).out
+    words = ("eval", "gsm8k", "--model", model, *SMALL)
+    done = treegen(*words, "--sampling", "recommended", "-o", tmp_path / "best")
+    assert done.code == 0 and done.err.count("does not apply its typical_p") == 1
+    assert "typical_p" not in treegen(*words, "-o", tmp_path / "own").err
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:

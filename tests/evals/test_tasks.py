@@ -1,7 +1,9 @@
 """What tasks share: choosing problems, and finding tasks by name."""
 
+import inspect
 import os
 import py_compile
+import re
 import subprocess
 import sys
 from importlib.util import cache_from_source
@@ -13,7 +15,7 @@ from cli_cases import OWN_TASK
 
 from treegen.errors import InputError
 from treegen.evals.job import load_task_data
-from treegen.evals.registry import ENTRY_POINT_GROUP, load_file
+from treegen.evals.registry import ENTRY_POINT_GROUP, load_file, place_of
 from treegen.evals.selection import parse_limit
 from treegen.tasks import (
     Problem,
@@ -182,6 +184,34 @@ def test_loading_a_task_imports_neither_torch_nor_datasets() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
+    """The second must not take the first one's place: a run stores the code of its task."""
+    found = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        file = folder / "task.py"
+        file.write_text(OWN_TASK.replace('"say hi"', f'"say {name}"'))
+        found.append(get_task(f"{file}:Echo"))
+    first, second = found
+    assert sys.modules[type(first).__module__] is not sys.modules[type(second).__module__]
+    for name, task in zip(("first", "second"), found, strict=True):
+        assert f'"say {name}"' in inspect.getsource(type(task))
+        assert inspect.getfile(type(task)) == str(tmp_path / name / "task.py")
+        assert place_of(task) == f"{tmp_path / name / 'task.py'}:Echo"
+        (problem,) = task.load(TaskOptions()).problems
+        assert problem.question == f"say {name}"
+
+
+def test_the_documentation_of_tasks_names_every_member_that_is_read(repository: Path) -> None:
+    read = set()
+    for path in (repository / "treegen" / "evals").rglob("*.py"):
+        text = path.read_text()
+        read |= set(re.findall(r'getattr\((?:self[.])?(?:job[.])?task, "(\w+)"', text))
+    named = set(re.findall(r"^    (\w+): ", Task.__doc__ or "", re.MULTILINE))
+    assert len(read) >= 9 and read <= named
 
 
 def test_a_file_is_run_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import write_jsonl
+from cli_cases import Command, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, InputError
@@ -16,6 +17,7 @@ lm_eval = pytest.importorskip("lm_eval", "0.4")
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval_tasks import definition  # noqa: E402
 
+from treegen.evals.registry import get_task  # noqa: E402
 from treegen.lm_eval.model import TreegenLM  # noqa: E402
 
 
@@ -101,3 +103,32 @@ def test_a_model_loaded_for_text_says_what_to_do(model: Path, tasks: TaskManager
         from treegen.lm_eval.images import placed
 
         placed(None, {"visual": []})
+
+
+def test_a_run_of_treegen_draws_the_same_answers(
+    model: Path, tasks: TaskManager, tmp_path: Path, treegen: Command
+) -> None:
+    want, _ = answers(
+        TreegenLM(str(model), images=True, device="cpu", memory="16MiB"), tasks,
+        apply_chat_template=True,
+    )  # fmt: skip
+    words = ("eval", tmp_path / "task.yaml", "--model", model, "--device", "cpu", "--memory",
+             "16MiB", "--apply-chat-template")  # fmt: skip
+    done = treegen(*words, "--images", "--allow-task-code", "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    lines = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())
+    records = sorted(lines, key=lambda record: record["problem_id"])
+    assert [record["text"] for record in records] == want
+    shown = treegen("show", tmp_path / "run", "--problem", records[2]["problem_id"])
+    assert shown.out.count("image: ") == 2
+
+    done = treegen(*words, "--allow-task-code", "-o", tmp_path / "text")
+    assert done.code == 2 and "the task has images" in done.err and "--images" in done.err
+
+
+def test_tasks_that_cannot_be_run_say_why(model: Path, tasks: TaskManager, tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    whole = file.read_text()
+    file.write_text(f"{whole}doc_to_audio: images\n")
+    with pytest.raises(InputError, match="plays sounds, which treegen does not give"):
+        get_task(str(file))

@@ -37,6 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "embedding-and-head": {"target_modules": ["embed_tokens", "lm_head", "v_proj"]},
     "head-saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "alpha-zero": {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 0},
     "one-layer": {"target_modules": ["v_proj"], "layers_to_transform": [1], "use_dora": True},
 }
 

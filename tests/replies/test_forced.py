@@ -26,6 +26,7 @@ pytest.importorskip("llguidance")
 # By the writer, what tells in a chat template that calls are written so.
 TEMPLATES = {
     "hermes": "", "llama, bare": "", "nemotron": "", "minimax_m1": "", "granite": "",
+    "hunyuan": "",
     "command_r": "<|START_ACTION|>", "command_r, 1": "Action:", "mistral": "[ARGS]",
     "mistral, list": "[TOOL_CALLS]", "kimi_k2": "", "deepseek": "", "deepseek, V3": "```json",
 }  # fmt: skip

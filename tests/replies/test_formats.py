@@ -133,6 +133,9 @@ def test_arguments_between_tags_have_the_types_that_are_declared(
         ("<minimax:tool_call>", "minimax_m2"), ("<|tool_call>call:<tool_call|>", "gemma"),
         ("<|START_ACTION|>", "command_r"), ("<|python_tag|>", "llama"),
         ("<seed:tool_call><function=x><parameter=y>", "seed_oss"), ("tools", None),
+        ('<tool_calls>[{"name": "func_name1", "arguments": {}},...]</tool_calls>', "hunyuan"),
+        ("<tool_calls>{'name'", "minimax_m1"), ("<tool_call>f<tool_sep><arg_key>", "hy"),
+        ("<tool_calls:opensource><tool_call:opensource>f<arg_key:opensource>", "hy"),
     ],
 )  # fmt: skip
 def test_a_format_is_found_by_the_chat_template_or_the_tokens(marks: str, name: str | None) -> None:
@@ -172,3 +175,17 @@ def test_a_long_call_in_small_pieces_is_read_in_time() -> None:
         for at in range(0, len(text), 8):
             parts += parser.add(text[at : at + 8])
         assert joined(parts + parser.end())[2] == [call]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1_000])
+def test_an_answer_of_hunyuan_is_what_stands_between_its_tags(size: int) -> None:
+    call = ("search", {"text": "x"})
+    written = WRITERS["hunyuan"]([call])
+    for text, want in (
+        ("<think>\nHm.\n</think>\n<answer>\nIt is 4.\n</answer>", ("Hm.", "It is 4.", [])),
+        (f"<think>\n\n</think>\n<answer>\n{written}\n</answer>", ("", "", [call])),
+    ):
+        parser = parser_of("hunyuan")
+        parts = [p for at in range(0, len(text), size) for p in parser.add(text[at : at + size])]
+        thoughts, said, calls = joined(parts + parser.end())
+        assert (thoughts, said, calls) == want

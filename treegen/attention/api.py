@@ -15,6 +15,7 @@ from torch import Tensor
 from treegen.attention.implementations import check_reads_fp8, choose
 from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
 from treegen.attention.types import FP8, Implementation, KVPair, Options, Prepared
+from treegen.common.checks import checked
 from treegen.errors import InputError
 
 Pools = Tensor | Sequence[Tensor]
@@ -22,6 +23,7 @@ Pools = Tensor | Sequence[Tensor]
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+@checked
 def prepare(
     levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
 ) -> Prepared:

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from treegen.attention.types import Implementation
+from treegen.common.checks import checked
 from treegen.errors import InputError
 
 
@@ -68,6 +69,7 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
 _READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
 
 
+@checked
 def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
     """Add an implementation under a name.
 

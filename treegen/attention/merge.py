@@ -10,9 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 
 
+@checked
 def merge(
     outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:

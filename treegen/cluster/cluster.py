@@ -25,6 +25,7 @@ from treegen.cluster.run import CrewRun, none_left
 from treegen.cluster.session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.cluster.worker import from_checkpoint, loading
+from treegen.common.checks import check_int, checked
 from treegen.common.cores import cores
 from treegen.common.params import SamplingParams
 from treegen.engine.stream import Stream
@@ -55,6 +56,7 @@ class Cluster(Calls):
     Sessions and kept prefixes live in the memory of one model, so only an LLM has them.
     """
 
+    @checked
     def __init__(
         self,
         model: str,
@@ -147,6 +149,8 @@ class Cluster(Calls):
 
     def limit(self, workers: int | None) -> None:
         """Have later runs use so many of the workers, None for all; the others wait meanwhile."""
+        if workers is not None:
+            check_int("workers", workers, least=1)
         self._most = workers
 
     def close(self) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Iterable
-from typing import Any
+import numbers
+from collections import abc
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from treegen.errors import InputError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def check_number(name: str, value: object) -> None:
@@ -63,3 +71,130 @@ def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if isinstance(values, bytes) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list, got {values!r}")
     return tuple(values)
+
+
+def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make a function raise InputError for an argument of another type than its annotation's.
+
+    Only types are checked, and elements of lists and tuples; bounds of numbers are the function's
+    own matter. An annotation that names what is imported for type checkers alone is not checked.
+
+    Args:
+        function: A function, a coroutine function or an `__init__`.
+
+    Returns:
+        The function with the checks in front. A coroutine function stays one.
+    """
+    signature = inspect.signature(function)
+    kinds: dict[str, Any] = {}
+
+    def check(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        try:
+            bound = signature.bind(*args, **given)
+        except TypeError:  # the function itself says which name is wrong or missing
+            return
+        for name, value in bound.arguments.items():
+            if name not in kinds:
+                kinds[name] = _kind_of(signature.parameters[name], function)
+            if not _is_of(value, kinds[name]):
+                raise InputError(f"{name} must be {_named(kinds[name])}, got {_short(value)}")
+
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def checking_later(*args: _P.args, **given: _P.kwargs) -> Any:
+            check(args, given)
+            return await function(*args, **given)
+
+        return cast("Callable[_P, _T]", checking_later)
+
+    @functools.wraps(function)
+    def checking(*args: _P.args, **given: _P.kwargs) -> _T:
+        check(args, given)
+        return function(*args, **given)
+
+    return checking
+
+
+def checked_class(kind: type[_T]) -> type[_T]:
+    """Make a class, such as a dataclass, check the arguments of its constructor as `checked` does.
+
+    Args:
+        kind: The class, which is changed.
+
+    Returns:
+        The class.
+    """
+    kind.__init__ = checked(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
+def _kind_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
+    """Return the type that a parameter's annotation names; Any if it cannot be told."""
+    kind = parameter.annotation
+    if parameter.kind is parameter.VAR_KEYWORD or kind is parameter.empty:
+        return Any
+    if isinstance(kind, str):
+        try:
+            kind = eval(kind, inspect.unwrap(function).__globals__)
+        except (NameError, TypeError):
+            return Any
+    return tuple[kind, ...] if parameter.kind is parameter.VAR_POSITIONAL else kind
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if kind is None or kind is NoneType:
+        return value is None
+    if kind in (int, float):
+        number = numbers.Integral if kind is int else numbers.Real
+        is_number = isinstance(value, number) and not isinstance(value, bool)
+        return is_number and value == value  # NaN is no number
+    if origin is abc.Callable:
+        return callable(value)
+    if origin in (abc.Sequence, abc.Iterable, abc.Collection, tuple, list):
+        if isinstance(value, str | bytes) or not isinstance(value, abc.Iterable):
+            return False
+        if isinstance(value, Mapping):
+            return bool(origin in (abc.Iterable, abc.Collection))
+        if not isinstance(value, list | tuple) or not parts:
+            return True
+        if origin is tuple and parts[-1] is not ...:
+            fits = len(value) == len(parts)
+            return fits and all(_is_of(*pair) for pair in zip(value, parts, strict=True))
+        return all(_is_of(each, parts[0]) for each in value)
+    if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
+        return True
+    return isinstance(value, origin)
+
+
+_NAMES: Final[Mapping[Any, str]] = {
+    int: "an integer", float: "a number", str: "text", bool: "True or False", None: "None",
+    NoneType: "None", abc.Callable: "a function", abc.Sequence: "a list", abc.Iterable: "a list",
+    abc.Collection: "a list", tuple: "a list", list: "a list", abc.Mapping: "a mapping",
+}  # fmt: skip
+
+
+def _named(kind: Any) -> str:
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_named(part) for part in parts))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    name = _NAMES.get(origin, getattr(origin, "__name__", str(origin)))
+    if origin is tuple and parts and parts[-1] is not ...:
+        return f"({', '.join(map(_named, parts))})"
+    if origin in (abc.Sequence, abc.Iterable, abc.Collection, tuple, list) and parts:
+        return f"{name} whose elements are {_named(parts[0])}"
+    return name
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

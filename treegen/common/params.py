@@ -330,7 +330,7 @@ class SamplingParams:
                 f"{spec.name} recommends no sampling: it has no generation_config.json that says "
                 "how; give the parameters yourself"
             )
-        return cls(**{**dict(spec.recommended), **others})
+        return cls(**{**spec.take_recommended(), **others})
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 """The shape of a model: what a plan and a cache need to know of it. No torch here."""
 
 import math
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from treegen.errors import ModelWarning
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +224,8 @@ class ModelSpec:
     delta: how rows list updates of these states; None where all of them have their own states.
     recommended: how the checkpoint recommends to sample, as pairs of names and values of
     SamplingParams; empty if it does not.
+    recommended_note: one line on how samples by them differ from those of transformers' `generate`;
+    empty if they do not.
     copy_pages: of a model with latents, pages that the keys and values of all heads take for each
     page of tokens, in the type that it computes in.
     """
@@ -239,7 +244,18 @@ class ModelSpec:
     num_in_linears: int = 0
     delta: DeltaSpec | None = None
     recommended: tuple[tuple[str, Any], ...] = ()
+    recommended_note: str = ""
     copy_pages: int = 0
+
+    def take_recommended(self) -> dict[str, Any]:
+        """Return the recommended sampling, for use; warn of what is not taken.
+
+        Returns:
+            Arguments of SamplingParams by name; empty if nothing is recommended.
+        """
+        if self.recommended_note:
+            warnings.warn(self.recommended_note, ModelWarning, stacklevel=3)
+        return dict(self.recommended)
 
     @property
     def state_bytes(self) -> int:

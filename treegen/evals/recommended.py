@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import InputError
+from treegen.errors import InputError, ModelWarning
 
 if TYPE_CHECKING:
     from treegen.common.params import SamplingParams
@@ -29,14 +30,17 @@ def recommended_by(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     if way != "recommended" or not given.get("model"):
         return {}
     from treegen.model.checkpoint.files import locate
-    from treegen.model.recommended import recommended_sampling
+    from treegen.model.recommended import difference_from_generate, recommended_sampling
 
-    found = recommended_sampling(locate(given["model"], given.get("revision"), weights=False))
+    directory = locate(given["model"], given.get("revision"), weights=False)
+    found = recommended_sampling(directory)
     if not found:
         raise InputError(
             f"{given['model']} recommends no sampling in a generation_config.json; leave out "
             "sampling_from=, or give temperature= and others yourself"
         )
+    if note := difference_from_generate(directory):
+        warnings.warn(note, ModelWarning, stacklevel=2)
     return dict(found)
 
 

@@ -1,5 +1,6 @@
 """Find a task by its name, by an installed package's entry point, or in a Python file."""
 
+import hashlib
 import inspect
 import os
 import sys
@@ -265,7 +266,9 @@ def load_file(path: Path) -> ModuleType:
     """
     if path.suffix != ".py":
         raise InputError(f"{path} cannot be imported; name a file that ends in .py")
-    name = f"treegen_task_{path.stem}"
+    # Files of one stem in different folders are different modules.
+    place = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:12]
+    name = f"treegen_task_{path.stem}_{place}"
     spec = spec_from_file_location(name, path, loader=_AsWritten(name, os.fspath(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

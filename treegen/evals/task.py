@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from treegen.common.checks import checked_class
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.chat import Turn
@@ -20,6 +21,7 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
     """What a user may choose about a task's data; every task takes the same.
@@ -59,6 +61,7 @@ class TaskOptions:
             raise InputError("give limit or problem ids, not both")
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class TaskDefaults:
     """How a task is sampled when the user does not say."""
@@ -68,6 +71,7 @@ class TaskDefaults:
     num_fewshot: int
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class TaskData:
     """What `Task.load` found: the problems to run and the text that all of them share.
@@ -122,7 +126,7 @@ class Task(Protocol):
     filters: names of the ways to read an answer from a text. The first is used for headlines.
     defaults: how the task is sampled if the user does not say.
 
-    Seven more members are optional:
+    More members are optional:
 
     arguments: for a task that reads `TaskOptions.extra`, a mapping from the names that it knows to
     a line of help each.
@@ -136,6 +140,9 @@ class Task(Protocol):
     specification, and returns `OwnRequests`, for a task that makes tokens of its prompts itself.
     verdicts: a method that takes a problem and a stored sample's record and returns what `score`
     does, for verdicts that need more than the text.
+    executes_code: whether scoring runs programs that a model has written, which the user must
+    allow; such a task has a method `judging` too, see `treegen.evals.judged.execution`.
+    place: the name by which another process finds the task, if it is one of lm-eval.
     """
 
     @property

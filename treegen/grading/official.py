@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.grading.readers import mt_bench, mt_bench_pair, simpleqa
 
 
+@checked
 def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
     """Return SimpleQA's scores of the grader's replies, one for each question.
 
@@ -43,12 +45,14 @@ def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
     }
 
 
+@checked
 def mt_bench_rating(text: str) -> float:
     """Return the rating that MT-Bench reads in a judgement of one answer; -1 if it has none."""
     found = mt_bench(text, ())
     return -1.0 if found is None else float(found)
 
 
+@checked
 def mt_bench_scores(
     judged: Sequence[tuple[str, int, str]],
 ) -> dict[str, dict[str, float | None]]:
@@ -82,6 +86,7 @@ class Game:
     second: str
 
 
+@checked
 def mt_bench_pairs(
     games: Sequence[Game], baseline: str | None = None
 ) -> dict[str, Mapping[str, float]]:

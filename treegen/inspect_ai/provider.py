@@ -78,7 +78,7 @@ class TreegenAPI(ModelAPI):
             self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(str(error)) from error
-        self._usual = dict(llm.spec.recommended) if sampling == "recommended" else {}
+        self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
             # Inspect's default begins with 20 connections and never goes beyond 100. Its model has

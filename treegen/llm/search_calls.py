@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import Params, SamplingParams, check_int, check_tree_params
 from treegen.common.spec import ModelSpec
+from treegen.errors import InputError
 from treegen.plan.requests import expand_requests
 from treegen.prompts.tree import Node, chat_arguments, expansions_of
 
@@ -97,6 +98,11 @@ class SearchCalls(ABC):
         from treegen.search.session import flat_content
         from treegen.search.tree.problems import named
 
+        if not callable(fn):
+            raise InputError(
+                f"fn must be a function `async def fn(root)`, got {fn!r:.60}; treegen.search has "
+                "strategies to call in it"
+            )
         for name, value in (("concurrency", concurrency), ("rows", rows)):
             check_int(name, value, least=1)
         check_budget(budget)

@@ -36,8 +36,13 @@ def placed(table: ImageTable | None, given: Mapping[str, Any]) -> list[PlacedIma
     if "audio" in given:
         raise InputError("the task has sound, which treegen does not take")
     if table is None:
-        raise InputError("the task has images; give images=True in model_args")
-    return [table.add(image) for image in given.get("visual", ())]
+        raise InputError("the task has images; load a model that takes them with images=True")
+    return [table.add(image) for image in visuals(given.get("visual", ()))]
+
+
+def visuals(found: Any) -> Sequence[Any]:
+    """Return what a task's `doc_to_image` gives as a list, which may be a single image."""
+    return found if isinstance(found, list | tuple) else [found]
 
 
 def image_tokens(

@@ -122,7 +122,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.facts.device_type)
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
-        self._usual = dict(self.llm.spec.recommended) if sampling == "recommended" else {}
+        self._usual = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
         most = self.llm.spec.context_length
         if max_length is not None and max_length > most:

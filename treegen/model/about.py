@@ -97,6 +97,8 @@ class About:
         lines.append(f"takes: {', '.join(self.takes)}{self._images}")
         if spec.recommended:
             lines.append(f"recommended sampling: {recommendation(dict(spec.recommended))}")
+        if spec.recommended_note:
+            lines.append(spec.recommended_note)
         if spec.unreached:
             why = "without --images" if "images" in self.takes else "for text does not reach them"
             lines.append(f"left out, {why}: {', '.join(spec.unreached)}")

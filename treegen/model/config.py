@@ -25,7 +25,7 @@ from treegen.model.checkpoint.files import (
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
 from treegen.model.checkpoint.headers import check_headers
 from treegen.model.checkpoint.text_part import generates_text
-from treegen.model.recommended import recommended_sampling
+from treegen.model.recommended import difference_from_generate, recommended_sampling
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -244,6 +244,7 @@ def spec_of(
         num_in_linears=probed.num_in_linears,
         delta=probed.delta,
         recommended=recommended_sampling(directory),
+        recommended_note=difference_from_generate(directory),
     )
     if spec.latent is None:
         return spec

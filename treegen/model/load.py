@@ -22,6 +22,7 @@ from treegen.attention.implementations import choose
 from treegen.common.formats import format_bytes
 from treegen.common.params import check_bool
 from treegen.common.spec import ModelSpec
+from treegen.common.tested import warn_untested
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model.check import check_model
 from treegen.model.checkpoint.adapter import Adapter, find_adapter, merge
@@ -103,6 +104,7 @@ def load_model(
         InputError: the dtype, the device or another argument cannot be used.
         ModelError: the checkpoint cannot be loaded, or would give wrong numbers.
     """
+    _warn_untested(ranks)
     check_bool("check", check)
     check_bool("trust_remote_code", trust_remote_code)
     check_bool("images", images)
@@ -185,6 +187,7 @@ def from_module(
             f"from_module takes a language model, and {kind} has no head that predicts tokens; "
             "load it by AutoModelForCausalLM"
         )
+    _warn_untested(ranks)
     check_bool("check", check)
     check_stored(quantization, kv_cache_dtype)
     check_ranks(ranks)
@@ -208,6 +211,11 @@ def from_module(
     if check:
         check_model(model)
     return model
+
+
+def _warn_untested(ranks: Ranks | None) -> None:
+    if ranks is None or not ranks.rank:
+        warn_untested()
 
 
 def _load_weights(

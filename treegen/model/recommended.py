@@ -17,6 +17,53 @@ NAMES: Final = (
 _OF_DRAWS: Final = ("temperature", "top_p", "top_k", "min_p")
 
 
+# What else of the file changes the draws of `generate`, with the values that change nothing.
+_LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
+    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "sequence_bias": (),
+    "bad_words_ids": ([],), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
+    "guidance_scale": (1,),
+    "min_length": (0,), "min_new_tokens": (0,), "num_beams": (1,), "penalty_alpha": (0,),
+    "watermarking_config": (),
+}  # fmt: skip
+
+
+def difference_from_generate(directory: Path | None) -> str:
+    """Say how samples by `recommended_sampling` differ from those of transformers' `generate`.
+
+    Args:
+        directory: The checkpoint's directory; None for a model without files.
+
+    Returns:
+        One line; empty if there is no difference.
+
+    Raises:
+        ModelError: The file cannot be read, or has a value that cannot be used.
+    """
+    found = dict(recommended_sampling(directory))
+    if directory is None or not found:
+        return ""
+    settings = read_object(directory / "generation_config.json")
+    told = []
+    left_out = [
+        name
+        for name, neutral in _LEFT_OUT.items()
+        if settings.get(name) is not None and settings[name] not in neutral
+    ]
+    if left_out:
+        told.append(f"treegen does not apply its {', '.join(left_out)}")
+    if settings.get("do_sample") is None and found.get("temperature"):
+        told.append("without do_sample, transformers decodes greedily")
+    elif found.get("temperature") and "top_k" not in found:
+        told.append("without top_k, transformers keeps the 50 likeliest tokens, and treegen all")
+    if not told:
+        return ""
+    return (
+        f"generation_config.json is not applied as transformers' generate does: {'; '.join(told)}"
+    )
+
+
 def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     """The settings that a checkpoint recommends, by the names of SamplingParams; may be none.
 

@@ -50,6 +50,7 @@ _WRITTEN: Final[Mapping[str, tuple[tuple[str, _Written], ...]]] = {
         ("", _objects(open="<tool_calls>\n", close="\n</tool_calls>", between="\n")),
     ),
     "granite": (("", _objects(open="<|tool_call|>[", close="]")),),
+    "hunyuan": (("", _objects(open="<tool_calls>[", close="]</tool_calls>")),),
     "command_r": (
         ("<|START_ACTION|>", _objects("tool_name", "parameters", open="<|START_ACTION|>[\n",
                                       close="\n]<|END_ACTION|>", between=",")),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.replies import marked, readers
 from treegen.replies.readers import Reader, Tagged
@@ -64,6 +65,16 @@ def _dsml(wrapper: str) -> Tagged:
     )  # fmt: skip
 
 
+def _hy(suffix: str) -> Tagged:
+    """Return the reader of Hunyuan's calls between tags, whose names may all have a suffix."""
+    return Tagged(
+        call=(f"<tool_call{suffix}>", ""), after_name=f"<tool_sep{suffix}>",
+        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>"),
+        value=(f"<arg_value{suffix}>", f"</arg_value{suffix}>"),
+        call_end=f"</tool_call{suffix}>", end=f"</tool_calls{suffix}>",
+    )  # fmt: skip
+
+
 def _gemma(quote: str, end: str) -> Reader:
     return partial(marked.gemma_calls, quote=quote, end=end)
 
@@ -84,6 +95,10 @@ _FORMATS: Final = (
         {"<tool_call>": readers.wrapped(_QWEN, "</tool_call>"),
          # The tag around a call is sometimes forgotten.
          "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools)},
+    ),
+    ToolFormat(
+        "hy", (("<tool_sep>", "<arg_key>"), ("<tool_call:opensource>",)),
+        {"<tool_calls>": _hy(""), "<tool_calls:opensource>": _hy(":opensource")},
     ),
     ToolFormat("glm", (("<arg_key>",),), {"<tool_call>": _GLM}),
     ToolFormat("minimax_m2", (("<minimax:tool_call>",),), {"<minimax:tool_call>": _MINIMAX}),
@@ -135,6 +150,11 @@ _FORMATS: Final = (
         {"<TOOLCALL>": partial(readers.json_calls, end="</TOOLCALL>")},
     ),
     ToolFormat(
+        "hunyuan", (("<tool_calls>[",),),
+        {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
+        dropped=("<answer>\n", "\n</answer>", "<answer>", "</answer>"),
+    ),
+    ToolFormat(
         "minimax_m1", (("<tool_calls>",),),
         {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
     ),
@@ -169,6 +189,7 @@ def _back(scan: Scan, literal: str) -> Scan:
     return scan
 
 
+@checked
 def tool_format(name: str) -> ToolFormat:
     """The format of a name.
 

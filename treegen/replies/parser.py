@@ -157,6 +157,8 @@ class ReplyParser:
         """Up to where the text is known to have no mark, and the mark that is there."""
         found = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
         at, _, mark = min(found, default=(len(self._text), 0, ""))
+        if not self._ended and any(self._is_longer(each, mark, at) for each in marks):
+            return at, ""
         if mark or self._ended:
             return at, mark
         most = min(max(map(len, marks), default=1) - 1, len(self._text))
@@ -164,6 +166,10 @@ class ReplyParser:
             if any(each.startswith(self._text[-num:]) for each in marks):
                 return len(self._text) - num, ""
         return at, ""
+
+    def _is_longer(self, other: str, mark: str, at: int) -> bool:
+        """Return whether the text, which ends with a mark, may yet go on as a longer one."""
+        return bool(mark) and len(other) > len(mark) and other.startswith(self._text[at:])
 
     def _tell(self, kind: type[Said | Thought], num: int) -> Iterator[Part]:
         """The first characters of the text as a part; space at its end is told with what follows.

@@ -194,6 +194,7 @@ class Tagged:
     end: the mark after all calls; empty if the last call ends them.
     trims: whether a line break after and before the tags is no part of an argument.
     typed: what stands after the name of an argument, and whether its text is JSON.
+    after_name: what may stand after the name of a function.
     """
 
     call: tuple[str, str]
@@ -203,6 +204,7 @@ class Tagged:
     end: str = ""
     trims: bool = False
     typed: Mapping[str, bool] | None = None
+    after_name: str = ""
 
     def __call__(self, scan: Scan, tools: ToolSchemas) -> Read:
         """Read calls up to the end."""
@@ -222,6 +224,8 @@ class Tagged:
         name = scan.name()
         scan.space()
         scan.take(self.call[1])
+        if self.after_name:
+            scan.skip(self.after_name)
         arguments: dict[str, Any] = {}
         while True:
             scan.space()

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from treegen.common.checks import checked
 from treegen.common.closing import Closing
 from treegen.common.outputs import Completion, FinishReason, Score
-from treegen.common.params import SamplingParams
+from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.errors import InputError
 from treegen.plan.unnamed import DrawnBefore, origin_of
 from treegen.prompts.tree import Parts
@@ -223,24 +224,27 @@ class AskTell(Closing):
     Close it, or use `with`, if you leave before the end.
     """
 
+    @checked
     def __init__(
         self,
         fn: SearchFn,
-        problems: Sequence[str | Sequence[int] | tuple[str, str | Sequence[int]]],
-        params: SamplingParams | None = None,
+        problems: Iterable[Any],
+        params: Params | None = None,
         *,
         budget: Budget | None = None,
         count_tokens: Callable[[str], int] | None = None,
     ) -> None:
         """Searches that have not begun.
 
-        problems: prompts, or (name, prompt) pairs. The name of an unnamed prompt is its number.
+        problems: prompts (text or token ids), or (name, prompt) pairs. The name of an unnamed
+        prompt is its number.
         budget: of each search.
         count_tokens: counts the tokens of a text, for the account and the budget. Without it only
         the tokens of Completions count.
 
-        Raises InputError if two problems have one name.
+        Raises InputError if an argument cannot be used, or two problems have one name.
         """
+        params = check_tree_params(params)
         self._mail = _Mailbox(count_tokens)
         before = DrawnBefore()
         self._searches = [
@@ -375,7 +379,8 @@ class AskTell(Closing):
 def _flat(content: Any) -> str | Sequence[int]:
     if isinstance(content, str):
         return content
-    if not all(isinstance(token, int) for token in content):
+    is_list = isinstance(content, Iterable) and not isinstance(content, bytes)
+    if not is_list or not all(type(token) is int for token in content):
         raise InputError(
             "a prompt is text or token ids; "
             "render chat messages before, by the tokenizer's chat template"

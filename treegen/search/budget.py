@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field, fields
 from enum import Enum
 
-from treegen.common.checks import check_int, check_number
+from treegen.common.checks import check_int, check_number, checked_class
 from treegen.errors import InputError, TreegenError
 
 
@@ -25,6 +25,7 @@ class StopReason(Enum):
     """It was not done at all; see `Cluster`."""
 
 
+@checked_class
 class BudgetReached(TreegenError):
     """A search asked for more after its budget was used up, or after it was stopped.
 

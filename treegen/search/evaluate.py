@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from treegen.common.params import check_int
+from treegen.common.checks import check_int, check_number, checked
 from treegen.errors import InputError
 from treegen.search.aside import Threads, in_thread
 from treegen.search.loop import gather
@@ -37,7 +37,11 @@ async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[flo
     Raises:
         InputError: it gives another number of values, or one that is not finite.
     """
-    values = [float(value) for value in await evaluate(nodes)] if nodes else []
+    given = await evaluate(nodes) if nodes else []
+    try:
+        values = [float(value) for value in given]
+    except (TypeError, ValueError):
+        raise InputError(f"evaluate must give a list of numbers, got {given!r:.200}") from None
     if len(values) != len(nodes):
         raise InputError(
             f"evaluate gave {len(values)} values for {len(nodes)} nodes; "
@@ -63,6 +67,7 @@ async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
     return [math.fsum(node.path_logprobs) for node in nodes]
 
 
+@checked
 def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) -> Evaluate:
     """Evaluate each node by a Python function, in a thread while other searches go on.
 
@@ -86,6 +91,7 @@ def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) ->
     return evaluate
 
 
+@checked
 def value_prompt(
     prompt_of: Callable[[SearchNode], str],
     read: Callable[[str], float],
@@ -102,6 +108,8 @@ def value_prompt(
     Nodes with the same question have the same value. A search asks each question once.
     """
 
+    check_int("n", n, least=1)
+
     async def judge(search: Search, text: str) -> float:
         question = search.prompt(text, key=f"value {_digest(text)}")
         try:
@@ -112,6 +120,7 @@ def value_prompt(
     return _once_per_question(prompt_of, judge)
 
 
+@checked
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
     """Ask how likely each of some answers is; the value is the mean of their worths.
 
@@ -123,6 +132,8 @@ def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, 
     """
     if not choices:
         raise InputError("choice_scores needs at least one answer to choose from")
+    for answer, worth in choices.items():
+        check_number(f"choices[{answer!r:.60}]", worth)
     answers, worths = list(choices), list(choices.values())
 
     async def judge(search: Search, text: str) -> float:
@@ -138,6 +149,7 @@ def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, 
     return _once_per_question(prompt_of, judge)
 
 
+@checked
 def vote_prompt(
     prompt_of: Callable[[Sequence[SearchNode]], str],
     read: Callable[[str, int], int | None] | None = None,
@@ -152,6 +164,7 @@ def vote_prompt(
     names, or None if it names none; by default `read_choice`.
     overrides: as for `SearchNode.sample`.
     """
+    check_int("n", n, least=1)
     reader = read or read_choice
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
@@ -169,6 +182,7 @@ def vote_prompt(
     return evaluate
 
 
+@checked
 def read_choice(text: str, num: int) -> int | None:
     """Return the number of the choice that a text makes, from 1 to num; None if it makes none.
 
@@ -179,6 +193,7 @@ def read_choice(text: str, num: int) -> int | None:
     return choice if 1 <= choice <= num else None
 
 
+@checked
 def rollouts(
     n: int, done: Callable[[SearchNode], bool], evaluate: Evaluate, **overrides: Any
 ) -> Evaluate:
@@ -191,6 +206,8 @@ def rollouts(
     A node that is done, or that the model has ended, is its own end. The ends stay in the tree as
     leaves, with their values.
     """
+
+    check_int("n", n, least=1)
 
     async def play(node: SearchNode) -> list[SearchNode]:
         return [node] if done(node) or ended(node) else await node.sample(n, **overrides)
@@ -211,6 +228,7 @@ def rollouts(
     return estimate
 
 
+@checked
 def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = min) -> Evaluate:
     """Combine the value of a step with the value of the steps before it.
 

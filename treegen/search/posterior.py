@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 
 Draw = Callable[[Sequence[float], random.Random], float]
@@ -29,6 +30,7 @@ MEAN, MEAN_SCALE, GROUP_SCALE, NOISE_SCALE = 0.5, 0.2, 0.2, 0.3
 _POINTS: Final = 16
 
 
+@checked
 def gaussian(scores: Sequence[float], rng: random.Random) -> float:
     """Draw a mean, if the scores are normal and neither mean nor variance is known."""
     n = len(scores)
@@ -40,6 +42,7 @@ def gaussian(scores: Sequence[float], rng: random.Random) -> float:
     return rng.gauss((KAPPA * M + n * mean) / kappa, math.sqrt(variance / kappa))
 
 
+@checked
 def beta(scores: Sequence[float], rng: random.Random) -> float:
     """Draw a mean, if a score is the share of successes of one trial.
 
@@ -51,6 +54,7 @@ def beta(scores: Sequence[float], rng: random.Random) -> float:
     return rng.betavariate(A + won, B + len(scores) - won)
 
 
+@checked
 def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> list[float]:
     """Draw the next score of each group, and at the end those of `num` groups without scores.
 
@@ -62,6 +66,8 @@ def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> li
 
     groups: each with one score or more.
     """
+    if not all(len(group) for group in groups):
+        raise InputError("each group needs at least one score")
     sizes = np.array([len(group) for group in groups], dtype=float)
     means = np.array([fmean(group) for group in groups])
     spreads = math.fsum(

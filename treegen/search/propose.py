@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
+from treegen.common.checks import checked
 from treegen.common.params import check_int
 from treegen.search.loop import gather
 from treegen.search.tree.node import SearchNode, ended
@@ -16,6 +17,7 @@ Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
 """Makes a given number of next steps of a node."""
 
 
+@checked
 def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     """Draw independent continuations, each up to and including a delimiter.
 
@@ -33,6 +35,7 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     return step
 
 
+@checked
 def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
     """Propose n independent continuations; the other arguments are those of `sample_step`."""
     check_int("n", n, least=1)
@@ -44,11 +47,13 @@ def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> 
     return propose
 
 
+@checked
 def lines(text: str, node: SearchNode | None = None) -> list[str]:
     """Return each line of a text that is not blank, stripped, with a newline at its end."""
     return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
 
 
+@checked
 def propose_lines(
     prompt_of: Callable[[SearchNode], str],
     parse: Callable[[str, SearchNode], Iterable[str]] = lines,
@@ -82,6 +87,7 @@ def propose_lines(
     return propose
 
 
+@checked
 def either(*ways: Propose) -> Propose:
     """Propose the steps of several ways, in the order of the ways."""
 

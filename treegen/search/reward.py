@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.model.judges.scorer import SEQUENCE
 from treegen.model.judges.verifier import Verifier
@@ -40,6 +41,7 @@ def path_text(node: SearchNode) -> str:
     return node.path_text
 
 
+@checked
 def by_verifier(
     verifier: Verifier,
     *,
@@ -65,6 +67,7 @@ def by_verifier(
     return _evaluate(verifier, encode, name, batch_size)
 
 
+@checked
 def reward_model(
     name: str | os.PathLike[str],
     *,

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from treegen.common.checks import checked
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
@@ -192,6 +193,7 @@ class SeveralBackends:
         return context, self._first
 
 
+@checked
 def search_with(
     llms: Mapping[str, OpensSessions],
     fn: SearchFn,
@@ -220,6 +222,9 @@ def search_with(
 
     if not llms:
         raise InputError("llms is empty; give at least one LLM by name")
+    for name, llm in llms.items():
+        if not callable(getattr(llm, "session", None)):
+            raise InputError(f"llms[{name!r}] must be an LLM, got {llm!r:.60}")
     check_counts(concurrency=concurrency, rows=rows)
     check_budget(budget)
     listed = named(problems, _as_given)
@@ -244,6 +249,7 @@ def search_with(
 
 
 def _as_given(content: Any) -> Any:
-    if not isinstance(content, str) and all(isinstance(token, int) for token in content):
+    is_list = isinstance(content, Iterable) and not isinstance(content, str)
+    if is_list and all(isinstance(token, int) for token in content):
         raise InputError("token ids mean one LLM's tokens; give several LLMs text or messages")
     return content

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
+from treegen.common.checks import checked
 from treegen.errors import CapacityError, ModelError, ModelWarning, TreegenError
 from treegen.model.judges.scorer import CAUSAL, Scorer, load_scorer
 from treegen.model.judges.verifier import Verifier
@@ -23,6 +24,7 @@ _TOY: Final = 24  # tokens of the text that tells whether treegen computes a mod
 _in_use: WeakValueDictionary[tuple[Any, ...], TreeReader] = WeakValueDictionary()
 
 
+@checked
 def load_verifier(
     name: str | os.PathLike[str],
     *,

@@ -176,7 +176,7 @@ def serve(
         tool_format=tool_format,
         max_image_pixels=max_image_pixels,
     ) as served:
-        usual = dict(llm.spec.recommended) if recommended else {}
+        usual = llm.spec.take_recommended() if recommended else {}
         server = Server(served, name=name, api_key=api_key, max_body=max_body, usual=usual)
         listening = _Listening(config_of(server.app()), served, drain_seconds, on_start)
         try:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from treegen.common.checks import checked, checked_class
 from treegen.errors import InputError
 from treegen.evals.statistics.confidence import STOPPED, Confidence
 from treegen.search.strategies.majority import is_decided
@@ -24,6 +25,7 @@ NEVER: Final = "never"
 _CONFIDENCE: Final = 0.95
 
 
+@checked
 def decided_at(rule: str) -> float | None:
     """Return the chance at which a vote is decided by a rule such as "decided:0.95".
 
@@ -47,6 +49,7 @@ def decided_at(rule: str) -> float | None:
     return chance
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
     """By which rules a run stops.

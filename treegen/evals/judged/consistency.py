@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.checks import checked
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError
 from treegen.prompts.tree import Node
@@ -54,6 +55,7 @@ class PickQuestion:
         return hashlib.blake2b(self.prompt.encode(), digest_size=16).hexdigest()
 
 
+@checked
 def question_of(
     problem_id: str, question: str, texts: Mapping[int, str], most: int | None = None
 ) -> PickQuestion:
@@ -70,8 +72,11 @@ def question_of(
     return PickQuestion(problem_id, prompt, tuple(shown))
 
 
+@checked
 def picked(text: str, samples: Sequence[int]) -> int:
     """Return the index of the sample that a text picks; if it picks none, of the first one."""
+    if not samples:
+        raise InputError("samples is empty; give the indices of at least one sample")
     found = _PICKED.search(text)
     number = int(found[1]) if found and len(found[1]) < 10 else 1
     return samples[number - 1] if 1 <= number <= len(samples) else samples[0]

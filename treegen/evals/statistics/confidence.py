@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from treegen.common.checks import check_int, checked, checked_class
 from treegen.errors import InputError
 
 STOPPED: Final = "confidence"
@@ -26,6 +27,7 @@ _SLACK: Final = 1e-4
 _LEAST_SHARE: Final = 0.1  # of the groups, the least confident ones that `bottom` is the mean of
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
     """What is told of the confidence of samples, and what is done about it.
@@ -64,11 +66,13 @@ class Confidence:
         return quantile * (1 - _SLACK)
 
 
+@checked
 def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[np.float64]:
     """Return the mean of every group of consecutive tokens, by the place where it ends.
 
     A sample that is shorter than a group is one group.
     """
+    check_int("window", window, least=1)
     values = np.asarray(confidences, dtype=np.float64)
     if not len(values):
         return values
@@ -78,6 +82,7 @@ def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[
     return means
 
 
+@checked
 def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
     """Return what a sample's record says of its confidence; empty if it has no token.
 
@@ -98,6 +103,7 @@ def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
     }
 
 
+@checked
 def stops_at(confidences: Sequence[float], window: int, floor: float) -> int | None:
     """Return after how many tokens a whole sample ends for a lack of confidence; None if never.
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import check_k
 
@@ -20,6 +21,7 @@ _COUNTED: Final = 96
 _BLOCK: Final = 1 << 18
 
 
+@checked
 def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int) -> float:
     """Return the chance that a vote among k of the samples is won by a correct answer.
 
@@ -38,6 +40,7 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
     return min(1.0, math.fsum(shares))
 
 
+@checked
 def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     """Return the chance that a vote among k of the samples has no single winner.
 

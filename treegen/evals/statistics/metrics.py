@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from treegen.common.checks import checked, checked_class
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.statistics.tables import Grid, Table
@@ -28,6 +29,7 @@ class HasGroup(Protocol):
     def group(self) -> str: ...
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
     """What a report is about.
@@ -164,6 +166,7 @@ def default_pass_ks(num_samples: int) -> tuple[int, ...]:
     )
 
 
+@checked
 def summarise(
     scores: Sequence[SampleScore],
     options: ReportOptions,

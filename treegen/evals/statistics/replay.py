@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from treegen.common.checks import check_int, checked
 from treegen.evals.statistics.votes import Tally, tally
 from treegen.evals.verdict import Verdict
 
@@ -55,12 +56,14 @@ class RuleOutcome:
     samples: float
 
 
+@checked
 def plain(drawn: DrawnProblem, k: int, votes: Tally | None = None) -> RuleOutcome:
     """Return what a majority of k samples comes to, exactly. votes: its tally, if it is known."""
     vote = (votes or tally(drawn.verdicts)).maj_at_k(k)
     return RuleOutcome(vote, k * drawn.mean_tokens, k)
 
 
+@checked
 def until_decided(
     drawn: DrawnProblem,
     chances: Sequence[float],
@@ -74,6 +77,8 @@ def until_decided(
     chances: for each an outcome, all on the same orders.
     batch: samples of a round; the rule is asked after each.
     """
+    check_int("batch", batch, least=1)
+    check_int("orders", orders, least=1)
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+from treegen.common.checks import checked
 from treegen.evals.statistics.majority import maj_at_k, tie_at_k, votes_at
 from treegen.evals.verdict import Verdict
 
@@ -34,11 +35,13 @@ class Vote:
     tied: tuple[str, ...]
 
 
+@checked
 def majority_vote(answers: Iterable[str | None]) -> Vote:
     """Return the most frequent answer, None never counting."""
     return winner(Counter(answers))
 
 
+@checked
 def winner(counts: Mapping[str | None, int]) -> Vote:
     """Return the answer with the most votes, None never counting.
 

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from treegen.common.checks import checked, checked_class
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
@@ -65,6 +66,7 @@ _Floats = npt.NDArray[np.float64]
 _Flags = npt.NDArray[np.bool_]
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class VoteRule:
     """One way to vote. parameter: of `borda` and `top`."""
@@ -107,6 +109,7 @@ class VoteRule:
         return VoteRule(number, rule, parameter)
 
 
+@checked
 def check_votes(names: Sequence[str]) -> None:
     """Raise InputError for a name that is no vote."""
     for name in names:
@@ -122,6 +125,7 @@ def numbers_of(sample: "SampleScore") -> Mapping[str, float]:
     return found
 
 
+@checked
 def weighted_at_k(
     vote: VoteRule,
     numbers: Sequence[float],

@@ -85,7 +85,8 @@ class Adapter:
         Raises:
             ModelError: `alpha_pattern` has no regular expressions, or they take too long.
         """
-        usual = float(self.config.get("lora_alpha") or 8)
+        stored = self.config.get("lora_alpha")
+        usual = 8.0 if stored is None else float(stored)
         own = self.config.get("alpha_pattern") or {}
         patterns = [rf"(.*\.)?({pattern})$" for pattern in own]
         try:

@@ -6,6 +6,8 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 
+from treegen.common.checks import checked
+from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
@@ -25,6 +27,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def ab_mcts(
     root: SearchNode, generate: Step | Mapping[str, Step], evaluate: Evaluate, done: Done, *,
     iterations: int, rule: Rule = "m", batch: int = 1, depth: int | None = None,
@@ -53,6 +56,8 @@ async def ab_mcts(
     """
     check_counts(iterations=iterations, batch=batch, depth=depth)
     check_rule(rule)
+    if isinstance(generate, Mapping) and not generate:
+        raise InputError("generate has no functions; give at least one by name")
     ways = dict(generate) if isinstance(generate, Mapping) else {"": generate}
     known = {} if observed is None else observed
     children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)

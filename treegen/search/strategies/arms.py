@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final, Literal, get_args, get_type_hints
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.tree.node import SearchNode
@@ -109,6 +110,7 @@ class Arm:
         return self.worth(rules) + c * math.sqrt(math.log(parent_visits) / visits)
 
 
+@checked
 async def likelihood(nodes: Sequence[SearchNode]) -> list[float]:
     """Priors in proportion to the model's own probability of each node's text."""
     top = max((node.logprob for node in nodes), default=0.0)

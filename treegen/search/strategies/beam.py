@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.propose import Propose
@@ -22,6 +23,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def beam(
     root: SearchNode,
     propose: Propose,

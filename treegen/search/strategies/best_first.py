@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Hashable
 
+from treegen.common.checks import checked
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
@@ -28,6 +29,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def best_first(
     root: SearchNode,
     propose: Propose,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.strategies.common import assess, check_counts, conclude
@@ -12,6 +13,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any) -> Found:
     """Draw n samples and rank them by their values. Every sample is a candidate.
 

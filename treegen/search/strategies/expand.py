@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from treegen.common.checks import checked
+from treegen.errors import InputError
 from treegen.prompts.expansion import Expand, ScorerName
 from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
@@ -28,12 +30,15 @@ _SCORERS: Final[dict[ScorerName, Evaluate]] = {
 }
 
 
+@checked
 async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
     """Generate declared levels below a node.
 
     Candidates are the nodes of the last level that were kept, and nodes above it at which the model
     ended the text. They are ranked by the last level's scorer (mean_logprob if it names none).
     """
+    if not levels:
+        raise InputError("levels is empty; give at least one Expand")
 
     def done(node: SearchNode) -> bool:
         generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])

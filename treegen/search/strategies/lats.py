@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.strategies.arms import Arm
@@ -30,6 +31,7 @@ Reflect = Callable[[SearchNode, float], Awaitable[str]]
 """What is to be learned from an end and its reward."""
 
 
+@checked
 async def lats(
     root: SearchNode, propose: ProposeAfter, evaluate: EvaluateAfter, done: Done, reward: Evaluate,
     reflect: Reflect, *, iterations: int, depth: int, c: float = 1.0, success: float = 1.0,

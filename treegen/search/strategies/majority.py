@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.strategies.common import check_counts
@@ -19,6 +20,7 @@ Answer = Callable[[SearchNode], str | None]
 """Reads the answer of a solution, in a form that equal answers share; None if it has none."""
 
 
+@checked
 def agreement(first: int, second: int) -> float:
     """The chance that the leading answer stays ahead of the second, given their votes.
 
@@ -37,6 +39,7 @@ def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
     return bool(top) and agreement(top[0], top[1] if len(top) > 1 else 0) >= confidence
 
 
+@checked
 async def majority(
     root: SearchNode,
     answer: Answer,
@@ -83,6 +86,7 @@ async def majority(
     return replace(_elect(samples, answers), stopped=stopped)
 
 
+@checked
 def vote(
     found: Found, answer: Answer, weight: Callable[[SearchNode], float] | None = None
 ) -> Found:

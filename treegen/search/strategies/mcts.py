@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, values_of
 from treegen.search.loop import gather
@@ -25,6 +26,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def mcts(
     root: SearchNode, propose: Propose, evaluate: Evaluate, done: Done, *,
     iterations: int, c: float = 1.4, depth: int | None = None, enough: float = math.inf,

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.plan.seeds import row_seed
 from treegen.search.aside import place_of
@@ -19,6 +20,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def mutual(
     found: Found,
     answer: Answer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+from treegen.common.checks import checked
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
@@ -27,6 +28,7 @@ from treegen.search.tree.result import Found
 _ROUNDING = 1e-9
 
 
+@checked
 def allocate(values: Sequence[float], budget: int, temperature: float) -> list[int]:
     """Divide a budget of children among nodes in proportion to exp(value / temperature).
 
@@ -50,6 +52,7 @@ def allocate(values: Sequence[float], budget: int, temperature: float) -> list[i
     return counts
 
 
+@checked
 async def rebase(
     root: SearchNode,
     step: Step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.loop import gather
 from treegen.search.strategies.common import check_counts
@@ -15,6 +16,7 @@ Continue = Callable[[SearchNode], Awaitable[SearchNode]]
 """Makes one node below another, such as an attempt, or feedback on one."""
 
 
+@checked
 def prompted(text: str, **overrides: Any) -> Continue:
     """Append a text, such as a request for feedback, and draw one answer to it.
 
@@ -28,6 +30,7 @@ def prompted(text: str, **overrides: Any) -> Continue:
     return ask
 
 
+@checked
 async def self_refine(
     root: SearchNode,
     generate: Continue,

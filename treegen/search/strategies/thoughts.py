@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
+from treegen.common.checks import checked
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.propose import Propose
@@ -28,6 +29,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import Found
 
 
+@checked
 async def bfs(
     root: SearchNode,
     propose: Propose,
@@ -70,6 +72,7 @@ async def bfs(
     return await conclude(root, done, evaluate, stopped)
 
 
+@checked
 async def dfs(
     root: SearchNode,
     propose: Propose,

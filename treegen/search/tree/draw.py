@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.checks import checked
 from treegen.common.formats import safe_text
 from treegen.search.tree.records import NodeRecord, TreeNode, best_path, children_of
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 
+@checked
 def draw_tree(
     nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
 ) -> Tree:

@@ -1,0 +1,245 @@
+"""Public functions and constructors, given arguments of wrong types and edge values.
+
+Each argument in turn gets each value, while the others are good. Only errors of treegen may come.
+Where the annotation excludes the value, one must come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+import treegen.search
+from treegen import LLM, Cluster, Expand, Score
+from treegen.attention import merge, prepare
+from treegen.errors import InputError, TreegenError
+from treegen.evals.asked.stopping import StopRule, decided_at
+from treegen.evals.judged.consistency import picked, question_of
+from treegen.evals.statistics import confidence, majority, replay, weighted
+from treegen.grading import official
+from treegen.llm.async_llm import AsyncLLM
+from treegen.replies.formats import tool_format
+from treegen.search import AskTell, Budget, SampleRequest, SearchNode, posterior
+from treegen.tasks import (
+    Problem,
+    ReportOptions,
+    TaskData,
+    TaskDefaults,
+    TaskOptions,
+    Verdict,
+    majority_vote,
+    select,
+    summarise,
+)
+
+VALUES: list[Any] = [
+    None, True, "", "x", [[]], [None], {}, (), b"x", -1, 0, 1.5, float("nan"), object(),
+]  # fmt: skip
+
+
+async def steps(node: SearchNode, n: int = 2) -> Sequence[SearchNode]:
+    return await node.sample(2)
+
+
+async def step(node: SearchNode) -> SearchNode:
+    return (await node.sample(1))[0]
+
+
+async def worth(nodes: Sequence[SearchNode], *more: Any) -> list[float]:
+    return [0.5] * len(nodes)
+
+
+async def reflected(node: SearchNode, reward: float) -> str:
+    return "again"
+
+
+# Arguments that a function needs, by their names.
+GOOD: dict[str, Any] = {
+    "done": lambda node: node.depth >= 2, "evaluate": worth, "reward": worth, "propose": steps,
+    "generate": steps, "complete": steps, "step": steps, "reflect": reflected, "feedback": step,
+    "refine": step, "answer": lambda node: node.text, "enough": lambda node: True,
+    "answer_of": lambda node: node.text,
+    "prompt_of": lambda node: "q", "read": lambda text: 1.0, "function": lambda node: 1.0,
+    "iterations": 2, "width": 2, "depth": 2, "breadth": 2, "subtrees": 2, "n": 2, "samples": 2,
+    "rounds": 2, "levels": [Expand(2, max_tokens=2)], "choices": {"a": 1.0}, "text": "a", "num": 2,
+    "scores": [0.5], "values": [0.5, 0.25], "rng": Random(0), "stop": "\n",
+}  # fmt: skip
+STRATEGIES = (
+    "ab_mcts", "beam", "best_first", "best_of_n", "bfs", "dfs", "dvts", "expand",
+    "lats", "majority", "mcts", "rebase", "self_refine",
+)  # fmt: skip
+VERDICTS = [Verdict("a", True), Verdict(None, False)]
+SETTINGS = ReportOptions(problem_ids=("a",), num_samples=2, num_fewshot=0)
+
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    **{
+        name: (getattr(treegen.search, name), {})
+        for name in ("along_path", "by_function", "choice_scores", "either", "propose_lines",
+                     "read_choice", "rollouts", "sample_step", "sample_steps", "value_prompt",
+                     "vote_prompt", "prompted", "lines")
+    },
+    "agreement": (treegen.search.agreement, {"first": 2, "second": 1}),
+    "allocate": (treegen.search.allocate, {"values": [0.5], "budget": 2, "temperature": 1.0}),
+    "Budget": (Budget, {}),
+    "AskTell": (AskTell, {"fn": step, "problems": ["a"]}),
+    "gaussian": (posterior.gaussian, {}),
+    "beta": (posterior.beta, {}),
+    "mixed": (posterior.mixed, {"groups": [[0.5, 0.25]], "num": 1}),
+    "tool_format": (tool_format, {"name": "hermes"}),
+    "majority_vote": (majority_vote, {"answers": ["a"]}),
+    "select": (select, {"problems": [Problem("a", "q", "1")], "options": TaskOptions()}),
+    "summarise": (summarise, {"scores": [], "options": SETTINGS, "task": "t", "version": "1",
+                              "filters": ["f"]}),
+    "Verdict": (Verdict, {"answer": "a", "correct": True}),
+    "Problem": (Problem, {"id": "a", "question": "q", "answer": "1"}),
+    "TaskOptions": (TaskOptions, {}),
+    "TaskDefaults": (TaskDefaults, {"sampling": treegen.SamplingParams(), "num_samples": 1,
+                                    "num_fewshot": 0}),
+    "TaskData": (TaskData, {"problems": (), "source": "here"}),
+    "ReportOptions": (ReportOptions, {"problem_ids": ["a"], "num_samples": 2, "num_fewshot": 0}),
+    "StopRule": (StopRule, {"num_samples": 4, "stop_when": "decided", "batch": 1, "first_round": 1,
+                           "confidence": None}),
+    "decided_at": (decided_at, {}),
+    "question_of": (question_of, {"problem_id": "a", "question": "q", "texts": {0: "a", 1: "b"}}),
+    "picked": (picked, {"text": "1", "samples": [0, 1]}),
+    "maj_at_k": (majority.maj_at_k, {"correct": [2], "wrong": [1], "invalid": 0, "k": 2}),
+    "tie_at_k": (majority.tie_at_k, {"counts": [2, 1], "invalid": 0, "k": 2}),
+    "check_votes": (weighted.check_votes, {"names": ["majority"]}),
+    "Confidence": (confidence.Confidence, {}),
+    "group_confidences": (confidence.group_confidences, {"confidences": [1.0], "window": 1}),
+    "summary": (confidence.summary, {"confidences": [1.0], "window": 1}),
+    "stops_at": (confidence.stops_at, {"confidences": [1.0], "window": 1, "floor": 0.5}),
+    "until_decided": (replay.until_decided, {
+        "drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "chances": [0.9], "batch": 1}),
+    "plain": (replay.plain, {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "k": 1}),
+    "simpleqa_scores": (official.simpleqa_scores, {"texts": ["A"]}),
+    "mt_bench_rating": (official.mt_bench_rating, {"text": "[[5]]"}),
+    "merge": (merge, {"outs": torch.zeros(1, 2, 1, 4), "lses": torch.zeros(1, 2, 1)}),
+    "prepare": (prepare, {"levels": []}),
+}  # fmt: skip
+
+
+def answers(request: Any) -> list[Any]:
+    if isinstance(request, SampleRequest):
+        return ["4\nThe best choice is 1"] * len(request.indices)
+    return [Score((1,), (-1.0,), True) for _ in request.texts]
+
+
+def searched(strategy: Callable[..., Awaitable[Any]], **given: Any) -> None:
+    """Run a strategy with made-up samples; raise what it raises."""
+    raised: list[BaseException] = []
+
+    async def fn(root: SearchNode) -> Any:
+        try:
+            return await strategy(root, **given)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    with AskTell(fn, ["a"], budget=Budget(calls=8), count_tokens=len) as searches:
+        while requests := searches.ask():
+            for request in requests:
+                searches.tell(request, answers(request))
+    if raised:
+        raise raised[0]
+
+
+def faults(name: str, call: Callable[..., Any], good: Mapping[str, Any]) -> Iterator[str]:
+    """Give each argument each value, in an order that a seed decides."""
+    parameters = inspect.signature(call).parameters.values()
+    needed = {p.name: GOOD[p.name] for p in parameters if p.name in GOOD and p.default is p.empty}
+    given = {**needed, **good}
+    values = Random(name).sample(VALUES, len(VALUES))
+    for each in parameters:
+        if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.name == "root":
+            continue
+        refused = 0
+        for value in values:
+            try:
+                # A copy: some arguments are filled by the call.
+                found = call(**{**given, each.name: copy(value)})
+                if hasattr(found, "close"):
+                    found.close()
+            except TreegenError:
+                refused += 1
+            except Exception as error:
+                yield f"{name}({each.name}={value!r:.40}): {type(error).__name__}: {error!s:.160}"
+        if not refused and each.annotation not in (each.empty, "Any", Any):
+            yield f"{name} takes anything for {each.name}: {each.annotation}"
+
+
+@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_refuses_wrong_arguments(name: str) -> None:
+    strategy = getattr(treegen.search, name)
+    call = partial(searched, strategy)
+    call.__signature__ = inspect.signature(strategy)  # type: ignore[attr-defined]
+    needed = {
+        p.name: GOOD[p.name]
+        for p in inspect.signature(strategy).parameters.values()
+        if p.name in GOOD and p.default is p.empty
+    }
+    if name == "self_refine":
+        needed["generate"] = step
+    call(**needed)  # the good arguments are good
+    found = list(faults(name, call, needed))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_refuses_wrong_arguments(name: str) -> None:
+    call, good = CALLS[name]
+    found = list(faults(name, call, good))
+    assert not found, "\n".join(found)
+
+
+def test_arguments_that_were_taken_or_failed_with_another_error() -> None:
+    llm = LLM("demo", device="cpu", memory="16MiB", check=False)
+    for call in (
+        lambda: AsyncLLM(llm, tool_format=[[]]),  # type: ignore[arg-type]
+        lambda: Cluster("demo", address=0),  # type: ignore[arg-type]
+        lambda: AskTell(step, ["a"], budget=1.5),  # type: ignore[arg-type]
+        lambda: AskTell(step, ["a"], count_tokens=-1),  # type: ignore[arg-type]
+        lambda: AskTell(step, ["a"], params=True),  # type: ignore[arg-type]
+        lambda: AskTell(None, ["a"]),  # type: ignore[arg-type]
+        lambda: AskTell(step, [5]),
+        lambda: llm.search("x", ["a"]),  # type: ignore[arg-type]
+        lambda: treegen.search.search_with({"a": llm}, None, ["a"]),  # type: ignore[arg-type]
+        lambda: treegen.search.search_with({"a": 5}, step, ["a"]),  # type: ignore[dict-item]
+        lambda: treegen.search.search_with({"a": llm}, step, [5]),
+    ):
+        with pytest.raises(InputError):
+            call()
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_samples_are_refused_before_the_search(n: int) -> None:
+    for make in (
+        lambda: treegen.search.rollouts(n, GOOD["done"], worth),
+        lambda: treegen.search.vote_prompt(lambda nodes: "q", n=n),
+        lambda: treegen.search.value_prompt(lambda node: "q", lambda text: 1.0, n=n),
+    ):
+        with pytest.raises(InputError, match=f"n must be at least 1, got {n}"):
+            make()
+
+
+@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+def test_what_an_evaluation_gives_must_be_numbers() -> None:
+    for given in (None, 5, ["x"], [None]):
+
+        async def evaluate(nodes: Sequence[SearchNode], given: Any = given) -> Any:
+            return given
+
+        with pytest.raises(InputError, match="evaluate must give a list of numbers, got"):
+            searched(treegen.search.best_of_n, n=2, evaluate=evaluate)

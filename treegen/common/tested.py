@@ -1,0 +1,48 @@
+"""Versions of torch and transformers that the tests have passed on.
+
+treegen uses interfaces of both that may change in any minor version, so pyproject.toml allows these
+minor versions only. Who installs others in spite of that gets a warning when a model is loaded.
+"""
+
+import re
+import sys
+import warnings
+from functools import cache
+from typing import Final
+
+from treegen.errors import ModelWarning
+
+TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))}
+"""The lowest and the highest minor version of each."""
+
+
+@cache
+def warn_untested() -> None:
+    """Warn, once in a process, of imported versions that the tests have not been run with."""
+    told = [
+        f"{name} {version} is installed, and treegen was tested with {name} "
+        f"{_text(lowest)} to {_text(highest)}"
+        for name, (lowest, highest) in TESTED.items()
+        if name in sys.modules
+        and not lowest <= _minor(version := sys.modules[name].__version__) <= highest
+    ]
+    if told:
+        names = " ".join(
+            f"'{name}>={_text(lowest)},<{_text((highest[0], highest[1] + 1))}'"
+            for name, (lowest, highest) in TESTED.items()
+        )
+        warnings.warn(
+            f"{'; '.join(told)}; models may fail to load or be wrong: pip install {names}",
+            ModelWarning,
+            stacklevel=3,
+        )
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def _text(minor: tuple[int, int]) -> str:
+    return ".".join(map(str, minor))
