@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -20,10 +21,11 @@ from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.runner import KILL
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import Tier, helper_sources
-from treegen.tasks.judge.verdicts import JudgeError, Program, Test
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError, Program, Test
 
 _STDERR_KEPT = 4096
 _START_SECONDS = 60.0
+_HANG_UP_SECONDS = 2.0  # for a helper to end once it has hung up, or the judge has
 _GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
 _CHUNK = 1 << 16
 _AGAIN = "`treegen score RUN` judges its sample again"
@@ -37,6 +39,28 @@ _SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
 # A right answer may be longer than the expected one by white space and digits after the point. It
 # may be this many times as long, and longer by `Limits.output`.
 _TIMES_EXPECTED = 4
+
+
+FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
+not work ends its helper by others, such as SIGSYS."""
+
+
+def signal_of(code: int) -> int:
+    """Return the signal that ended a process; 0 if it ended by itself.
+
+    Args:
+        code: what `subprocess` says of it. bwrap adds 128 to the signal of what it started.
+    """
+    return -code if code < 0 else max(code - 128, 0)
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +128,9 @@ class SandboxCell:
         except OSError:
             started = b""
         if not started:
-            raise JudgeError(self.close() or f"the sandbox helper did not start; {_AGAIN}")
+            error = self._death("while it started")
+            self.close()
+            raise error
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +162,7 @@ class SandboxCell:
             given = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
-            raise JudgeError(f"lost the sandbox helper: {error}; {_AGAIN}") from error
+            raise self._death(f"while it was told of a program ({error})") from error
         finally:
             for handle in (*given, *ours):
                 os.close(handle)
@@ -166,9 +192,7 @@ class SandboxCell:
                     if key.fileobj is self._control:
                         message = self._control.recv(_CHUNK)
                         if not message:
-                            raise JudgeError(
-                                f"the sandbox helper died: {self._last_words()}; {_AGAIN}"
-                            )
+                            raise self._death("while a program ran")
                         ended = json.loads(message)
                         continue
                     took = _take(key.fd, taken[key.fd], caps.get(key.fd))
@@ -196,18 +220,32 @@ class SandboxCell:
         lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def close(self) -> str:
-        """End the helper and everything in its sandbox. Returns the last line of its log."""
+    def _death(self, when: str) -> JudgeError:
+        """Return the error that says why a helper has hung up.
+
+        Args:
+            when: what it was doing.
+        """
+        try:
+            code = self._process.wait(_HANG_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if number := signal_of(code):
+            kind = HelperKilledError if number in FROM_OUTSIDE else JudgeError
+            return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
+        words = self._last_words() or f"it ended {when}"
+        return JudgeError(f"the sandbox helper failed: {words}; {_AGAIN}")
+
+    def close(self) -> None:
+        """End the helper and everything in its sandbox."""
         self._control.close()
         try:
-            self._process.wait(2.0)
+            self._process.wait(_HANG_UP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        words = "" if self._log.closed else self._last_words()
         self._log.close()
         self._drop_scratch()
-        return words
 
     def _drop_scratch(self) -> None:
         if self._scratch is not None:  # mostly the helper has removed it

@@ -18,7 +18,7 @@ from treegen.grading.jury import check_jury
 from treegen.grading.models import JudgeModels, look_at_judges
 from treegen.grading.prompts import JudgedAnswers
 from treegen.grading.rubric import Rubric, load_rubric
-from treegen.grading.running import judge_all, opened, stored
+from treegen.grading.running import judge_all, opened, progress_of, stored
 from treegen.grading.summary import Combine, Summary, summarise
 from treegen.report.tables import Listing, table_listing
 
@@ -36,7 +36,7 @@ class Judgings:
     path: the directory of the run.
     summaries: of each rubric, and each way in which it was used; its judges are one jury.
     flagged: answers of the run that seem to speak to their judge; None if none does.
-    done, planned: judgements of the call that returned it.
+    done, planned: judgements of the call that returned it, or of all that is stored.
     work: by judging, the tokens that the call computed.
     """
 
@@ -52,7 +52,8 @@ class Judgings:
         """What lacks, one sentence each."""
         if self.done >= self.planned:
             return []
-        return [f"{self.planned - self.done:,} judgements are missing; give the command again"]
+        missing = f"{self.planned - self.done:,} judgements are missing"
+        return [f"{missing}; judge the run again with the same judge= and rubric= to add them"]
 
     def tables(self) -> list[Listing]:
         """Return the tables; each prints as Markdown, and a notebook shows it."""
@@ -153,7 +154,7 @@ def judge(
         InputError: an argument cannot be used.
         TreegenError: as for the run, the model, and the folder of the run.
     """
-    judges = _judges(judge)
+    judges = names_of(judge)
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
     if not judges:
@@ -208,7 +209,7 @@ def check_judges(
     if made.pairs:
         raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
     _asked(made, wordings, verdicts or _usual(made, 1, None))
-    look_at_judges(_judges(judge), options or {})
+    look_at_judges(names_of(judge), options or {})
 
 
 def judgings(
@@ -234,9 +235,12 @@ def judgings(
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
     weights = check_jury(max(map(len, groups)), weights, combine)
-    summaries = []
+    summaries, done, planned = [], 0, 0
     for group in groups:
         rubric = group[0].judging.asked.rubric
+        for each in group if not rubric.pairs else ():  # of pairs the other runs may be gone
+            has, wants = progress_of(path, each.judging, found.answers)
+            done, planned = done + has, planned + wants
         people = None
         if labels is not None and not rubric.pairs:
             people = _people(labels, rubric, found.answers)
@@ -244,7 +248,8 @@ def judgings(
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=found.answers.groups, **how))
-    return Judgings(path, tuple(summaries), flagged_table(found.answers.all()))
+    flagged = flagged_table(found.answers.all())
+    return Judgings(path, tuple(summaries), flagged, done, planned)
 
 
 def stored_summaries(path: Path, groups: Mapping[str, str], notices: list[str]) -> list[Summary]:
@@ -275,7 +280,12 @@ def flagged_table(texts: Iterable[tuple[str, int, str]]) -> Table | None:
     return Table(title + more, ("Problem", "Sample", "What they do"), tuple(rows))
 
 
-def _judges(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
+def names_of(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
+    """Return the judges that a user names, as a tuple.
+
+    Raises:
+        InputError: one is neither a name nor a loaded model.
+    """
     if isinstance(judge, str) or hasattr(judge, "score_stream"):
         return (judge,)  # type: ignore[return-value]
     several = isinstance(judge, list | tuple)
