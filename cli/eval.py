@@ -1,6 +1,7 @@
 """`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import click
@@ -102,8 +103,8 @@ def command(
                 continue
             kept = plan or JudgingPlan.of_json(each.judged_by, loading_of(asked))
             judged = kept.judge(
-                each.path, listener=terminal, follow=terminal.count, models=judges,
-                allow_task_code=True,
+                each.path, listener=terminal, models=judges,
+                follow=partial(terminal.count, again=each.again), allow_task_code=True,
             )  # fmt: skip
             show_judged(judged, quiet=quiet)
             document["judged"] = judged.to_json()
