@@ -15,22 +15,21 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from treegen.errors import InputError
 from treegen.runs.leftovers import hold, sweep
-from treegen.tasks.judge.cell import FROM_OUTSIDE, SandboxCell, name_of, signal_of
+from treegen.tasks.judge.cell import SandboxCell
 from treegen.tasks.judge.limits import MIB, Limits
 from treegen.tasks.judge.program import REPORT
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import TIERS, Tier
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
 from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError, Program, Test
 
-_T = TypeVar("_T")
-_ATTEMPTS = 3
 _OTHER = "try another with sandbox="
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
@@ -168,7 +167,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
         raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
     if sandbox == "none":
         tier = TIERS["none"]
-        _unless_killed(lambda: _check_works(tier, runtime))
+        unless_killed(lambda: _check_works(tier, runtime))
         return tier, SandboxReport("none", tier.missing(), (), (), ())
     names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
     refused: list[str] = []
@@ -177,7 +176,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
         why = tier.unavailable()
         if not why:
             try:
-                held, not_checked = _unless_killed(functools.partial(prove, tier, runtime))
+                held, not_checked = unless_killed(functools.partial(prove, tier, runtime))
             except HelperKilledError:
                 raise  # a weaker sandbox must not take its place because of that
             except JudgeError as error:
@@ -190,26 +189,6 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
         f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a kernel with "
         "Landlock, or accept running model-written code unprotected with sandbox='none'"
     )
-
-
-def _unless_killed(check: Callable[[], _T]) -> _T:
-    """Return what a check returns, and try again where something has killed its processes.
-
-    Raises:
-        HelperKilledError: they were killed each time.
-        JudgeError: the sandbox does not hold, or does not work here.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(HelperKilledError):
-            return check()
-    try:
-        return check()
-    except HelperKilledError as error:
-        told = str(error).partition(";")[0]
-        raise HelperKilledError(
-            f"no sandbox can be tried here: {told}, and so were those before it; find out what "
-            "ends processes here (the kernel's out-of-memory killer writes to dmesg), and try again"
-        ) from error
 
 
 def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:

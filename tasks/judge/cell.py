@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -21,6 +20,7 @@ from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.runner import KILL
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import Tier, helper_sources
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of, signal_of
 from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError, Program, Test
 
 _STDERR_KEPT = 4096
@@ -39,28 +39,6 @@ _SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
 # A right answer may be longer than the expected one by white space and digits after the point. It
 # may be this many times as long, and longer by `Limits.output`.
 _TIMES_EXPECTED = 4
-
-
-FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
-"""Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
-not work ends its helper by others, such as SIGSYS."""
-
-
-def signal_of(code: int) -> int:
-    """Return the signal that ended a process; 0 if it ended by itself.
-
-    Args:
-        code: what `subprocess` says of it. bwrap adds 128 to the signal of what it started.
-    """
-    return -code if code < 0 else max(code - 128, 0)
-
-
-def name_of(number: int) -> str:
-    """Return the name of a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass(frozen=True, slots=True)

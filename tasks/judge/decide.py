@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from treegen.tasks.judge import values
-from treegen.tasks.judge.cell import FROM_OUTSIDE, CellOutcome, name_of
+from treegen.tasks.judge.cell import CellOutcome
 from treegen.tasks.judge.limits import Limits
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of
 from treegen.tasks.judge.verdicts import (
     Compare,
     JudgeError,

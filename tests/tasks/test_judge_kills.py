@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hostile_cases import LIMITS, USABLE, compare
@@ -16,7 +17,8 @@ from processes import Process, descendants
 from treegen.tasks.judge import Judge, JudgeVerdict, Program, Test
 from treegen.tasks.judge.cell import CellOutcome
 from treegen.tasks.judge.decide import decide
-from treegen.tasks.judge.verdicts import HelperKilledError
+from treegen.tasks.judge.runtime import find_runtime
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not USABLE, reason="no sandbox can be used here"
@@ -65,7 +67,7 @@ def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
     with killing(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
         Judge(sandbox, limits=LIMITS, workers=1)
     assert len(killed) == 3
-    assert f"helper was ended by {number.name} while it started" in str(error.value)
+    assert f"helper was ended by {number.name} while" in str(error.value)
     assert "install" not in str(error.value)
 
 
@@ -82,9 +84,27 @@ def test_the_signal_of_a_helper_that_dies_between_programs_is_named() -> None:
         with killing(FOREVER):
             result = judge.submit(Program("print(1)"), [Test(expected="1\n")], compare).result()
         assert result.verdict is JudgeVerdict.JUDGE_ERROR
-        assert "ended by SIGKILL while it started" in result.tests[-1].detail
+        assert "ended by SIGKILL while" in result.tests[-1].detail
         again = judge.run(Program("print(1)"), [Test(expected="1\n")], compare)
         assert again.verdict is JudgeVerdict.ACCEPTED
+
+
+def test_what_programs_may_read_is_never_found_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a probe that is killed has printed until then is not taken for all there is."""
+    python = tmp_path / "python"
+    monkeypatch.setattr(sys, "_base_executable", str(python))
+    python.write_text("#!/bin/sh\necho /usr/lib\nkill -9 $$\n")
+    python.chmod(0o755)
+    with pytest.raises(HelperKilledError, match="was ended by SIGKILL"):
+        find_runtime.__wrapped__()
+    once = f"[ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -9 $$; }}"
+    python.write_text(f'#!/bin/sh\n{once}\nexec {sys.executable} "$@"\n')
+    assert any("python" in path for path in find_runtime.__wrapped__().read)
+    python.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    with pytest.raises(JudgeError, match="failed: broken"):
+        find_runtime.__wrapped__()
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,8 @@ def _judged(
         return (), ()
     from treegen.report.judged.judging import flagged_table, stored_summaries
 
-    summaries = stored_summaries(path, {p.id: p.group for p in problems}, notices)
+    samples = [(p.id, s.index) for p in problems for s in p.samples]
+    summaries = stored_summaries(path, {p.id: p.group for p in problems}, samples, notices)
     tables = [table for each in summaries for table in each.tables]
     texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
     flagged = flagged_table(texts) if summaries else None

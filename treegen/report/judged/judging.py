@@ -13,7 +13,7 @@ from treegen.evals.running.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.grading.answers import addresses_judge
 from treegen.grading.asked import JudgingSettings, Verdicts
-from treegen.grading.judged import labels_of
+from treegen.grading.judged import Judged, labels_of
 from treegen.grading.jury import check_jury
 from treegen.grading.models import JudgeModels, look_at_judges
 from treegen.grading.prompts import JudgedAnswers
@@ -235,12 +235,11 @@ def judgings(
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
     weights = check_jury(max(map(len, groups)), weights, combine)
-    summaries, done, planned = [], 0, 0
+    summaries = []
+    samples = [(problem, index) for problem, index, _ in found.answers.all()]
+    done, planned = _progress(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.asked.rubric
-        for each in group if not rubric.pairs else ():  # of pairs the other runs may be gone
-            has, wants = progress_of(path, each.judging, found.answers)
-            done, planned = done + has, planned + wants
         people = None
         if labels is not None and not rubric.pairs:
             people = _people(labels, rubric, found.answers)
@@ -252,12 +251,42 @@ def judgings(
     return Judgings(path, tuple(summaries), flagged, done, planned)
 
 
-def stored_summaries(path: Path, groups: Mapping[str, str], notices: list[str]) -> list[Summary]:
-    """Return what the judgings of a run come to; what cannot be read is told in notices."""
+def _progress(
+    path: Path, groups: Iterable[Sequence[Judged]], samples: Sequence[tuple[str, int]]
+) -> tuple[int, int]:
+    """Return how many judgements of a run are stored, and how many there are to be.
+
+    Pairs are left out: the runs that the answers are compared with may be gone.
+    """
+    done = planned = 0
+    for each in (each for group in groups for each in group):
+        if not each.judging.asked.rubric.pairs:
+            has, wants = progress_of(path, each.judging, samples)
+            done, planned = done + has, planned + wants
+    return done, planned
+
+
+def stored_summaries(
+    path: Path,
+    groups: Mapping[str, str],
+    samples: Sequence[tuple[str, int]],
+    notices: list[str],
+) -> list[Summary]:
+    """Return what the judgings of a run come to.
+
+    Args:
+        path: the directory of the run.
+        groups: the group of each problem.
+        samples: the problem and the index of each sample.
+        notices: is given what cannot be read, and how many judgements are missing.
+    """
     found = []
     try:
-        for group in stored(path):
+        judged = stored(path)
+        for group in judged:
             found.append(summarise(group, groups=groups))
+        done, planned = _progress(path, judged, samples)
+        notices += Judgings(path, (), done=done, planned=planned).complaints
     except (InputError, RunError) as error:
         notices.append(f"judgements cannot be shown: {error}")
     return found
