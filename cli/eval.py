@@ -1,11 +1,12 @@
 """`treegen eval`: sample tasks with a model, score them, and leave run directories behind."""
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import click
 
-from treegen.cli.judge.options import JUDGE, check_judge, judge_with, show_judged
+from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
 from treegen.cli.typed.grouped import Grouped
 from treegen.cli.typed.options import (
     OUTPUT,
@@ -48,7 +49,8 @@ def command(
     """Sample every problem of each TASK, score the samples, and print the results.
 
     Everything is stored as it finishes. A run that was stopped, by a signal or by pulling the
-    plug, continues with --resume and ends with the samples it would have had.
+    plug, continues with --resume and ends with the samples it would have had. It is judged too, by
+    the --judge that it was begun with; --judge none leaves that out.
 
     Several --adapter are runs in DIR/ADAPTER each, compared with the first at the end; their model
     is read once. To continue them, give the same adapters and --resume DIR.
@@ -60,6 +62,7 @@ def command(
     from treegen.evals.running.evaluation import evaluate_all
     from treegen.evals.running.work import Models
     from treegen.grading.models import JudgeModels
+    from treegen.report.judged.planned import JudgingPlan
     from treegen.report.load import compared
 
     tasks = task_names(params)
@@ -67,12 +70,15 @@ def command(
     several = adapter if len(adapter) > 1 else ()
     asked = asked_for(params if several else {**params, "adapter": adapter})
     judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
-    check_judge(judge, judging, asked)
+    plan = plan_judging(judge, judging, asked)
+    if judge:
+        asked["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
-    models = Models(places=places_for(cluster, asked), stays=bool(judge))
+    models = Models(places=places_for(cluster, asked), stays=plan is not None or resume is not None)
     how: dict[str, Any] = {
         "output": output, "resume": resume, "execution": execution, "show_prompts": write_out,
+        "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(asked)),
     }  # fmt: skip
     if several:
         rows = evaluate_adapters(several, tasks, asked, models, terminal, **how)
@@ -92,8 +98,14 @@ def command(
     documents = [{"run": str(each.path), **render.without_parts(each.results)} for each in found]
     complaints = [each.complaint for each in found if each.complaint]
     with closing(models), JudgeModels(models) as judges:
-        for each, document in zip(found, documents, strict=True) if judge else ():
-            judged = judge_with(each.path, judge, judging, asked, judges, terminal)
+        for each, document in zip(found, documents, strict=True):
+            if each.judged_by is None:
+                continue
+            kept = plan or JudgingPlan.of_json(each.judged_by, loading_of(asked))
+            judged = kept.judge(
+                each.path, listener=terminal, models=judges,
+                follow=partial(terminal.count, again=each.again), allow_task_code=True,
+            )  # fmt: skip
             show_judged(judged, quiet=quiet)
             document["judged"] = judged.to_json()
             complaints += judged.complaints

@@ -1,5 +1,6 @@
 """Files that services and tools read: the workflow, templates, hooks, the citation."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,21 @@ def test_the_workflow_runs_targets_of_make_with_the_torch_of_make(repository: Pa
     (torch,) = [line.split()[2] for line in make.splitlines() if line.startswith("TORCH ?=")]
     assert f"TORCH: {torch} " in text
     _yaml(repository / ".github/workflows/test.yml")
+
+
+def test_actions_are_pinned_by_commit(repository: Path) -> None:
+    """A tag can be moved to other code; the comment says which version a commit is."""
+    files = [*(repository / ".github").rglob("*.yml"), *(repository / ".github").rglob("*.yaml")]
+    used = [
+        line
+        for file in files
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if re.match(r"[\s-]*uses:", line)
+    ]
+    assert len(used) >= 4
+    for line in used:
+        local = re.search(r"uses: \./", line)
+        assert local or re.search(r"uses: [\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
 def test_templates_and_hooks(repository: Path) -> None:

@@ -1,7 +1,6 @@
 """The options of judges, which `treegen judge` and `treegen eval` share, and what they do there."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,9 +8,8 @@ import click
 from treegen.cli.typed.options import joined
 
 if TYPE_CHECKING:
-    from treegen.cli.terminal.progress import Terminal
-    from treegen.grading.models import JudgeModels
     from treegen.report.judged.judging import Judgings
+    from treegen.report.judged.planned import JudgingPlan
 
 # What a judge has of how the model of the run is loaded.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
@@ -29,34 +27,33 @@ JUDGE = joined(
 )  # fmt: skip
 
 
-def check_judge(
+def plan_judging(
     judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any]
-) -> None:  # fmt: skip
-    """Refuse what `judge_with` would, before anything is sampled."""
+) -> "JudgingPlan | None":
+    """Return how the samples of an evaluation are to be judged, checked before any is drawn.
+
+    Args:
+        judge: the judges that the user names.
+        how: the rubric, the wordings and the kind of verdicts, by name; None where not given.
+        asked: how the run's own model is loaded.
+
+    Raises:
+        TreegenError: the samples cannot be judged so.
+    """
     from treegen.errors import InputError
-    from treegen.report.judged.judging import check_judges
+    from treegen.report.judged.planned import JudgingPlan
 
     given = [name for name, value in how.items() if value is not None]
-    if judge:
-        check_judges(judge, **how, options=_options(asked))
+    plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
+    if plan is not None:
+        plan.check()
     elif given:
         raise InputError(f"{given[0]}= is of no use without judge=; give judge= too")
+    return plan
 
 
-def judge_with(
-    run: Path, judge: tuple[str, ...], how: Mapping[str, Any], asked: Mapping[str, Any],
-    models: "JudgeModels", terminal: "Terminal",
-) -> "Judgings":  # fmt: skip
-    """Judge a run that has just been drawn. asked: how its own model was loaded."""
-    from treegen.report.judged import judging
-
-    return judging.judge(
-        run, judge=judge, listener=terminal, follow=terminal.count, options=_options(asked),
-        models=models, allow_task_code=True, **how,
-    )  # fmt: skip
-
-
-def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
+def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a judge is loaded, of how the run's own model is."""
     # The type of one model's weights is not that of another's.
     return {name: asked[name] for name in _SHARED if name in asked}
 

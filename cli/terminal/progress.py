@@ -70,16 +70,28 @@ class Terminal(Listener):
                 raise Interrupted(signum)
 
     def count(
-        self, begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str
+        self,
+        begin: Callable[[Stop], Iterable[tuple[int, int]]],
+        unit: str,
+        again: str = "give the command again",
     ) -> tuple[int, int]:
-        """Use up what yields how many of how many are stored; returns the last. unit: of what."""
+        """Use up what yields how many of how many are stored.
+
+        Args:
+            begin: is called with a function that says whether to stop.
+            unit: what is counted.
+            again: how the user goes on after a signal.
+
+        Returns:
+            How many of how many are stored at the end.
+        """
         done = planned = 0
         try:
             with self.working() as stop:
                 for so_far in begin(stop):
                     done, planned = so_far
         except Interrupted as stopped:
-            stopped.add_note(f"{done:,} of {planned:,} {unit} are kept; give the command again")
+            stopped.add_note(f"{done:,} of {planned:,} {unit} are kept; {again}")
             raise
         return done, planned
 

@@ -7,6 +7,7 @@ is listed as not checked.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -26,7 +27,8 @@ from treegen.tasks.judge.limits import MIB, Limits
 from treegen.tasks.judge.program import REPORT
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import TIERS, Tier
-from treegen.tasks.judge.verdicts import JudgeError, Program, Test
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError, Program, Test
 
 _OTHER = "try another with sandbox="
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
@@ -165,7 +167,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
         raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
     if sandbox == "none":
         tier = TIERS["none"]
-        _check_works(tier, runtime)
+        unless_killed(lambda: _check_works(tier, runtime))
         return tier, SandboxReport("none", tier.missing(), (), (), ())
     names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
     refused: list[str] = []
@@ -174,7 +176,9 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[Tier, SandboxReport]:
         why = tier.unavailable()
         if not why:
             try:
-                held, not_checked = prove(tier, runtime)
+                held, not_checked = unless_killed(functools.partial(prove, tier, runtime))
+            except HelperKilledError:
+                raise  # a weaker sandbox must not take its place because of that
             except JudgeError as error:
                 why = str(error)
             else:
@@ -208,6 +212,8 @@ def prove(tier: Tier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...
             timeout=60,
         )
         Path(bait["drop"]).unlink(missing_ok=True)
+        if (number := signal_of(control.returncode)) in FROM_OUTSIDE:
+            raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
         if control.returncode:
             raise JudgeError(
                 f"the canaries do not run even outside: {control.stderr[-300:]}; {_OTHER}"
@@ -236,6 +242,9 @@ def _check_works(tier: Tier, runtime: Runtime) -> None:
 def _run(tier: Tier, runtime: Runtime, source: str, stdin: str) -> str:
     with SandboxCell(tier, runtime, _LIMITS) as cell:
         outcome = cell.run(Program(source), Test(stdin=stdin))
+    number = signal_of(outcome.ended["status"])
+    if number in FROM_OUTSIDE and not outcome.ended["killed"]:
+        raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
     if outcome.ended["status"] != 0:
         words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()
         raise JudgeError(f"the canaries do not run inside: {words[-300:]}; {_OTHER}")

@@ -20,10 +20,12 @@ from treegen.tasks.judge.limits import Limits
 from treegen.tasks.judge.runner import KILL
 from treegen.tasks.judge.runtime import Runtime
 from treegen.tasks.judge.sandbox import Tier, helper_sources
-from treegen.tasks.judge.verdicts import JudgeError, Program, Test
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of, signal_of
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError, Program, Test
 
 _STDERR_KEPT = 4096
 _START_SECONDS = 60.0
+_HANG_UP_SECONDS = 2.0  # for a helper to end once it has hung up, or the judge has
 _GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
 _CHUNK = 1 << 16
 _AGAIN = "`treegen score RUN` judges its sample again"
@@ -104,7 +106,9 @@ class SandboxCell:
         except OSError:
             started = b""
         if not started:
-            raise JudgeError(self.close() or f"the sandbox helper did not start; {_AGAIN}")
+            error = self._death("while it started")
+            self.close()
+            raise error
 
     def __enter__(self) -> Self:
         return self
@@ -136,7 +140,7 @@ class SandboxCell:
             given = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
-            raise JudgeError(f"lost the sandbox helper: {error}; {_AGAIN}") from error
+            raise self._death(f"while it was told of a program ({error})") from error
         finally:
             for handle in (*given, *ours):
                 os.close(handle)
@@ -166,9 +170,7 @@ class SandboxCell:
                     if key.fileobj is self._control:
                         message = self._control.recv(_CHUNK)
                         if not message:
-                            raise JudgeError(
-                                f"the sandbox helper died: {self._last_words()}; {_AGAIN}"
-                            )
+                            raise self._death("while a program ran")
                         ended = json.loads(message)
                         continue
                     took = _take(key.fd, taken[key.fd], caps.get(key.fd))
@@ -196,18 +198,32 @@ class SandboxCell:
         lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def close(self) -> str:
-        """End the helper and everything in its sandbox. Returns the last line of its log."""
+    def _death(self, when: str) -> JudgeError:
+        """Return the error that says why a helper has hung up.
+
+        Args:
+            when: what it was doing.
+        """
+        try:
+            code = self._process.wait(_HANG_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if number := signal_of(code):
+            kind = HelperKilledError if number in FROM_OUTSIDE else JudgeError
+            return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
+        words = self._last_words() or f"it ended {when}"
+        return JudgeError(f"the sandbox helper failed: {words}; {_AGAIN}")
+
+    def close(self) -> None:
+        """End the helper and everything in its sandbox."""
         self._control.close()
         try:
-            self._process.wait(2.0)
+            self._process.wait(_HANG_UP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        words = "" if self._log.closed else self._last_words()
         self._log.close()
         self._drop_scratch()
-        return words
 
     def _drop_scratch(self) -> None:
         if self._scratch is not None:  # mostly the helper has removed it

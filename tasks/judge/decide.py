@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Any
 
 from treegen.tasks.judge import values
 from treegen.tasks.judge.cell import CellOutcome
 from treegen.tasks.judge.limits import Limits
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of
 from treegen.tasks.judge.verdicts import (
     Compare,
     JudgeError,
@@ -60,6 +60,9 @@ def _failure(
     if report[0] != "ready":
         reason = report[0] or f"the child ended early with status {status}"
         return JudgeVerdict.JUDGE_ERROR, reason
+    if report[1] != "compiled" and -status in FROM_OUTSIDE:
+        # Nothing of the program runs while it is compiled, so it has not sent this itself.
+        return JudgeVerdict.JUDGE_ERROR, f"the compiler was ended by {_name(status)}"
     if report[1] != "compiled":
         reason = report[1].removeprefix("compile_error ") or f"the compiler died: {_name(status)}"
         return JudgeVerdict.COMPILE_ERROR, reason
@@ -98,9 +101,4 @@ def _answer(
 
 
 def _name(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
+    return f"exit status {status}" if status >= 0 else name_of(-status)

@@ -58,7 +58,7 @@ def _serve_until_over(descriptor: int) -> _Job | None:
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
     # When the parent ends, clean up and end, even if another process has a copy of its socket.
-    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"]))
+    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"], 128 + signal.SIGTERM))
     if not setup["own_filesystem"]:
         os.mkdir(setup["scratch"], 0o700)
     job = None
@@ -260,10 +260,10 @@ def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
     return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
 
 
-def _stop(scratch: str) -> NoReturn:
+def _stop(scratch: str, code: int = 1) -> NoReturn:
     """End the running program and this process at once, leaving nothing."""
     _leave(scratch)
-    os._exit(1)
+    os._exit(code)
 
 
 def _leave(scratch: str) -> None:

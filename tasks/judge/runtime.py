@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError
+from treegen.tasks.judge.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError
 
 # The helper imports these once, so that programs which use them pay nothing.
 PRELOAD: Final = (
@@ -105,13 +107,14 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
 
     Raises:
         InputError: a package is not installed.
+        JudgeError: the interpreter does not run.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     library_path = ""
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         library_path = str(sysconfig.get_config_var("LIBDIR"))
     wanted = [path for path in _SYSTEM if os.path.exists(path)]
-    wanted += [python, "/etc/ld.so.cache", *_parts(python)]
+    wanted += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
     wanted += [os.path.realpath(path) for path in wanted]
     read = _outermost([path for path in wanted if os.path.exists(path)])
     shown = [path for name in packages for path in _package(name)]
@@ -145,6 +148,15 @@ def _parts(python: str) -> list[str]:
     done = subprocess.run(
         command, env=keep, capture_output=True, text=True, check=False, timeout=60
     )
+    if done.returncode:
+        ended = signal_of(done.returncode)
+        told = (
+            f"was ended by {name_of(ended)}" if ended else f"failed: {done.stderr[-300:].strip()}"
+        )
+        kind = HelperKilledError if ended in FROM_OUTSIDE else JudgeError
+        raise kind(
+            f"the interpreter for programs, {python}, {told}; see that it runs, and try again"
+        )
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
 

@@ -19,6 +19,10 @@ class JudgeError(TreegenError):
     """The judge itself failed; nothing is known about the program."""
 
 
+class HelperKilledError(JudgeError):
+    """Something else than the judge has ended a helper, which says nothing about its sandbox."""
+
+
 class JudgeVerdict(StrEnum):
     """The outcome of one program on one test. `judge_error` is about the judge, and no score."""
 

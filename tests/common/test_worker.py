@@ -38,6 +38,13 @@ def prepare(setup):
             return handle(request)
         if name == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if name == "kill" and not os.path.exists(value):
+            open(value, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "kill":
+            return "killed once"
+        if name == "kill always":
+            os.kill(os.getpid(), signal.SIGKILL)
         if name == "print":
             sys.stdout.write("not an answer\\n")
             return value
@@ -86,6 +93,16 @@ def test_a_worker_that_was_ended_says_so_and_starts_again(worker: FileWorker) ->
     process.wait()
     with pytest.raises(TreegenError, match="process that tests ended; try again"):
         worker.ask(["echo", 1])
+    assert worker.ask(["echo", 2]) == ["set", 2]
+
+
+def test_a_request_whose_process_is_killed_from_outside_is_asked_again(
+    worker: FileWorker, tmp_path: Path
+) -> None:
+    """The out-of-memory killer of a busy machine must not make an answer wrong."""
+    assert worker.ask(["kill", str(tmp_path / "mark")]) == "killed once"
+    with pytest.raises(TreegenError, match="process that tests was ended by SIGKILL, twice"):
+        worker.ask(["kill always", 0])
     assert worker.ask(["echo", 2]) == ["set", 2]
 
 

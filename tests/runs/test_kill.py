@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 from cli_cases import Command, assert_same_samples, results_of, samples_of
 
+from treegen.grading.store import read_records, slot_of
 from treegen.runs import RunDir
 
 SERVER = """
@@ -240,6 +241,63 @@ def test_killed_many_times_runs_end_with_the_right_samples(
     assert tally.codes[-signal.SIGKILL] > KILLS // 12
     assert tally.codes[130] > KILLS // 20 and tally.codes[143] > KILLS // 20
     assert tally.hints > KILLS // 6
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_killed_many_times_runs_are_judged_in_the_end(
+    server: Server, tiny: Path, tmp_path: Path
+) -> None:
+    """Only the first command says that they are to be judged."""
+    chance, kills, chain = random.Random(4), 0, 0
+    begin = ["eval", "gsm8k", "-M", tiny, *RUN, "--judge", tiny, "--wordings", "1", "-o"]
+    start = time.monotonic()
+    assert server.run(*begin, tmp_path / "whole").code == 0
+    seconds = time.monotonic() - start
+    want = judgements_of(tmp_path / "whole")
+    assert len(want) == 40
+    while kills < KILLS:
+        path = tmp_path / f"{chain}"
+        resume = ["eval", "--resume", path]
+        for _ in range(6):
+            command = resume if (path / "run.json").exists() else [*begin, path]
+            pid = server.start(*command)
+            if chance.random() < 0.5:  # as samples or judgements are stored
+                pattern = chance.choice(["samples.jsonl", "judged/*/judgements.jsonl"])
+                goal = sum(each.stat().st_size for each in path.glob(pattern)) + 1
+                while alive(pid) and sum(e.stat().st_size for e in path.glob(pattern)) < goal:
+                    time.sleep(0.001)
+                time.sleep(chance.expovariate(1 / 0.01))
+            else:
+                time.sleep(chance.uniform(0, seconds))
+            number = chance.choice(SIGNALS)
+            with contextlib.suppress(ProcessLookupError):
+                send(pid, number)
+            ended = server.wait()
+            assert ended.code in (0, -number, 128 + number), ended.err
+            assert "Traceback" not in ended.err, ended.err
+            kills += ended.code != 0
+            if ended.code == 128 + number and "are kept" in ended.err:
+                assert f"continue with: treegen eval --resume {path}" in ended.err
+        for _ in range(2):
+            ended = server.run(*resume)
+            assert ended.code == 0, ended.err
+            (told,) = json.loads(ended.out.splitlines()[-1])["runs"]
+            assert told["judged"]["done"] == told["judged"]["planned"] == 40
+        found = judgements_of(path)
+        assert found.keys() == want.keys()
+        for key, chances in want.items():
+            assert found[key] == pytest.approx(chances, abs=1e-3)
+        chain += 1
+
+
+def judgements_of(path: Path) -> dict[Any, list[float]]:
+    """The chances of the choices, by what is judged; nothing is judged twice."""
+    (folder,) = (path / "judged").iterdir()
+    records = [*read_records(path, folder.name)]
+    found = {(r["problem_id"], slot_of(r)): r["choice_logprobs"] for r in records}
+    assert len(found) == len(records)
+    return found
 
 
 @pytest.mark.parametrize(

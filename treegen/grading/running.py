@@ -1,7 +1,7 @@
 """Judging a run from what is asked for to stored judgements: what `treegen judge` does."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from treegen.errors import InputError
 from treegen.evals.identity import stored_job
 from treegen.evals.job import Job
 from treegen.evals.running.listener import Follow, Listener, Stop
-from treegen.grading.asked import JudgingSettings
+from treegen.grading.asked import JudgingSettings, ModelJudging
 from treegen.grading.carry import JudgeWork, carry_out
 from treegen.grading.deciding import Deciding
 from treegen.grading.judged import Judged, of_one_kind, read_judged
 from treegen.grading.models import JudgeModel, JudgeModels
-from treegen.grading.prompts import JudgedAnswers, cases_of
-from treegen.grading.store import adding, begin
-from treegen.runs import RunDir
+from treegen.grading.prompts import JudgedAnswers, cases_about, cases_of
+from treegen.grading.store import FILE, FOLDER, Lines, adding, begin
+from treegen.runs import RecordFile, RunDir
 
 
 @dataclass(slots=True)
@@ -118,6 +118,25 @@ def judge_all(
 def stored(path: Path) -> list[list[Judged]]:
     """Return the judgings of a run in groups that differ in their judge alone, without a model."""
     return [group for group in of_one_kind(read_judged(path)) if any(g.judgements for g in group)]
+
+
+def progress_of(
+    path: Path, judging: ModelJudging, samples: Iterable[tuple[str, int]]
+) -> tuple[int, int]:
+    """Return how many judgements of a stored judging there are, and how many there are to be.
+
+    Args:
+        path: the directory of the run.
+        judging: the judging, whose answers are of that run alone.
+        samples: the problem and the index of each sample of the run.
+    """
+    asked, file = judging.asked, path / FOLDER / judging.name / FILE
+    if not file.exists():
+        return 0, 0
+    cases = cases_about([(problem, ((0, index),)) for problem, index in samples], judging)
+    with closing(RecordFile(file, writable=False)) as records:
+        deciding = Deciding(asked, cases, Lines(records, asked.rubric))
+    return deciding.done, deciding.planned
 
 
 def _check_references(asked: JudgingSettings, answers: JudgedAnswers) -> None:

@@ -135,7 +135,7 @@ class Followers:
             with contextlib.suppress(OSError):
                 process.kill()
         with contextlib.suppress(Exception):
-            leave()
+            leave(self)
 
     def _await(self, rank: int, connection: Connection) -> None:
         """Wait until a follower is about to join; raise WorkerError if it never is."""
@@ -185,11 +185,13 @@ class Followers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._watch.is_alive() and threading.current_thread() is not self._watch:
+            self._watch.join(_GRACE)  # it reads the connections
         for connection in self._connections:
             connection.close()
         self._failed = self._failed or "the LLM was closed"
         with contextlib.suppress(Exception):
-            leave()
+            leave(self)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._held.close()
 

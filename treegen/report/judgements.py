@@ -1,30 +1,67 @@
 """Reads the stored judgements of a run; nothing here calls a judge."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError, RunError
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.grading.answers import addresses_judge
-from treegen.grading.running import stored
+from treegen.grading.judged import Judged
+from treegen.grading.running import progress_of, stored
 from treegen.grading.summary import Summary, summarise
 
 _MAX_ROWS: Final = 10
 
 
-def load_summaries(path: Path, groups: Mapping[str, str], notices: list[str]) -> list[Summary]:
+def describe_missing(done: int, planned: int) -> list[str]:
+    """Return a sentence that says how many judgements are missing; an empty list if none is."""
+    if done >= planned:
+        return []
+    missing = f"{planned - done:,} judgements are missing"
+    return [f"{missing}; judge the run again with the same judge= and rubric= to add them"]
+
+
+def count_judgements(
+    path: Path, juries: Iterable[Sequence[Judged]], samples: Sequence[tuple[str, int]]
+) -> tuple[int, int]:
+    """Return how many judgements of a run are stored, and how many are planned.
+
+    Comparisons of pairs are not counted, because the other runs may be gone.
+
+    Args:
+        path: The run directory.
+        juries: Stored judge runs, grouped in juries.
+        samples: Problem id and sample index of each sample.
+    """
+    done = planned = 0
+    for judged in (judged for jury in juries for judged in jury):
+        if not judged.judging.asked.rubric.pairs:
+            has, wants = progress_of(path, judged.judging, samples)
+            done, planned = done + has, planned + wants
+    return done, planned
+
+
+def load_summaries(
+    path: Path,
+    groups: Mapping[str, str],
+    samples: Sequence[tuple[str, int]],
+    notices: list[str],
+) -> list[Summary]:
     """Return a summary of each group of judge runs that is stored with a run.
 
     Args:
         path: The run directory.
         groups: The group of each problem, by problem id.
-        notices: Gets one sentence if stored judgements cannot be read.
+        samples: Problem id and sample index of each sample.
+        notices: Gets a sentence if judgements cannot be read, or if some are missing.
     """
     summaries: list[Summary] = []
     try:
-        for judge_runs in stored(path):
-            summaries.append(summarise(judge_runs, groups=groups))
+        juries = stored(path)
+        for jury in juries:
+            summaries.append(summarise(jury, groups=groups))
+        notices += describe_missing(*count_judgements(path, juries, samples))
     except (InputError, RunError) as error:
         notices.append(f"judgements cannot be shown: {error}")
     return summaries

@@ -180,7 +180,8 @@ def _judged(
         return (), ()
     from treegen.report.judgements import build_flagged_table, load_summaries
 
-    summaries = load_summaries(path, {p.id: p.group for p in problems}, notices)
+    samples = [(p.id, s.index) for p in problems for s in p.samples]
+    summaries = load_summaries(path, {p.id: p.group for p in problems}, samples, notices)
     tables = [table for each in summaries for table in each.tables]
     texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
     flagged = build_flagged_table(texts) if summaries else None

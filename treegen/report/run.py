@@ -22,8 +22,7 @@ from treegen.evals.task import Task
 from treegen.grading.models import JudgeModels
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
-from treegen.report.judged.judging import check_judges
-from treegen.report.judged.judging import judge as judge_run
+from treegen.report.judged.planned import JudgingPlan
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.tables import headline_of, metrics, other_tables, sharing
@@ -176,6 +175,7 @@ def evaluate(
     sandbox, num_workers: how they run; see `treegen eval --help`.
     judge, rubric: a model, or several, that judge the samples by a rubric; see `treegen.judge`. A
     model that was loaded for the samples judges too if it is named, and is else given back first.
+    The run remembers both, so a call that resumes it judges too; judge="none" drops them.
     settings: by the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
     num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
 
@@ -193,11 +193,15 @@ def evaluate(
     made = _made(task)
     asked, models = _choices(model, settings, task_args)
     execution = execution_of(allow_code_execution, sandbox, num_workers)
+    plan = None
     if judge is not None:
-        check_judges(judge, rubric)  # what is wrong is told before anything is sampled
-        models.stays = True
+        plan = JudgingPlan.make(judge, rubric=rubric)
+        if plan is not None:
+            plan.check()  # what is wrong is told before anything is sampled
+        asked["judged_by"] = None if plan is None else plan.to_json()
     elif rubric is not None:
         raise InputError("rubric= is of no use without judge=; give judge= too")
+    models.stays = True
     with _Place(output, resume, asked) as place, closing(models):
         found = evaluate_all(
             [] if made is None else [made],
@@ -207,12 +211,15 @@ def evaluate(
             output=place.output,
             resume=place.resume,
             execution=execution,
+            check_judges=lambda kept: JudgingPlan.check_kept(kept, {}),
         )
-        if judge is not None:
+        if plan is None and found[0].judged_by is not None:
+            plan = JudgingPlan.of_json(found[0].judged_by, {})
+        if plan is not None:
             with JudgeModels(models) as judges:
-                judge_run(
-                    found[0].path, rubric, judge, progress=progress, models=judges,
-                    task=made, allow_task_code=True,
+                plan.judge(
+                    found[0].path, progress=progress, models=judges, task=made,
+                    allow_task_code=True,
                 )  # fmt: skip
     return place.run(found[0].path, made)
 

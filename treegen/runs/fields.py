@@ -69,7 +69,7 @@ FREE: Final[Types] = {
     **dict.fromkeys(("ids", "pass_ks", "maj_ks"), (list, _NONE)),
     "votes": (list,),
     **dict.fromkeys(("extra", "sources", "verifier_args"), (dict,)),
-    "confidence": (dict, _NONE),
+    **dict.fromkeys(("confidence", "judged_by"), (dict, _NONE)),
 }  # fmt: skip
 """Of free settings: those of the fields that they are read into."""
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from treegen.common.regular import open_regular
 from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, RunError, RunInUseError
-from treegen.runs.leftovers import is_at, replacing
+from treegen.runs.leftovers import is_at, rewriting
 
 # Some file systems cannot fsync a directory and say so with one of these. EACCES comes from a
 # parent directory that may be searched but not read.
@@ -118,7 +118,7 @@ def write_json(path: Path, value: object) -> None:
         plain(value, path.name)  # says which field it is
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
-        with replacing(path, path.with_name(f"{path.stem}.{os.getpid()}.tmp")) as file:
+        with rewriting(path) as file:
             file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:

@@ -6,8 +6,8 @@ do: they are used again, and they mean nothing on another machine that shares th
 """
 
 import fcntl
-import glob
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,9 +70,26 @@ def rewriting(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; what `path` held is kept.
     """
-    sweep(path.parent, f"{glob.escape(path.name)}.[0-9]*.tmp")
+    sweep_scratch(path)
     with replacing(path, path.with_name(f"{path.name}.{os.getpid()}.tmp")) as file:
         yield file
+
+
+def sweep_scratch(path: Path) -> None:
+    """Remove what processes that were killed while they wrote a file have left of it.
+
+    Args:
+        path: the file. Only regular files beside it are removed whose names are its own and a
+            process id, such as `results.json.123.tmp` (older versions wrote `results.123.tmp`),
+            and only those that no process holds.
+    """
+    names = [path.name, path.stem] if path.suffix == ".json" else [path.name]
+    form = re.compile(rf"({'|'.join(map(re.escape, names))})\.[0-9]+\.tmp")
+    with suppress(OSError):
+        for each in [*path.parent.iterdir()]:
+            if form.fullmatch(each.name) and each.is_file():
+                with suppress(OSError):
+                    _remove_if_free(each)
 
 
 def sweep(folder: Path, pattern: str) -> None:

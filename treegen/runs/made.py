@@ -10,14 +10,14 @@ from typing import Final, Self
 
 from treegen.errors import RunError
 from treegen.runs.files import Lock, reason, sync_directory
-from treegen.runs.leftovers import sweep
+from treegen.runs.leftovers import sweep, sweep_scratch
 
 # The files that a run without records may have written. Other files are not the run's.
 _WRITTEN: Final = (
     "run.json", "samples.jsonl", "trees.jsonl", "results.json", "progress.jsonl", "images.json",
 )  # fmt: skip
 _FOLDERS: Final = ("images",)
-_SCRATCH: Final = ("run.*.tmp", "results.*.tmp", "images.*.tmp")
+_REWRITTEN: Final = ("run.json", "results.json", "images.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,9 @@ def check_directory(path: Path) -> None:
 
 def tidy(path: Path) -> None:
     """Remove the scratch files of processes that were killed while they wrote."""
-    for pattern in _SCRATCH:
-        sweep(path, pattern)
+    for name in _REWRITTEN:
+        sweep_scratch(path / name)
+    sweep(path, "run.json.tmp")  # of an early version
 
 
 def _is_empty(file: Path) -> bool:

@@ -52,7 +52,7 @@ class FileWorker:
         """Return the answer to a request; None if it takes too much time or memory.
 
         Raises:
-            TreegenError: the process ended, or its code fails.
+            TreegenError: the process ended or was killed, or its code fails.
         """
         return self.ask_line(json.dumps(request, ensure_ascii=False))
 
@@ -67,6 +67,14 @@ class FileWorker:
         """
         with self._lock:
             reply = self._exchange(self._process or self._start(), request)
+            if "killed" in reply:  # which says nothing about the request
+                reply = self._exchange(self._process or self._start(), request)
+        if "killed" in reply:
+            raise TreegenError(
+                f"the process {self._what} was ended by {reply['killed']}, twice; find out what "
+                "ends processes here (the kernel's out-of-memory killer writes to dmesg), and "
+                "score again"
+            )
         if "error" in reply:
             raise TreegenError(
                 f"the process {self._what} fails: {reply['error']}; "

@@ -57,11 +57,13 @@ class EvalSettings(RunChoices):
     self_certainty: whether the mean self-certainty of each sample is stored.
     votes: the votes that are reported beside maj@k.
     sources: who chose each sampling parameter: the user, the checkpoint or the task.
+    judged_by: the models that judge the samples once they are drawn, and how, so that a resumed run
+        is judged too; None if no model judges them.
     """
 
     FREE: ClassVar = (
         "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
-        "votes", "sources",
+        "votes", "sources", "judged_by",
     )  # fmt: skip
 
     num_samples: int
@@ -80,6 +82,7 @@ class EvalSettings(RunChoices):
     self_certainty: bool = False
     votes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
+    judged_by: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_stops()

@@ -1,6 +1,6 @@
 """Evaluations from what was asked for to their results: what `treegen eval` and `evaluate` do."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class Evaluated:
 
     results: the content of results.json. report: its metrics; None if nothing is scored.
     missing: samples that were not drawn. complaint: what is not scored, and why; None if
-    nothing. again: how to continue.
+    nothing. again: how to continue. judged_by: as in `EvalSettings`.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class Evaluated:
     missing: int
     complaint: str | None
     again: str
+    judged_by: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class _Work(Work[Job, RunDir, Evaluated]):
     def finished(self, again: str) -> Evaluated:
         results, report = write_results(self.job, self.run, self.judging)
         missing, unscored = max(self.run.missing, 0), complaint(self.job, self.run, self.judging)
-        return Evaluated(self.run.path, results, report, missing, unscored, again)
+        judged_by = self.job.settings.judged_by
+        return Evaluated(self.run.path, results, report, missing, unscored, again, judged_by)
 
 
 def evaluate_all(
@@ -81,6 +83,7 @@ def evaluate_all(
     resume: str | None = None,
     execution: Execution | None = None,
     show_prompts: bool = False,
+    check_judges: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> list[Evaluated]:
     """Run evaluations of some tasks, one after another, each in a directory of its own.
 
@@ -90,6 +93,8 @@ def evaluate_all(
     begins the rest.
     execution: permission to run programs that the model wrote.
     show_prompts: whether the listener gets the first prompt of each.
+    check_judges: is called with the judges that a resumed run names, before anything is drawn; it
+    raises if they cannot judge.
 
     If it is interrupted, a note of the exception says what is stored, and how to continue.
     """
@@ -98,6 +103,10 @@ def evaluate_all(
     check_read(asked, [target.settings for target in targets])
     tell_demo(given, [target.settings for target in targets if not target.resume], listener)
     check_of_use([get_task(target.settings.task) for target in targets], execution)
+    if check_judges is not None and "judged_by" not in asked:
+        for target in targets:
+            if target.settings.judged_by is not None:
+                check_judges(target.settings.judged_by)
     jobs = [load_job(target.settings) for target in targets]
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]

@@ -7,6 +7,9 @@ the compiler does not look into, and on GPUs both can be part of a CUDA graph.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,14 +24,22 @@ from treegen.errors import InputError
 
 TIMEOUT: Final = 900.0
 """Seconds after which a rank that waits for the others gives up."""
+_POLL_SECONDS: Final = 0.1
+_GRACE: Final = 2.0  # seconds for a join to end by itself once a rank has died
 
 # Its name changes from torch 2.13 on.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _here: list[Ranks] = []  # of this process, for the operators; one at most
+_leaving: Final = threading.RLock()  # held while a process group is aborted
 
 
 class Lead(Protocol):
     """What rank 0 has of the others."""
+
+    @property
+    def failed(self) -> str:
+        """Why they have ended; empty as long as they work."""
+        ...
 
     def tell(self, name: str, *arguments: Any) -> None:
         """Have them do a call, as this process does."""
@@ -135,24 +146,69 @@ def join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         options["device_id"] = device
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=TIMEOUT),
-        **options,
-    )
-    _here.append(Ranks(rank, size, device, lead))
-    return _here[0]
+
+    def begin() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # which each thread has its own of
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=TIMEOUT),
+            **options,
+        )
+
+    if lead is None:
+        begin()
+    else:
+        _run_while_working(begin, lead)
+    ranks = Ranks(rank, size, device, lead)
+    _here.append(ranks)
+    ranks.check()  # a rank that died before this line was not found by `leave`
+    return ranks
 
 
-def leave() -> None:
-    """End what `join` began. Ranks that wait for this one fail."""
-    _here.clear()
-    if dist.is_initialized():
-        # Aborted, because what is destroyed in order would wait for ranks that are gone.
-        dist.distributed_c10d._abort_process_group()
+def _run_while_working(begin: Callable[[], None], lead: Lead) -> None:
+    """Run a call that waits for the other ranks, and stop waiting soon after one of them has died.
+
+    Nothing can interrupt the call itself: gloo and NCCL wait for a rank that will never come. So it
+    runs in a thread of its own, which is given up then.
+
+    Raises:
+        WorkerError: a rank has died.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            begin()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="treegen-join", daemon=True).start()
+    while not wait([done], _POLL_SECONDS).done:
+        if lead.failed and not wait([done], _GRACE).done:
+            lead.check()
+    done.result()
+
+
+def leave(lead: Lead) -> None:
+    """Abort the process group that `join` made for a lead. Ranks that wait for this one fail.
+
+    Any thread may call this at any time. The first call aborts the group, calls at the same time
+    wait for it, and later ones do nothing: two aborts at once end the process.
+
+    Args:
+        lead: what `join` was given. A group that belongs to another one stays.
+    """
+    with _leaving:
+        if _here and _here[0].lead is lead:
+            _here.clear()
+            # Aborted, because what is destroyed in order would wait for ranks that are gone.
+            dist.distributed_c10d._abort_process_group()
 
 
 _ALONE: Final = "a part of a model is computed without the other ranks"

@@ -19,7 +19,7 @@ from treegen.grading.prompts import JudgedAnswers
 from treegen.grading.rubric import Rubric, load_rubric
 from treegen.grading.running import judge_all, opened, stored
 from treegen.grading.summary import Combine, Summary, summarise
-from treegen.report.judgements import build_flagged_table
+from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
 from treegen.report.tables import Listing, table_listing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Judgings:
     path: the directory of the run.
     summaries: of each rubric, and each way in which it was used; its judges are one jury.
     flagged: answers of the run that seem to speak to their judge; None if none does.
-    done, planned: judgements of the call that returned it.
+    done, planned: judgements of the call that returned it, or of all that is stored.
     work: by judging, the tokens that the call computed.
     """
 
@@ -48,9 +48,7 @@ class Judgings:
     @property
     def complaints(self) -> list[str]:
         """What lacks, one sentence each."""
-        if self.done >= self.planned:
-            return []
-        return [f"{self.planned - self.done:,} judgements are missing; give the command again"]
+        return describe_missing(self.done, self.planned)
 
     def tables(self) -> list[Listing]:
         """Return the tables; each prints as Markdown, and a notebook shows it."""
@@ -151,7 +149,7 @@ def judge(
         InputError: an argument cannot be used.
         TreegenError: as for the run, the model, and the folder of the run.
     """
-    judges = _judges(judge)
+    judges = names_of(judge)
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
     if not judges:
@@ -206,7 +204,7 @@ def check_judges(
     if made.pairs:
         raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
     _asked(made, wordings, verdicts or _usual(made, 1, None))
-    look_at_judges(_judges(judge), options or {})
+    look_at_judges(names_of(judge), options or {})
 
 
 def judgings(
@@ -233,6 +231,8 @@ def judgings(
         raise InputError(f"{path} has no judgements; name a model with judge=")
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
+    samples = [(problem, index) for problem, index, _ in found.answers.all()]
+    done, planned = count_judgements(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.asked.rubric
         people = None
@@ -242,10 +242,16 @@ def judgings(
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarise(group, groups=found.answers.groups, **how))
-    return Judgings(path, tuple(summaries), build_flagged_table(found.answers.all()))
+    flagged = build_flagged_table(found.answers.all())
+    return Judgings(path, tuple(summaries), flagged, done, planned)
 
 
-def _judges(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
+def names_of(judge: "str | Calls | Sequence[str | Calls]") -> "tuple[str | Calls, ...]":
+    """Return the judges that a user names, as a tuple.
+
+    Raises:
+        InputError: one is neither a name nor a loaded model.
+    """
     if isinstance(judge, str) or hasattr(judge, "score_stream"):
         return (judge,)  # type: ignore[return-value]
     several = isinstance(judge, list | tuple)

@@ -1,0 +1,85 @@
+"""A program that kills rank 1 of a model again and again, at moments spread over its life.
+
+    python tests/killed_ranks.py FOLDER DEVICE FIRST LAST OF
+
+FOLDER has a model, and DEVICE is cpu or cuda. Kills FIRST to LAST - 1 of OF are done, each with two
+new ranks, and a line is printed for each one that ended with a clear error and left nothing behind.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import tiny_models
+import torch
+
+from treegen import LLM, Node, SamplingParams
+from treegen.errors import WorkerError
+from treegen.model.leading import Group
+from treegen.model.load import load_model
+
+TREE = Node("Q: Ann has 3 apples.\nA:", children=[Node(f" {n}", samples=4) for n in range(3)])
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+RUN_SECONDS = 0.5  # in which kills hit runs; earlier ones hit the start, the join and the load
+
+
+def followers() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def use(folder: str, device: str, seconds: float) -> None:
+    """Start two ranks and use them for a while; a rank that is killed raises WorkerError."""
+    with Group(2, device) as group:
+        model = group.load(partial(load_model, folder, dtype="float32"))
+        llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="8MiB", eager=True)
+        end = time.monotonic() + seconds
+        try:
+            while time.monotonic() < end:
+                llm.run(TREE, LONG)
+        except WorkerError:
+            try:
+                llm.run(TREE, LONG)
+            except WorkerError as error:
+                assert "make a new LLM" in str(error), error
+            else:
+                raise AssertionError("a model whose rank has died was used again") from None
+            raise
+
+
+def kill_at(moment: float) -> None:
+    """Kill the one follower, so many seconds after it was started."""
+    while not (found := followers()):
+        time.sleep(0.001)
+    time.sleep(moment)
+    os.kill(int(found.pop()), signal.SIGKILL)
+
+
+def main(folder: str, device: str, *numbers: str) -> None:
+    """Do it."""
+    first, last, of = map(int, numbers)
+    torch.set_num_threads(1)
+    use(folder, device, 0)  # imports, kernels
+    begun = time.monotonic()
+    use(folder, device, 0)
+    longest = time.monotonic() - begun + RUN_SECONDS
+    for number in range(first, last):
+        killer = threading.Thread(target=kill_at, args=[longest * (number + 0.5) / of])
+        killer.start()
+        try:
+            use(folder, device, 600)
+        except WorkerError as error:
+            assert "rank 1 has died by signal 9" in str(error), error
+        else:
+            raise AssertionError("nobody saw that a rank has died")
+        killer.join()
+        assert not followers()
+        assert not torch.distributed.is_initialized()
+        sys.stdout.write(f"kill {number} is clean\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""Ranks that are killed at any moment end the process's use of them, and never the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+import torch.distributed as dist
+
+from treegen.errors import WorkerError
+from treegen.model import leading
+from treegen.model.leading import Group
+from treegen.model.parallel.ranks import Lead, join, leave
+
+PROGRAM = Path(__file__).parents[1] / "killed_ranks.py"
+
+DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
+
+
+class Alone:
+    """The lead of a group with a single rank."""
+
+    failed = ""
+
+    def tell(self, name: str, *arguments: object) -> None:
+        """Nobody is told."""
+
+    def check(self) -> None:
+        """Nobody can fail."""
+
+    def fail(self, told: str) -> None:
+        """Nobody ends."""
+
+
+def leave_and_note(lead: Lead, still: list[bool]) -> None:
+    leave(lead)
+    still.append(dist.is_initialized())
+
+
+def test_threads_that_leave_at_once_abort_the_group_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborts = []
+    abort = dist.distributed_c10d._abort_process_group
+
+    def slowly() -> None:
+        aborts.append(threading.current_thread())
+        time.sleep(0.1)  # in which the other threads come
+        abort()
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", slowly)
+    first, second = Alone(), Alone()
+    for number, lead in enumerate((first, second), start=1):
+        folder = tempfile.mkdtemp(dir=tmp_path)
+        join(0, 1, torch.device("cpu"), Path(folder), lead)
+        leave(Alone())  # of a group that has ended
+        assert dist.is_initialized()
+        still: list[bool] = []
+        threads = [threading.Thread(target=leave_and_note, args=[lead, still]) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(aborts) == number
+        assert still == [False] * 4  # each came back after the abort, not during it
+
+
+def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 would wait for it until gloo's or NCCL's own limit of time."""
+    die = DIE
+    monkeypatch.setattr(leading, "_START", leading._START.replace("main()", f"{die}; main()"))
+    with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+        Group(2, "cpu")
+    assert not dist.is_initialized()
+
+
+def kill_ranks(folder: Path, device: str, kills: int, at_a_time: int) -> None:
+    tiny_models.save_tiny_model(folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for first in range(0, kills, at_a_time):
+        last = min(first + at_a_time, kills)
+        command = [sys.executable, PROGRAM, folder, device, first, last, kills]
+        done = subprocess.run(
+            [*map(str, command)], env=environment, text=True, capture_output=True, check=False
+        )
+        told = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode != -signal.SIGABRT, told
+        assert done.returncode == 0, told
+        assert done.stdout.count("is clean") == last - first, told
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_200_killed_ranks_on_a_cpu(tmp_path: Path) -> None:
+    kill_ranks(tmp_path, "cpu", 200, 20)
+
+
+@pytest.mark.gpu
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_20_killed_ranks_on_two_gpus(tmp_path: Path) -> None:
+    kill_ranks(tmp_path, "cuda", 20, 10)

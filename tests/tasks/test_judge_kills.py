@@ -1,0 +1,119 @@
+"""Helpers of the sandbox that are killed: they are started again, and the signal is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hostile_cases import LIMITS, USABLE, compare
+from processes import Process, descendants
+
+from treegen.tasks.judge import Judge, JudgeVerdict, Program, Test
+from treegen.tasks.judge.cell import CellOutcome
+from treegen.tasks.judge.decide import decide
+from treegen.tasks.judge.runtime import find_runtime
+from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not USABLE, reason="no sandbox can be used here"
+)
+FOREVER = 10**6
+
+
+@contextmanager
+def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
+    """Kill the first helpers that this process starts; yields which."""
+    killed: set[Process] = set()
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.is_set() and len(killed) < most:
+            for process, name in descendants(os.getpid()).items():
+                if "treegen.tasks.judge.runner" in name and process not in killed:
+                    killed.add(process)
+                    os.kill(process[0], number)
+                    if len(killed) == most:
+                        break
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("sandbox", [*USABLE, "none"])
+def test_a_helper_that_is_killed_while_it_starts_is_started_again(sandbox: str) -> None:
+    with killing(1) as killed, Judge(sandbox, limits=LIMITS, workers=1) as judge:
+        assert len(killed) == 1
+        assert judge.report.tier == sandbox
+        result = judge.run(Program("print(1)"), [Test(expected="1\n")], compare)
+        assert result.verdict is JudgeVerdict.ACCEPTED
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "none"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
+    sandbox: str, number: signal.Signals
+) -> None:
+    with killing(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
+        Judge(sandbox, limits=LIMITS, workers=1)
+    assert len(killed) == 3
+    assert f"helper was ended by {number.name} while" in str(error.value)
+    assert "install" not in str(error.value)
+
+
+def test_a_crash_of_the_helper_is_a_sandbox_that_does_not_work() -> None:
+    """The kernel may end a helper by such a signal; then the next sandbox is tried."""
+    with killing(FOREVER, signal.SIGSYS), pytest.raises(Exception) as error:
+        Judge(USABLE[-1], limits=LIMITS, workers=1)
+    assert not isinstance(error.value, HelperKilledError)
+    assert "no sandbox works here" in str(error.value) and "SIGSYS" in str(error.value)
+
+
+def test_the_signal_of_a_helper_that_dies_between_programs_is_named() -> None:
+    with Judge(USABLE[-1], limits=LIMITS, workers=1) as judge:
+        with killing(FOREVER):
+            result = judge.submit(Program("print(1)"), [Test(expected="1\n")], compare).result()
+        assert result.verdict is JudgeVerdict.JUDGE_ERROR
+        assert "ended by SIGKILL while" in result.tests[-1].detail
+        again = judge.run(Program("print(1)"), [Test(expected="1\n")], compare)
+        assert again.verdict is JudgeVerdict.ACCEPTED
+
+
+def test_what_programs_may_read_is_never_found_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a probe that is killed has printed until then is not taken for all there is."""
+    python = tmp_path / "python"
+    monkeypatch.setattr(sys, "_base_executable", str(python))
+    python.write_text("#!/bin/sh\necho /usr/lib\nkill -9 $$\n")
+    python.chmod(0o755)
+    with pytest.raises(HelperKilledError, match="was ended by SIGKILL"):
+        find_runtime.__wrapped__()
+    once = f"[ -e {tmp_path}/killed ] || {{ touch {tmp_path}/killed; kill -9 $$; }}"
+    python.write_text(f'#!/bin/sh\n{once}\nexec {sys.executable} "$@"\n')
+    assert any("python" in path for path in find_runtime.__wrapped__().read)
+    python.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    with pytest.raises(JudgeError, match="failed: broken"):
+        find_runtime.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [(-9, JudgeVerdict.JUDGE_ERROR), (-15, JudgeVerdict.JUDGE_ERROR),
+     (-11, JudgeVerdict.COMPILE_ERROR)],
+)  # fmt: skip
+def test_a_compiler_that_is_killed_is_no_compile_error(status: int, verdict: JudgeVerdict) -> None:
+    ended = {"status": status, "cpu": 0.1, "wall": 0.1, "memory": 1, "killed": None}
+    outcome = CellOutcome(ended, b"", b"", b"ready\n", 100, overflow=False)
+    result = decide(Program("x"), Test(expected=""), outcome, LIMITS, compare)
+    assert result.verdict is verdict
