@@ -16,8 +16,10 @@ def prepare(setup: list[str]) -> Callable[[Any], Any]:
             match, or all of it; or "first" or "count", for functions of those names below.
     """
     kind, *sources = setup
-    if kind != "last":
-        return {"first": first_matches, "count": count_matches}[kind]
+    if kind == "first":
+        return first_matches
+    if kind == "count":
+        return count_matches
     pattern = re.compile(sources[0])
 
     def last_match(text: str) -> str | None:
