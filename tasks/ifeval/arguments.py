@@ -1,6 +1,5 @@
 """The arguments of an instruction, checked once before any answer is read."""
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,14 +30,6 @@ def texts(given: Mapping[str, Any], name: str) -> list[str]:
     if not isinstance(found, list) or not found:
         raise ValueError(f"{name} is not a list of texts")
     return [text_field({name: each}, name) for each in found]
-
-
-def pattern(source: str) -> re.Pattern[str]:
-    """Return a pattern for any case; raise ValueError if it is none."""
-    try:
-        return re.compile(source, re.IGNORECASE)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{source[:40]!r} is no pattern: {error}") from None
 
 
 def relation(given: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:

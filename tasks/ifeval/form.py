@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from treegen.common.bounded.patterns import CountedPattern
 from treegen.tasks.ifeval.arguments import Check, number, text
 
 _OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -37,11 +38,11 @@ def _brackets(line: str) -> int:
 def postscript(given: Mapping[str, Any]) -> Check:
     """The mark of a postscript is there; marks are patterns, as published."""
     marker = text(given, "postscript_marker").strip()
-    try:
-        found = re.compile(_POSTSCRIPTS.get(marker, marker.lower()))
-    except re.error as error:
-        raise ValueError(f"{marker[:40]!r} is no pattern: {error}") from None
-    return lambda answer: found.search(answer.lower()) is not None
+    if marker in _POSTSCRIPTS:
+        known = re.compile(_POSTSCRIPTS[marker])
+        return lambda answer: known.search(answer.lower()) is not None
+    found = CountedPattern(marker.lower())
+    return lambda answer: bool(found.count(answer.lower()))
 
 
 def number_bullet_lists(given: Mapping[str, Any]) -> Check:
@@ -72,11 +73,8 @@ def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
 def multiple_sections(given: Mapping[str, Any]) -> Check:
     """There are so many marks such as "Section 2", or more; the word is a pattern, as published."""
     wanted, word = number(given, "num_sections"), text(given, "section_spliter").strip()
-    try:
-        mark = re.compile(rf"\s?{word}\s?\d+\s?")
-    except re.error as error:
-        raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
-    return lambda answer: sum(1 for _ in mark.finditer(answer)) >= wanted
+    mark = CountedPattern(word, r"\s?{}\s?\d+\s?")
+    return lambda answer: (mark.count(answer) or 0) >= wanted
 
 
 def json_format(given: Mapping[str, Any]) -> Check:

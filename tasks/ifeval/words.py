@@ -1,10 +1,12 @@
-"""Checks of words, letters, lengths and case. Every check is linear in the text."""
+"""Checks of words, letters, lengths and case. Every check is linear in the text, but for
+patterns of the data, which are given up after a while."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from treegen.tasks.ifeval.arguments import Check, number, pattern, relation, text, texts
+from treegen.common.bounded.patterns import CountedPattern
+from treegen.tasks.ifeval.arguments import Check, number, relation, text, texts
 
 _WORD: Final = re.compile(r"\w+")
 _DIVIDER: Final = re.compile(r"\s?\*\*\*\s?")
@@ -13,21 +15,29 @@ _AFTER_WORD: Final = re.compile("[.,?!'\"]")
 
 def existence(given: Mapping[str, Any]) -> Check:
     """Every keyword is there, in any case; keywords are patterns, as published."""
-    wanted = [pattern(word) for word in texts(given, "keywords")]
-    return lambda answer: all(each.search(answer) for each in wanted)
+    wanted = [CountedPattern(word, ignore_case=True) for word in texts(given, "keywords")]
+    return lambda answer: all(each.count(answer) for each in wanted)
 
 
 def frequency(given: Mapping[str, Any]) -> Check:
     """A keyword is there so often."""
-    word = pattern(text(given, "keyword").strip())
+    word = CountedPattern(text(given, "keyword").strip(), ignore_case=True)
     holds = relation(given, "relation", number(given, "frequency"))
-    return lambda answer: holds(sum(1 for _ in word.finditer(answer)))
+
+    def check(answer: str) -> bool:
+        count = word.count(answer)
+        return count is not None and holds(count)
+
+    return check
 
 
 def forbidden_words(given: Mapping[str, Any]) -> Check:
     """No keyword is there as a word of its own."""
-    words = [pattern(rf"\b{word}\b") for word in texts(given, "forbidden_words")]
-    return lambda answer: not any(each.search(answer) for each in words)
+    words = [
+        CountedPattern(word, r"\b{}\b", ignore_case=True)
+        for word in texts(given, "forbidden_words")
+    ]
+    return lambda answer: all(each.count(answer) == 0 for each in words)
 
 
 def letter_frequency(given: Mapping[str, Any]) -> Check:

@@ -25,6 +25,8 @@ from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 from treegen.grading.rubric import load_rubric
 from treegen.model.tokenizer import load_tokenizer
+from treegen.prompts.tokens import tokenize
+from treegen.prompts.tree import Node
 
 RANGE = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
@@ -235,6 +237,14 @@ def test_a_model_whose_template_never_ends_says_so(model: Path) -> None:
     llm.tokenizer.chat_template = RANGE
     with pytest.raises(InputError, match=r"chat template refuses prompt .* takes more than"):
         llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize("name", ["messages", "tokenizer"])
+def test_arguments_that_are_not_the_templates_are_refused(tokenizer: Any, name: str) -> None:
+    tokenizer.chat_template = "{{ messages }}{{ tokenizer }}"
+    node = Node([{"role": "user", "content": "a"}], template={name: 1})
+    with pytest.raises(InputError, match="refuses prompt"):
+        tokenize(node, tokenizer)
 
 
 def test_a_fork_renders_by_a_process_of_its_own() -> None:

@@ -227,6 +227,24 @@ def test_long_hostile_answers_are_read_once(kind: str) -> None:
         assert check(f"x{piece * times}") in (True, False)
 
 
+ENDLESS = "(a+)+b"
+OF_DATA: dict[str, Row] = {
+    "keywords:existence": {"keywords": [ENDLESS]},
+    "keywords:frequency": {"keyword": ENDLESS, "relation": "less than", "frequency": 9},
+    "keywords:forbidden_words": {"forbidden_words": [ENDLESS]},
+    "detectable_content:postscript": {"postscript_marker": ENDLESS},
+    "detectable_format:multiple_sections": {"section_spliter": ENDLESS, "num_sections": 1},
+}
+
+
+@pytest.mark.parametrize("kind", OF_DATA)
+def test_patterns_of_data_that_take_for_ever_are_not_followed(kind: str) -> None:
+    check = make_check(kind, OF_DATA[kind], sentences.RULE)
+    assert check("a" * 5000 + "c") is False
+    # The same process counts on.
+    assert check("aab 1") is (kind != "keywords:forbidden_words")
+
+
 def test_answers_that_are_no_answers_are_invalid() -> None:
     task = IFEval()
     data = task.load(TaskOptions())

@@ -381,7 +381,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     def rendered(arguments: dict[str, Any]) -> str:
         try:
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # an argument may be given twice
             raise InputError(
                 f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
             ) from error

@@ -8,16 +8,19 @@ from collections.abc import Callable
 from typing import Any
 
 
-def prepare(source: str | None) -> Callable[[Any], Any]:
+def prepare(setup: list[str]) -> Callable[[Any], Any]:
     """Return what answers requests.
 
     Args:
-        source: A pattern, for a function from a text to the first group of the last match, or all
-            of it. None is for the function `first_matches`.
+        setup: "last" and a pattern, for a function from a text to the first group of the last
+            match, or all of it; or "first" or "count", for functions of those names below.
     """
-    if source is None:
+    kind, *sources = setup
+    if kind == "first":
         return first_matches
-    pattern = re.compile(source)
+    if kind == "count":
+        return count_matches
+    pattern = re.compile(sources[0])
 
     def last_match(text: str) -> str | None:
         found = None
@@ -42,3 +45,9 @@ def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
         for text in texts
     ]
     return {"places": places}
+
+
+def count_matches(request: tuple[str, int, str]) -> int:
+    """Return how often a pattern is found in a text."""
+    source, flags, text = request
+    return sum(1 for _ in re.compile(source, flags).finditer(text))

@@ -20,6 +20,9 @@ MATCH_SECONDS: Final = 10.0
 """CPU time for matching all patterns of a file with all names."""
 _MEMORY: Final = 1 << 30
 _FILE: Final = Path(__file__).with_name("pattern_worker.py")
+_COUNTS: Final = FileWorker(
+    _FILE, ["count"], seconds=SECONDS, memory=_MEMORY, what="that matches patterns", site=False
+)
 
 
 class Pattern:
@@ -49,7 +52,7 @@ class Pattern:
             )
         what = f"that matches {text!r}"
         self._worker = FileWorker(
-            _FILE, text, seconds=SECONDS, memory=_MEMORY, what=what, site=False
+            _FILE, ["last", text], seconds=SECONDS, memory=_MEMORY, what=what, site=False
         )
 
     def last(self, text: str) -> str | None:
@@ -62,6 +65,40 @@ class Pattern:
             TreegenError: the process that matches ended.
         """
         found: str | None = self._worker.ask(text[-MAX_TEXT:])
+        return found
+
+
+class CountedPattern:
+    """A regular expression of somebody's data, whose matches in texts are counted."""
+
+    def __init__(self, word: str, around: str = "{}", *, ignore_case: bool = False) -> None:
+        """Compile the pattern here, to check it.
+
+        Args:
+            word: The pattern, as the data have it.
+            around: What stands around it, with {} in its place.
+            ignore_case: Whether A and a are the same.
+
+        Raises:
+            ValueError: It is no regular expression.
+        """
+        source, flags = around.replace("{}", word), re.IGNORECASE if ignore_case else 0
+        try:
+            self._pattern = re.compile(source, flags)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
+        # Mostly it is a word, which takes no more time than its text is long.
+        self._is_plain = not set(word) & set("*+?{}()[]|\\.^$")
+
+    def count(self, text: str) -> int | None:
+        """Return how often it is found in a text; None if that takes more than `SECONDS`.
+
+        Raises:
+            TreegenError: The process that matches ended.
+        """
+        if self._is_plain:
+            return sum(1 for _ in self._pattern.finditer(text))
+        found: int | None = _COUNTS.ask([self._pattern.pattern, self._pattern.flags, text])
         return found
 
 
@@ -85,7 +122,7 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
         return [None] * len(texts)
     worker = FileWorker(
         _FILE,
-        None,
+        ["first"],
         seconds=MATCH_SECONDS,
         memory=_MEMORY,
         what=f"that matches {name}",
