@@ -156,6 +156,7 @@ def header(*parts: int | bytes, tensors: int = 0, pairs: int = 0) -> bytes:
 
 
 STRING, ARRAY, UINT8 = (struct.pack("<I", kind) for kind in (8, 9, 0))
+NESTED: list[int | bytes] = [ARRAY, ARRAY, 1]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ STRING, ARRAY, UINT8 = (struct.pack("<I", kind) for kind in (8, 9, 0))
         header(1, b"a", ARRAY, UINT8, 2**60, pairs=1),
         header(1, b"a", ARRAY, STRING, 2**60, pairs=1),
         header(1, b"a", ARRAY, ARRAY, 2**60, pairs=1),
-        header(1, b"a", *[ARRAY, ARRAY, 1] * 9, pairs=1),
+        header(1, b"a", *NESTED * 9, pairs=1),
         header(1, b"a", ARRAY, UINT8, 2**24, b"\0" * 2**24, pairs=1),
         header(1, b"a", struct.pack("<I", 2**32 - 1), tensors=1),
         header(1, b"a", struct.pack("<I", 99), pairs=1),
