@@ -78,7 +78,7 @@ def test_a_device_is_named_by_text_or_by_a_device_of_torch(wrong: Any, tmp_path:
 
 
 def test_a_device_of_torch_is_a_device() -> None:
-    cpu = torch.device("cpu")
+    cpu: Any = torch.device("cpu")
     assert resolve_device(cpu) == cpu and EngineOptions(model="demo", device=cpu).device == "cpu"
     assert places_of(workers=1, device=cpu).device == "cpu"
     row = torch.zeros(1, dtype=torch.int32)
