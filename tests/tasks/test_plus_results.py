@@ -153,7 +153,8 @@ def is_floats(x: Any) -> bool:
 
 def cases(num: int, seed: int) -> list[tuple[str, str]]:
     """Return pairs of a result and the expected one that both can be made."""
-    draw, found = random.Random(seed), []
+    draw = random.Random(seed)
+    found: list[tuple[str, str]] = []
     while len(found) < num:
         expected = expression(draw, draw.choice((0, 0, 1, 2)))
         out = altered(draw, expected) if draw.random() < 0.8 else expression(draw, 1)
