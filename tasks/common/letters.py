@@ -219,7 +219,7 @@ def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
     )
     letters = {each[0] for each in group}
     if stated and (other := _OR_ANOTHER.match(after)):
-        letters.add(re.sub(r"[^A-Z]", "", other[0][-2:]) or other[0][-1])
+        letters.add(other[0][-1])
     return _Mention(
         letters=frozenset(letters),
         start=start,

@@ -232,7 +232,7 @@ OTHERS: dict[str, Callable[[Job], Job]] = {
     "arguments": lambda job: replace(
         job, settings=settle({"task": "gsm8k", "model": "m", "extra": {"form": "cot"}})
     ),
-    "task": lambda job: replace(job, task=type("Other", (type(job.task),), {"version": "2"})()),
+    "task": lambda job: replace(job, task=type("Other", (type(job.task),), {"version": "other"})()),
 }
 
 

@@ -1,6 +1,6 @@
 """What `letter_answer` reads of texts as models write them."""
 
-import os
+from pathlib import Path
 
 import pytest
 
@@ -290,11 +290,8 @@ def test_letters_of_more_or_fewer_choices(text: str, num: int, want: str | None)
         "{listed}\nThus $\\boxed{{\\text{{{letter}}}}}$.",
     ],
 )
-def test_letters_beside_real_choices(form: str) -> None:
-    folder = os.environ.get("TREEGEN_TEST_DATA")
-    if not folder:
-        pytest.skip("TREEGEN_TEST_DATA is not set")
-    questions = load_questions(f"{folder}/mmlu", None, (), with_dev=False).test
+def test_letters_beside_real_choices(data_dir: Path, form: str) -> None:
+    questions = load_questions(str(data_dir / "mmlu"), None, (), with_dev=False).test
     read = []
     for question in (each for subject in questions.values() for each in subject):
         text, *choices = question.block.split("\n")[-5:]

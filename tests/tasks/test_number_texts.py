@@ -1,7 +1,6 @@
 r"""What `numeric_answer` reads of texts as models write them, and of real solutions."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -285,13 +284,10 @@ def test_a_sentence_before_changes_nothing(text: str, want: str | None) -> None:
     assert numeric_answer(f"There are 7 of 9. The answer is 11.\nSo {text}") in (want, "11")
 
 
-def test_real_solutions_are_read_right() -> None:
-    folder = os.environ.get("TREEGEN_TEST_DATA")
-    if not folder:
-        pytest.skip("TREEGEN_TEST_DATA is not set")
+def test_real_solutions_are_read_right(data_dir: Path) -> None:
     wrong = []
     for name in ("train", "test"):
-        for line in (Path(folder) / f"gsm8k/{name}.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (data_dir / f"gsm8k/{name}.jsonl").read_text(encoding="utf-8").splitlines():
             solution, _, number = json.loads(line)["answer"].partition("\n#### ")
             number = canonical_number(number)
             for text in (

@@ -153,7 +153,8 @@ def is_floats(x: Any) -> bool:
 
 def cases(num: int, seed: int) -> list[tuple[str, str]]:
     """Return pairs of a result and the expected one that both can be made."""
-    draw, found = random.Random(seed), []
+    draw = random.Random(seed)
+    found: list[tuple[str, str]] = []
     while len(found) < num:
         expected = expression(draw, draw.choice((0, 0, 1, 2)))
         out = altered(draw, expected) if draw.random() < 0.8 else expression(draw, 1)
@@ -219,7 +220,7 @@ def test_the_official_rule_is_restated_as_it_is() -> None:
     ],
 )
 def test_programs_that_read_standard_input_fail_as_in_the_published_scorers(program: str) -> None:
-    plus, human = HumanEvalPlus(), HumanEval()
+    tasks: list[Any] = [HumanEvalPlus(), HumanEval()]
     row = {
         "task_id": "T/1",
         "prompt": "def f(x):\n",
@@ -230,8 +231,8 @@ def test_programs_that_read_standard_input_fail_as_in_the_published_scorers(prog
         "atol": 0,
         "test": "def check(f):\n    assert f(1) == 1\n",
     }
-    with Judge(limits=plus.given_limits, packages=("numpy",)) as judge:
-        for task in (plus, human):
+    with Judge(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as judge:
+        for task in tasks:
             made = task.make_cases(task.record(row)[2], judge)
             for before, verdict in (("", "accepted"), (program, "runtime_error")):
                 source = f"{before}def f(x):\n    return x\n"
