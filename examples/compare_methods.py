@@ -49,8 +49,8 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
     """Fill FOLDER with runs and print a table; MORE goes to `treegen search`.
 
     Each cell has the share of puzzles that were solved, how much more that is than by plain
-    sampling, and the 95% interval of this difference over puzzles. It is bold if its p-value is
-    below 0.05 when adjusted for all cells of the table (Holm).
+    sampling, and the 95% interval of this difference over puzzles; bold if 0 is not in it. The last
+    line names the differences whose p-value, adjusted for all of the table (Holm), is below 0.05.
     """
     limits = [int(budget) for budget in budgets.split(",")]
     plain = {limit: load_run(search("sample", limit, folder, list(more))) for limit in limits}
@@ -71,12 +71,13 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
             row = found[method, limit]
             cells.append(f"{row.b:.2f}")
             if method != "sample" and row.low is not None and row.high is not None:
-                p_value = adjusted[method, limit]
-                if p_value is None:
-                    p_value = row.p_value
-                mark = "**" if p_value is not None and p_value < 0.05 else ""
+                mark = "**" if row.low > 0 or row.high < 0 else ""
                 cells[-1] += f": {mark}{row.value:+.2f}{mark} ({row.low:+.2f} to {row.high:+.2f})"
         print(f"|{method}|{'|'.join(cells)}|")
+    if len(tested) > 2:
+        clear = [cell for cell, p in adjusted.items() if p is not None and p < 0.05]
+        told = ", ".join(f"{method} at {limit:,}" for method, limit in clear)
+        print(f"\nAdjusted p < 0.05: {told or 'none'}")
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ def _print_tables() -> None:
     print("\n" + _HEAD.format("Clusters"))
     for kind in KINDS:
         for num in (3, 5, 10, 30):
-            cells = list(clusters_grid(kind, num, MODELS, 300))
+            cells = list(clusters_grid(kind, num, MODELS, 150))
             print(summary(f"{num} {kind}", cells), flush=True)
 
 

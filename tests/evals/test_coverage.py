@@ -136,9 +136,10 @@ def test_differences_of_clusters_are_covered(kind: str, model: str) -> None:
     rounds = 300
     for num in (3, 5, 10, 30):
         for cell in clusters_grid(kind, num, [model], rounds, methods={"after": after}):
-            # One cluster in fifty differs by half, all others by nothing: often none is drawn.
-            unseen = cell.name[3:6] == (0.02, 0.98, "half") and num == 30
-            least = 0.75 if unseen else least_allowed(rounds)
+            # One cluster in fifty differs much, all others by little: often none is drawn. Such
+            # cells are covered in 0.85 to 0.92; docs/guides/compare.md tells of them.
+            unseen = num == 30 and model in ("chances", "mixed") and cell.name[3:5] in HARD[:2]
+            least = 0.8 if unseen else least_allowed(rounds)
             assert cell.held["after"] >= least, cell
 
 

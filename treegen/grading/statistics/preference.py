@@ -165,7 +165,7 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
         if inside:
             ends.append(sign * math.inf)
         else:
-            ends.append(middle + sign * float(brentq(above, 0.0, distance, xtol=1e-4)))
+            ends.append(middle + sign * float(brentq(above, 0.0, distance, xtol=1e-3)))
     return ends[0], ends[1]
 
 
