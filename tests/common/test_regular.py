@@ -43,7 +43,7 @@ OWN = {
     "treegen/runs/files.py",
     "treegen/runs/records.py",
     "tasks/common/sources.py",
-    "tasks/common/worker_server.py",
+    "treegen/common/bounded/worker_server.py",
     "cli/terminal/streams.py",
 }
 READERS = {"read_text", "read_bytes"}
