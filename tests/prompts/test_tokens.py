@@ -20,6 +20,9 @@ from treegen.prompts.splice import shared_starts
 from treegen.prompts.tokens import Appender, Given, encode_texts, tokenize
 from treegen.prompts.tree import Node, prompts_of
 
+# Random texts may begin with the BOS token that a tokenizer adds.
+pytestmark = pytest.mark.filterwarnings("ignore:a prompt begins with:treegen.errors.ModelWarning")
+
 CHATML = (
     "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"

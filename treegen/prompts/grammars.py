@@ -254,7 +254,7 @@ def _tokens_of(
     if not ends:
         raise InputError("structured output needs a model with an end-of-sequence token")
     try:
-        speller = ByteSpeller(tokenizer, ends, max(vocab_size, size))
+        speller: Any = ByteSpeller(tokenizer, ends, max(vocab_size, size))
         slices = [*_WORDS, *LLTokenizer.general_slices()]
         return LLTokenizer(speller, eos_token=ends, slices=slices), speller.names
     except Exception as error:

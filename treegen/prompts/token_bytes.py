@@ -23,7 +23,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
     Returns:
         The bytes by id, or None if the tokenizer is slow or does not decode byte by byte.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     decoders = list(_parts(getattr(backend, "decoder", None)))
     types = {part.get("type") for part in decoders}
     if not types & {"ByteLevel", "ByteFallback"}:
