@@ -260,11 +260,12 @@ def test_arguments_that_were_taken_or_failed_with_another_error() -> None:
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_samples_are_refused_before_the_search(n: int) -> None:
-    for make in (
+    makes: tuple[Callable[[], object], ...] = (
         lambda: treegen.search.rollouts(n, GOOD["done"], worth),
         lambda: treegen.search.vote_prompt(lambda nodes: "q", n=n),
         lambda: treegen.search.value_prompt(lambda node: "q", lambda text: 1.0, n=n),
-    ):
+    )
+    for make in makes:
         with pytest.raises(InputError, match=f"n must be at least 1, got {n}"):
             make()
 
