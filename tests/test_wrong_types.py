@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import copy
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -26,7 +28,9 @@ from treegen.evals.judged.consistency import picked, question_of
 from treegen.evals.statistics import confidence, majority, replay, weighted
 from treegen.grading import official
 from treegen.llm.async_llm import AsyncLLM
+from treegen.replies import Replies
 from treegen.replies.formats import tool_format
+from treegen.score_texts import score_texts
 from treegen.search import AskTell, Budget, SampleRequest, SearchNode, posterior
 from treegen.tasks import (
     Problem,
@@ -204,6 +208,37 @@ def test_a_function_refuses_wrong_arguments(name: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_calls_that_take_files_or_a_tokenizer_refuse_others(tmp_path: Path) -> None:
+    llm = LLM("demo", device="cpu", memory="16MiB", check=False)
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "ab"}\n')
+
+    def scored(**given: Any) -> None:
+        with closing(score_texts(**given)) as parts:
+            next(parts)
+
+    def replies(**given: Any) -> None:
+        Replies(**given)
+
+    def rollouts(**given: Any) -> None:
+        pytest.importorskip("trl")
+        from treegen.trl import Rollouts
+
+        Rollouts(**given)
+
+    good = {"llm": llm, "path": str(file), "folder": tmp_path / "out"}
+    scored(**good)
+    for call, names, given in (
+        (scored, ("llm", "path", "folder", "top", "part"), good),
+        (replies, ("tokenizer", "tool_format_name"), {"tokenizer": llm.tokenizer}),
+        (rollouts, ("memory",), {}),
+    ):
+        for name in names:
+            for value in (5.5, b"x", [[]], object(), {}):
+                with pytest.raises(TreegenError):
+                    call(**{**given, name: value})
+
+
 def test_arguments_that_were_taken_or_failed_with_another_error() -> None:
     llm = LLM("demo", device="cpu", memory="16MiB", check=False)
     for call in (
@@ -225,11 +260,12 @@ def test_arguments_that_were_taken_or_failed_with_another_error() -> None:
 
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_samples_are_refused_before_the_search(n: int) -> None:
-    for make in (
+    makes: tuple[Callable[[], object], ...] = (
         lambda: treegen.search.rollouts(n, GOOD["done"], worth),
         lambda: treegen.search.vote_prompt(lambda nodes: "q", n=n),
         lambda: treegen.search.value_prompt(lambda node: "q", lambda text: 1.0, n=n),
-    ):
+    )
+    for make in makes:
         with pytest.raises(InputError, match=f"n must be at least 1, got {n}"):
             make()
 

@@ -20,7 +20,7 @@ import torch
 
 from treegen import LLM, Node, from_module
 from treegen.demo import model_path
-from treegen.errors import CapacityError, InputError, RunError
+from treegen.errors import CapacityError, InputError, ModelWarning, RunError
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
@@ -331,7 +331,8 @@ def test_what_the_checkpoint_recommends_is_taken_if_asked_for(checkpoint: Path) 
         llm = LLM(str(checkpoint), memory="8MiB", check=False)
     finally:
         file.write_text(before or "{}")
-    lm = TreegenLM(llm, sampling="recommended", max_gen_toks=8)
+    with pytest.warns(ModelWarning, match="without do_sample, transformers decodes greedily"):
+        lm = TreegenLM(llm, sampling="recommended", max_gen_toks=8)
     drawn = lm._prompt("one", {"do_sample": True, "top_k": 7})[1].params
     assert (drawn.temperature, drawn.top_k, drawn.repetition_penalty) == (0.3, 7, 1.1)
     greedy = lm._prompt("one", {})[1].params

@@ -37,7 +37,6 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "embedding-and-head": {"target_modules": ["embed_tokens", "lm_head", "v_proj"]},
     "head-saved": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-    "alpha-zero": {"target_modules": ["q_proj", "v_proj"], "lora_alpha": 0},
     "one-layer": {"target_modules": ["v_proj"], "layers_to_transform": [1], "use_dora": True},
 }
 
@@ -79,6 +78,19 @@ def test_logits_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None
         assert (plain(tokens).logits - wanted).abs().max() > 1e-2  # the adapter says something
     for name, weight in reference.named_parameters():
         torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_an_alpha_of_zero_adds_nothing(base: Path, tmp_path: Path) -> None:
+    """A zero is a number, and not the default of 8."""
+    adapted = save_adapter(base, tmp_path, lora_alpha=0, target_modules=["q_proj", "v_proj"])
+    config = read_adapter(tmp_path).config
+    assert config["lora_alpha"] == 0 and read_adapter(tmp_path).scale("q_proj", 4) == 0
+    merged = load_model(base, device="cpu", adapter=tmp_path).module
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    scaling = adapted.base_model.model.model.layers[0].self_attn.q_proj.scaling
+    assert scaling == {"default": 0.0}
+    for name, weight in plain.named_parameters():
+        assert torch.equal(weight, merged.get_parameter(name)), name
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from treegen.evals.choices import by_likelihood, choice_prompts, likeliest_by_le
 from treegen.evals.problem import Problem
 from treegen.prompts.tree import Node
 from treegen.tasks import TaskData, TaskOptions, get_task
+from treegen.tasks.choices.item import id_of
 
 NAMES = ("arc-easy", "arc-challenge", "hellaswag", "winogrande", "piqa")
 
@@ -181,3 +182,8 @@ def test_files_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
             get_task("piqa").load(TaskOptions(data=str(listed)))
     with pytest.raises(DataError, match="does not exist"):
         get_task("piqa").load(TaskOptions(data=str(tmp_path / "none.jsonl")))
+
+
+@pytest.mark.parametrize(("row", "want"), [({"id": 0}, "0"), ({"id": "a"}, "a"), ({}, "")])
+def test_an_id_of_zero_is_an_id(row: dict[str, Any], want: str) -> None:
+    assert id_of(row, "id") == want

@@ -15,7 +15,7 @@ from torch import Tensor
 from treegen.attention.implementations import check_reads_fp8, choose
 from treegen.attention.level import HostLevel, Level, check_form, check_values, to_host
 from treegen.attention.types import FP8, Implementation, KVPair, Options, Prepared
-from treegen.common.checks import checked
+from treegen.common.checks import as_tuple
 from treegen.errors import InputError
 
 Pools = Tensor | Sequence[Tensor]
@@ -23,7 +23,6 @@ Pools = Tensor | Sequence[Tensor]
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-@checked
 def prepare(
     levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
 ) -> Prepared:
@@ -36,7 +35,7 @@ def prepare(
         InputError: the levels or positions are not as `Level` says, or the implementation does not
             run on their device.
     """
-    levels = tuple(levels)
+    levels = as_tuple("levels", levels)
     if not levels:
         raise InputError("attention needs at least one level, got none")
     if not isinstance(levels[0], Level):

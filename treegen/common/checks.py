@@ -8,7 +8,7 @@ import math
 import numbers
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from treegen.errors import InputError
@@ -125,7 +125,7 @@ def checked_class(kind: type[_T]) -> type[_T]:
     Returns:
         The class.
     """
-    kind.__init__ = checked(kind.__init__)  # type: ignore[misc]
+    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
@@ -139,7 +139,8 @@ def _kind_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
             kind = eval(kind, inspect.unwrap(function).__globals__)
         except (NameError, TypeError):
             return Any
-    return tuple[kind, ...] if parameter.kind is parameter.VAR_POSITIONAL else kind
+    several = parameter.kind is parameter.VAR_POSITIONAL
+    return GenericAlias(tuple, (kind, ...)) if several else kind
 
 
 def _is_of(value: Any, kind: Any) -> bool:

@@ -20,7 +20,8 @@ def parse_bytes(amount: int | str) -> int:
     """
     if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
         return amount
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*", str(amount))
+    pattern = r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*"
+    match = re.fullmatch(pattern, amount) if isinstance(amount, str) else None
     if match and match[2].lower() in _UNITS:
         size = int(float(match[1]) * _UNITS[match[2].lower()])
         if size > 0:

@@ -39,8 +39,10 @@ class Replies:
         tool_format_name: a name of `TOOL_FORMATS`, in place of what the tokenizer says.
 
         Raises:
-            InputError: no format has the name.
+            InputError: it is no tokenizer, or no format has the name.
         """
+        if not callable(getattr(tokenizer, "convert_tokens_to_ids", None)):
+            raise InputError(f"tokenizer must be one of transformers, got {tokenizer!r:.60}")
         self.tokenizer = tokenizer
         given = None if tool_format_name is None else tool_format(tool_format_name)
         self.format = given or tool_format_of(tokenizer)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.checks import checked
 from treegen.common.params import MAX_COUNT, check_int
 from treegen.errors import InputError, RunError, TreegenError
 from treegen.plan.plan import Request
@@ -37,8 +39,14 @@ class Progress:
     computed: int
 
 
+@checked
 def score_texts(
-    llm: LLM, path: Path, folder: Path, *, top: int = 0, part: int = _PAIRS
+    llm: LLM,
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    top: int = 0,
+    part: int = _PAIRS,
 ) -> Generator[Progress, None, None]:
     """Score the texts of a file, into files of columns; yields after each that was written.
 
@@ -54,8 +62,11 @@ def score_texts(
         CapacityError: a text is too long for the model or the cache.
         RunError: the folder has columns of something else, or cannot be written.
     """
+    if not callable(getattr(llm, "score_stream", None)):
+        raise InputError(f"llm must be an LLM, got {llm!r:.60}; give LLM(model)")
     check_int("top", top, least=0, most=MAX_COUNT)
     check_int("part", part, least=1)
+    path, folder = Path(path), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from treegen.common.formats import parse_bytes
 from treegen.errors import InputError, ModelError
 from treegen.llm import LLM
 from treegen.model.borrow import borrowed
@@ -65,6 +66,8 @@ class Rollouts:
             InputError: an option is not known.
         """
         check_known(options, "options of rollouts")
+        if memory is not None:
+            parse_bytes(memory)
         self._options = {"memory": memory, "compile": False, **options}
         self._served: WeakKeyDictionary[Any, _Served] = WeakKeyDictionary()
 

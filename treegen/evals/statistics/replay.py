@@ -79,6 +79,7 @@ def until_decided(
     """
     check_int("batch", batch, least=1)
     check_int("orders", orders, least=1)
+    check_int("seed", seed, least=0)
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
