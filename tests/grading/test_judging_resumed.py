@@ -107,6 +107,7 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
         ({"judge": ["none/at/all"]}, "is to be judged by none/at/all: .*--judge none"),
         ({"judge": "demo"}, "damaged"),
         ({"judge": ["demo"], "rubric": 5}, "damaged"),
+        ({"judge": ["demo"], "rubric": "/dev/zero.yaml"}, "damaged"),
         ({"judge": ["demo"], "wordings": 99}, "wordings"),
         ("demo", "judged_by"),
     ):
