@@ -80,6 +80,7 @@ def main(folder: str, device: str, *numbers: str) -> None:
         assert not followers()
         assert not torch.distributed.is_initialized()
         sys.stdout.write(f"kill {number} is clean\n")
+        sys.stdout.flush()
 
 
 def kill_ranks(folder: Path, device: str, kills: int, at_a_time: int) -> None:
