@@ -8,6 +8,7 @@ new ranks, and a line is printed for each one that ended with a clear error and 
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -79,6 +80,23 @@ def main(folder: str, device: str, *numbers: str) -> None:
         assert not followers()
         assert not torch.distributed.is_initialized()
         sys.stdout.write(f"kill {number} is clean\n")
+        sys.stdout.flush()
+
+
+def kill_ranks(folder: Path, device: str, kills: int, at_a_time: int) -> None:
+    """Run this program for so many kills; it must end by itself each time."""
+    tiny_models.save_tiny_model(folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for first in range(0, kills, at_a_time):
+        last = min(first + at_a_time, kills)
+        command = [sys.executable, __file__, folder, device, first, last, kills]
+        done = subprocess.run(
+            [*map(str, command)], env=environment, text=True, capture_output=True, check=False
+        )
+        told = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode != -signal.SIGABRT, told
+        assert done.returncode == 0, told
+        assert done.stdout.count("is clean") == last - first, told
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ class _Touched:
 
     def by_others(self, at: Ints, who: Ints) -> NDArray[np.bool_]:
         first, last = self.first[at], self.last[at]
-        return (last >= 0) & ((first != who) | (last != who))
+        races: NDArray[np.bool_] = (last >= 0) & ((first != who) | (last != who))
+        return races
 
 
 class _Memory:
@@ -169,7 +170,8 @@ def _compute(words: list[str], values: list[Ints]) -> Value:
         (source,) = values
         return _signed(source, int(words[-1][1:])) if signed else source
     given = [_signed(each, bits) if signed and words[0] != "selp" else each for each in values]
-    a, b, c, *_ = [*given, *([np.zeros(1, np.int64)] * 3)]
+    none = np.zeros(1, np.int64)
+    a, b, c = [*given, none, none, none][:3]
     match words[:-1]:
         case ["mov"]:
             return a
@@ -200,7 +202,7 @@ def _compute(words: list[str], values: list[Ints]) -> Value:
         case ["selp"]:
             return np.where(c != 0, a, b)
         case ["setp", how]:
-            return _COMPARE[how](a, b).astype(np.int64)
+            return np.asarray(_COMPARE[how](a, b), np.int64)
     return None
 
 

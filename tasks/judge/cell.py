@@ -106,9 +106,9 @@ class SandboxCell:
         except OSError:
             started = b""
         if not started:
-            error = self._death("while it started")
+            death = self._death("while it started")
             self.close()
-            raise error
+            raise death
 
     def __enter__(self) -> Self:
         return self

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
-import tiny_models
 import torch
 import torch.distributed as dist
+from killed_ranks import kill_ranks
 
 from treegen.errors import WorkerError
 from treegen.model import leading
 from treegen.model.leading import Group
 from treegen.model.parallel.ranks import Lead, join, leave
-
-PROGRAM = Path(__file__).parents[1] / "killed_ranks.py"
 
 DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
 
@@ -83,30 +77,7 @@ def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -
     assert not dist.is_initialized()
 
 
-def kill_ranks(folder: Path, device: str, kills: int, at_a_time: int) -> None:
-    tiny_models.save_tiny_model(folder)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for first in range(0, kills, at_a_time):
-        last = min(first + at_a_time, kills)
-        command = [sys.executable, PROGRAM, folder, device, first, last, kills]
-        done = subprocess.run(
-            [*map(str, command)], env=environment, text=True, capture_output=True, check=False
-        )
-        told = f"{done.stdout}\n{done.stderr}"
-        assert done.returncode != -signal.SIGABRT, told
-        assert done.returncode == 0, told
-        assert done.stdout.count("is clean") == last - first, told
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_200_killed_ranks_on_a_cpu(tmp_path: Path) -> None:
     kill_ranks(tmp_path, "cpu", 200, 20)
-
-
-@pytest.mark.gpu
-@pytest.mark.soak
-@pytest.mark.timeout(1200)
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_20_killed_ranks_on_two_gpus(tmp_path: Path) -> None:
-    kill_ranks(tmp_path, "cuda", 20, 10)

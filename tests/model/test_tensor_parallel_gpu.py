@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from killed_ranks import kill_ranks
 from torch import Tensor
 
 from treegen import LLM, Node, RunResult, SamplingParams
@@ -43,6 +44,7 @@ PAIRS = [("Q: Ann has", " 3 apples"), ("Q: Ann has", " 14 pens")]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=16, seed=3)
 TOP_P = SamplingParams(max_tokens=16, seed=3, top_p=0.9, top_k=50, logprobs=2)
+KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "3"))
 LONGEST = 75.0  # seconds in which a test is done with its two GPUs
 LONGEST_OF_SEVERAL = 220.0  # which compiles the layers for each arrangement
 
@@ -225,6 +227,11 @@ def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
         with pytest.raises(WorkerError, match="make a new LLM"):
             llm.run(tree_of(1))
     pairs.close()
+
+
+@pytest.mark.timeout(1200)
+def test_ranks_that_are_killed_at_any_moment_leave_the_process_alive(tmp_path: Path) -> None:
+    kill_ranks(tmp_path, "cuda", KILLS, at_a_time=10)
 
 
 @pytest.mark.parametrize(

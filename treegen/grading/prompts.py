@@ -96,19 +96,12 @@ class JudgedAnswers:
 
 def cases_of(answers: JudgedAnswers, judging: ModelJudging) -> list[JudgedCase]:
     """Return all that a judging asks, prompts that share most beside each other."""
-    return cases_about([*answers.shown(pairs=judging.asked.rubric.pairs)], judging)
-
-
-def cases_about(
-    shown: Sequence[tuple[str, tuple[tuple[int, int], ...]]], judging: ModelJudging
-) -> list[JudgedCase]:
-    """Return all that a judging asks of some answers, as `JudgedAnswers.shown` yields them."""
     asked = judging.asked
     criteria = range(max(1, len(asked.rubric.criteria)))
     return [
-        JudgedCase(problem_id, keys, wording, criterion)
+        JudgedCase(problem_id, shown, wording, criterion)
         for wording in range(asked.wordings)
-        for problem_id, keys in shown
+        for problem_id, shown in answers.shown(pairs=asked.rubric.pairs)
         for criterion in criteria
     ]
 

@@ -1,7 +1,8 @@
 """Judging a run from what is asked for to stored judgements: what `treegen judge` does."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from treegen.evals.job import Job
 from treegen.evals.running.listener import Follow, Listener, Stop
 from treegen.grading.asked import JudgingSettings, ModelJudging
 from treegen.grading.carry import JudgeWork, carry_out
-from treegen.grading.deciding import Deciding
+from treegen.grading.deciding import Deciding, is_settled
 from treegen.grading.judged import Judged, of_one_kind, read_judged
 from treegen.grading.models import JudgeModel, JudgeModels
-from treegen.grading.prompts import JudgedAnswers, cases_about, cases_of
-from treegen.grading.store import FILE, FOLDER, Lines, adding, begin
-from treegen.runs import RecordFile, RunDir
+from treegen.grading.prompts import JudgedAnswers, cases_of
+from treegen.grading.store import adding, begin, read_records, read_verdict, slot_of
+from treegen.runs import RunDir
 
 
 @dataclass(slots=True)
@@ -130,13 +131,22 @@ def progress_of(
         judging: the judging, whose answers are of that run alone.
         samples: the problem and the index of each sample of the run.
     """
-    asked, file = judging.asked, path / FOLDER / judging.name / FILE
-    if not file.exists():
-        return 0, 0
-    cases = cases_about([(problem, ((0, index),)) for problem, index in samples], judging)
-    with closing(RecordFile(file, writable=False)) as records:
-        deciding = Deciding(asked, cases, Lines(records, asked.rubric))
-    return deciding.done, deciding.planned
+    asked, there = judging.asked, set(samples)
+    num_criteria = max(1, len(asked.rubric.criteria))
+    done, planned = 0, len(there) * asked.wordings * num_criteria * asked.repeats
+    known: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
+    for record in read_records(path, judging.name):
+        shown, wording, criterion, repeat = slot_of(record)
+        is_asked = wording < asked.wordings and criterion < num_criteria and repeat < asked.repeats
+        if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
+            verdict = read_verdict(record, asked.rubric) if asked.decided else None
+            known[record["problem_id"], shown, wording, criterion][repeat] = verdict
+    for verdicts in known.values():
+        left = asked.repeats - len(verdicts)
+        done += len(verdicts)
+        if asked.decided and is_settled(verdicts.values(), left):
+            planned -= left
+    return done, planned
 
 
 def _check_references(asked: JudgingSettings, answers: JudgedAnswers) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from treegen.errors import InputError, TreegenError
 from treegen.evals.asked.given import absolute
 from treegen.grading.asked import KINDS, Verdicts
-from treegen.grading.rubric import Rubric, load_rubric
+from treegen.grading.rubric import BUILT_IN, Rubric, load_rubric
 from treegen.report.judged.judging import Judgings, check_judges, judge, names_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class JudgingPlan:
     def to_json(self) -> dict[str, Any]:
         """Return what run.json keeps. A loaded model is kept by its name, a file by its content."""
         rubric = self.rubric
-        if rubric is not None and not (isinstance(rubric, str) and rubric.isidentifier()):
+        if rubric is not None and not (isinstance(rubric, str) and rubric in BUILT_IN):
             rubric = load_rubric(rubric).to_json()
         names = [each if isinstance(each, str) else each.facts.engine.model for each in self.judges]
         return {
@@ -110,10 +110,11 @@ class JudgingPlan:
             InputError: run.json was changed, and this is no plan.
         """
         judges, kept = found.get("judge"), found.get("options", {})
+        rubric = found.get("rubric")  # a file is kept by its content, so no path is taken from here
         whole = (
             isinstance(judges, list) and judges and all(isinstance(each, str) for each in judges)
             and isinstance(kept, Mapping)
-            and isinstance(found.get("rubric"), str | Mapping | None)
+            and (isinstance(rubric, Mapping) or rubric in (None, *BUILT_IN))
             and type(found.get("wordings")) in (int, type(None))
             and found.get("verdicts") in (None, *KINDS)
         )  # fmt: skip
@@ -124,7 +125,7 @@ class JudgingPlan:
             )
         kept = {name: kept[name] for name in _LOADING if name in kept}
         return cls(
-            judges=tuple(cast("list[str]", judges)), rubric=found.get("rubric"),
+            judges=tuple(cast("list[str]", judges)), rubric=rubric,
             wordings=found.get("wordings"), verdicts=found.get("verdicts"),
             options={**kept, **options},
         )  # fmt: skip
