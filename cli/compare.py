@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 _RUN = click.Path(path_type=Path)
 
@@ -13,7 +13,7 @@ _RUN = click.Path(path_type=Path)
 @click.command("compare")
 @click.argument("run_a", type=_RUN)
 @click.argument("run_b", type=_RUN)
-@options_of("reading")
+@add_option_groups("reading")
 @click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
 @click.option("--output-path", "-o", type=_RUN, metavar="DIR",
               help="Where the plots go. Default: a folder in RUN_B.")  # fmt: skip
@@ -30,8 +30,8 @@ def command(
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
     """
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formats import safe_text
-    from treegen.common.paths import file_name
+    from treegen.common.files.paths import file_name
+    from treegen.common.formatting import safe_text
     from treegen.errors import InputError
     from treegen.report.compare import compare_runs
     from treegen.report.load import load_run

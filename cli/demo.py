@@ -11,9 +11,9 @@ import click
 
 if TYPE_CHECKING:
     from treegen.cli.terminal.progress import Terminal
-    from treegen.evals.judged.execution import Execution
-    from treegen.evals.running.evaluation import Evaluated
-    from treegen.evals.running.searching import Searched
+    from treegen.evals.pipeline.evaluation import EvaluationResult
+    from treegen.evals.pipeline.search import SearchRunResult
+    from treegen.evals.scoring.code_execution import ExecutionOptions
     from treegen.llm import LLM
 
 # What a user would give for each part of the tour; the rest is the demo model's defaults.
@@ -35,33 +35,35 @@ class _Tour:
     path: Path
     terminal: "Terminal"
 
-    def evaluate(self, asked: dict[str, Any], execution: "Execution | None" = None) -> "Evaluated":
+    def evaluate(
+        self, asked: dict[str, Any], execution: "ExecutionOptions | None" = None
+    ) -> "EvaluationResult":
         """Run one evaluation as `treegen eval` would."""
-        from treegen.evals.running.evaluation import evaluate_all
-        from treegen.evals.running.work import Models
+        from treegen.evals.pipeline.evaluation import evaluate_all
+        from treegen.evals.pipeline.execution import ModelLoader
 
-        task, given = self._given(asked)
+        task, given = self._fill_defaults(asked)
         return evaluate_all(
-            [task], given, Models(self.llm), self.terminal, output=str(self.path / task),
+            [task], given, ModelLoader(self.llm), self.terminal, output=str(self.path / task),
             execution=execution,
         )[0]  # fmt: skip
 
-    def search(self, asked: dict[str, Any], method: str) -> "Searched":
+    def search(self, asked: dict[str, Any], method: str) -> "SearchRunResult":
         """Search a task's problems as `treegen search` would."""
-        from treegen.evals.running.searching import search_all
-        from treegen.evals.running.work import Models
+        from treegen.evals.pipeline.execution import ModelLoader
+        from treegen.evals.pipeline.search import search_all
 
-        task, given = self._given({**asked, "method": method}, search=True)
+        task, given = self._fill_defaults({**asked, "method": method}, search=True)
         del given["method"]
         return search_all(
-            [method], {**given, "task": task}, Models(self.llm), self.terminal,
+            [method], {**given, "task": task}, ModelLoader(self.llm), self.terminal,
             output=str(self.path / task / method),
         )[0]  # fmt: skip
 
-    def _given(self, asked: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
+    def _fill_defaults(self, asked: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
         from treegen import demo
 
-        given = demo.completed(asked, **how)
+        given = demo.fill_defaults(asked, **how)
         del given["model"]  # it is loaded
         return given.pop("task"), given
 
@@ -79,8 +81,8 @@ def command(output_path: str | None) -> None:
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, notice
     from treegen.errors import RunError
-    from treegen.evals.running.destinations import new_path
-    from treegen.runs.made import check_directory
+    from treegen.evals.pipeline.targets import new_path
+    from treegen.runs.new_directory import check_directory
 
     path = Path(output_path) if output_path else new_path("demo")
     check_directory(path)
@@ -129,24 +131,24 @@ def _load() -> "LLM":
 def _plan(tour: _Tour) -> None:
     from treegen import demo
     from treegen.cli.terminal.render import echo
-    from treegen.evals.asked.settings import settle
+    from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.job import load_job
 
-    echo(str(tour.llm.plan(load_job(settle(demo.completed(_WORDS))).tree)))
+    echo(str(tour.llm.plan(load_job(resolve_eval_settings(demo.fill_defaults(_WORDS))).tree)))
 
 
 def _vote(tour: _Tour) -> None:
     from treegen.cli.terminal.render import echo
-    from treegen.common.formats import markdown
-    from treegen.evals.course.account import sharing_line
+    from treegen.common.formatting import format_table
+    from treegen.evals.progress.usage import format_sharing
 
     found = tour.evaluate(_WORDS)
     report = found.report
     assert report is not None
     votes = [row for row in report.majority if row.filter == report.majority[0].filter]
     rows = [[str(row.k), _share(row.value), _share(row.stderr)] for row in votes]
-    echo("\n" + markdown(["k", "Right by vote of k", "Stderr"], rows, right=(0, 1, 2)))
-    echo(f"\n{sharing_line(found.results['usage'])}")
+    echo("\n" + format_table(["k", "Right by vote of k", "Stderr"], rows, right=(0, 1, 2)))
+    echo(f"\n{format_sharing(found.results['usage'])}")
 
 
 def _heat_map(tour: _Tour) -> None:
@@ -162,12 +164,12 @@ def _heat_map(tour: _Tour) -> None:
 
 def _programs(tour: _Tour) -> None:
     from treegen.cli.terminal.render import echo, notice
-    from treegen.common.formats import markdown
+    from treegen.common.formatting import format_table
     from treegen.errors import TreegenError
-    from treegen.evals.judged.execution import Execution
+    from treegen.evals.scoring.code_execution import ExecutionOptions
 
     try:
-        report = tour.evaluate(_PROGRAMS, Execution()).report
+        report = tour.evaluate(_PROGRAMS, ExecutionOptions()).report
     except TreegenError as error:
         notice(f"left out: {error}")
         return
@@ -177,7 +179,7 @@ def _programs(tour: _Tour) -> None:
         for row in report.metrics
         if row.metric.startswith("pass@")
     ]
-    echo("\n" + markdown(["Metric", "Value", "Stderr"], rows, right=(1, 2)))
+    echo("\n" + format_table(["Metric", "Value", "Stderr"], rows, right=(1, 2)))
 
 
 def _puzzles(tour: _Tour) -> None:

@@ -7,22 +7,22 @@ from typing import Any
 import click
 
 from treegen.cli.judge.options import JUDGE, loading_of, plan_judging, show_judged
-from treegen.cli.typed.grouped import Grouped
-from treegen.cli.typed.options import (
+from treegen.cli.options.command import GroupedCommand
+from treegen.cli.options.options import (
     OUTPUT,
     QUIET,
     WRITE_OUT,
-    asked_for,
-    options_of,
-    take_execution,
+    add_option_groups,
+    collect_choices,
+    pop_execution_options,
     task_names,
 )  # fmt: skip
-from treegen.cli.typed.places import places_for, take_cluster
+from treegen.cli.options.workers import resolve_workers, take_cluster
 
 
 @click.command(
     "eval",
-    cls=Grouped,
+    cls=GroupedCommand,
     file=True,
     examples=(
         "treegen eval gsm8k --limit 4 --n-samples 8",
@@ -30,7 +30,7 @@ from treegen.cli.typed.places import places_for, take_cluster
         "treegen eval --resume runs/math",
     ),
 )
-@options_of(
+@add_option_groups(
     "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution",
     "task code",
 )  # fmt: skip
@@ -55,27 +55,29 @@ def command(
     Several --adapter are runs in DIR/ADAPTER each, compared with the first at the end; their model
     is read once. To continue them, give the same adapters and --resume DIR.
     """
+    from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.common.formats import safe_text
-    from treegen.evals.running.adapters import evaluate_adapters
-    from treegen.evals.running.evaluation import evaluate_all
-    from treegen.evals.running.work import Models
-    from treegen.grading.models import JudgeModels
-    from treegen.report.judged.planned import JudgingPlan
-    from treegen.report.load import compared
+    from treegen.common.formatting import safe_text
+    from treegen.evals.judging.models import JudgeLoader
+    from treegen.evals.pipeline.adapters import evaluate_adapters
+    from treegen.evals.pipeline.evaluation import evaluate_all
+    from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.report.load import compare_rows
 
     tasks = task_names(params)
-    cluster, execution = take_cluster(params), take_execution(params)
+    cluster, execution = take_cluster(params), pop_execution_options(params)
     several = adapter if len(adapter) > 1 else ()
-    asked = asked_for(params if several else {**params, "adapter": adapter})
+    asked = collect_choices(params if several else {**params, "adapter": adapter})
     judging = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
     plan = plan_judging(judge, judging, asked)
     if judge:
         asked["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(quiet=quiet, resume="eval", flags=allowed)
-    models = Models(places=places_for(cluster, asked), stays=plan is not None or resume is not None)
+    models = ModelLoader(
+        places=resolve_workers(cluster, asked), stays=plan is not None or resume is not None
+    )
     how: dict[str, Any] = {
         "output": output, "resume": resume, "execution": execution, "show_prompts": write_out,
         "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(asked)),
@@ -97,7 +99,7 @@ def command(
         render.echo(f"results: {each.path / 'results.json'}\n")
     documents = [{"run": str(each.path), **render.without_parts(each.results)} for each in found]
     complaints = [each.complaint for each in found if each.complaint]
-    with closing(models), JudgeModels(models) as judges:
+    with closing(models), JudgeLoader(models) as judges:
         for each, document in zip(found, documents, strict=True):
             if each.judged_by is None:
                 continue
@@ -110,11 +112,11 @@ def command(
             document["judged"] = judged.to_json()
             complaints += judged.complaints
     differences = []
-    for a, b, told in compared(rows, allow_task_code="allow_task_code" in asked):
+    for a, b, told in compare_rows(rows, allow_task_code="allow_task_code" in asked):
         if not quiet:
             render.echo(safe_text(f"{b} against {a}\n\n{told}"))
         differences.append({"run_a": a, "run_b": b, **told.to_json()})
     render.json_line({"runs": documents, **({"compared": differences} if several else {})})
     if missing := sum(each.missing for each in found):
         complaints.insert(0, f"{missing:,} samples were not drawn; {found[0].again}")
-    render.complain(complaints)
+    render.exit_with_complaints(complaints)

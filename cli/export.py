@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
-# As in `treegen.exchange`, whose import is slow.
+# As in `treegen.report.exchange`, whose import is slow.
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 
@@ -17,7 +17,7 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
               help="inspect, every-eval-ever, lm-eval or parquet.")  # fmt: skip
 @click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="PATH",
               help="For inspect a file (.eval), else a folder. Default: in the run.")  # fmt: skip
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: Any) -> None:
     """Write the samples and scores of the directory RUN as another tool would have.
@@ -26,8 +26,8 @@ def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: 
     and samples of lm-evaluation-harness, and parquet tables.
     """
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formats import safe_text
-    from treegen.exchange import export_run
+    from treegen.common.formatting import safe_text
+    from treegen.report.exchange import export_run
 
     files = export_run(run, to, output_path, **asked)
     if not quiet:

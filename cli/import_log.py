@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from treegen.cli.typed.options import QUIET
+from treegen.cli.options.options import QUIET
 
 
 @click.command("import")
@@ -21,10 +21,10 @@ def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: 
     or its results_TIME.json. The verdicts are those of the log.
     """
     from treegen.cli.terminal.render import echo, json_line, notice
-    from treegen.common.formats import safe_text
-    from treegen.evals.running.destinations import new_path
-    from treegen.exchange.bring import read_log
-    from treegen.exchange.foreign import make_runs
+    from treegen.common.formatting import safe_text
+    from treegen.evals.pipeline.targets import new_path
+    from treegen.report.exchange.external_log import make_runs
+    from treegen.report.exchange.importer import read_log
 
     found = read_log(log, tasks or None)
     for each in found:

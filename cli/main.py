@@ -16,11 +16,11 @@ from typing import IO, Any, Final
 import click
 
 import treegen
-from treegen.cli.terminal.flags import flagged
+from treegen.cli.options.options import CONTEXT
+from treegen.cli.terminal.flags import rename_arguments
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.cli.terminal.streams import guarded_streams
-from treegen.cli.typed.options import CONTEXT
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.errors import ModelWarning, TreegenError
 
 # Under the titles of the list of commands: name -> the help that the list shows.
@@ -129,10 +129,10 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _in_one_line(lambda: self._invoked(ctx)), _warnings_in_one_line():
+        with _in_one_line(lambda: self._get_invoked_command(ctx)), _warnings_in_one_line():
             return super().invoke(ctx)
 
-    def _invoked(self, ctx: click.Context) -> click.Command | None:
+    def _get_invoked_command(self, ctx: click.Context) -> click.Command | None:
         """Return the subcommand that click has resolved, None before that."""
         name = ctx.invoked_subcommand
         return None if name is None else self.get_command(ctx, name)
@@ -154,7 +154,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{told} ({where})" if where else told) from error
     except TreegenError as error:
-        raise Failure(flagged(str(error), command())) from error
+        raise Failure(rename_arguments(str(error), command())) from error
     except OSError as error:
         if error.filename is None:
             raise

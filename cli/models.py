@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.typed.options import QUIET
+from treegen.cli.options.options import QUIET
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.model.about import About
+    from treegen.model.checkpoint_report import CheckpointReport
 
 
 @click.command("models")
@@ -30,14 +30,21 @@ def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -
     With a checkpoint: what becomes of that one, from its configuration alone.
     """
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.model.about import IMAGE_SIZES, Families, about, image_sizes
+    from treegen.model.checkpoint_report import (
+        IMAGE_SIZES,
+        FamilyReport,
+        inspect_checkpoint,
+        parse_image_sizes,
+    )
     from treegen.model.options import EngineOptions
 
     if model is not None:
-        asked = image_sizes(sizes or IMAGE_SIZES)
-        found: About | Families = about(EngineOptions(model=model, **options), asked)
+        asked = parse_image_sizes(sizes or IMAGE_SIZES)
+        found: CheckpointReport | FamilyReport = inspect_checkpoint(
+            EngineOptions(model=model, **options), asked
+        )
     elif sizes is None:
-        found = Families.known_here()
+        found = FamilyReport.known_here()
     else:
         raise InputError("--image-size is of one checkpoint; name it")
     if not quiet:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of, whole_numbers
+from treegen.cli.options.options import QUIET, add_option_groups, whole_numbers
 
 
 @click.command("power")
@@ -26,7 +26,7 @@ from treegen.cli.typed.options import QUIET, options_of, whole_numbers
               help="The chance to find the difference.")  # fmt: skip
 @click.option("--alpha", type=float, default=0.05, show_default=True,
               help="The chance to find one where there is none.")  # fmt: skip
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(
     difference: float, runs: tuple[Path, ...], n_problems: int | None, num_samples: str,
@@ -39,15 +39,15 @@ def command(
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.report.load import load_run
-    from treegen.report.spread import Wish, spread_of_runs
+    from treegen.report.power_analysis import PowerQuery, spread_of_runs
 
     ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     runs_read = [load_run(path, **asked) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
-    wish = Wish(difference, wanted, alpha, n_problems)
+    wish = PowerQuery(difference, wanted, alpha, n_problems)
     rows = wish.rows(spread, ks)
     if not quiet:
-        echo(f"{wish.told(spread, rows)}\n")
+        echo(f"{wish.build_table(spread, rows)}\n")
     json_line({
         "difference": difference, "power": wanted, "alpha": alpha, "num_problems": n_problems,
         "between": spread.between, "within": spread.within, "correlation": spread.correlation,

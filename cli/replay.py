@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("replay")
@@ -17,7 +17,7 @@ from treegen.cli.typed.options import QUIET, options_of
               multiple=True, help="Of the leading answer to stay ahead; may be "
               "repeated.")  # fmt: skip
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(
     run: Path, stop_batch: int, chances: tuple[float, ...], filter_name: str | None, quiet: bool,
@@ -29,11 +29,11 @@ def command(
     differences are to the vote of all samples on the same problems.
     """
     from treegen.cli.terminal.render import echo, json_line, read_run
-    from treegen.report.saved import CHANCES, drawn_of, savings
-    from treegen.report.shown import filter_of
+    from treegen.report.run_document import filter_of
+    from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
     view = read_run(run, asked, quiet=quiet)
-    drawn = drawn_of(view, filter_of(view, filter_name))
+    drawn = get_replay_problems(view, filter_of(view, filter_name))
     found = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
     if not quiet:
         for each in found:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("report")
@@ -14,7 +14,7 @@ from treegen.cli.typed.options import QUIET, options_of
                 type=click.Path(path_type=Path))  # fmt: skip
 @click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="FILE.html",
               help="The page. Default: report.html in the run; here for several.")  # fmt: skip
-@options_of("reading")
+@add_option_groups("reading")
 @click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
 @QUIET
 def command(
@@ -25,7 +25,7 @@ def command(
     The page needs no network and no other file. Its plots are written beside it as SVG and PNG.
     """
     from treegen.cli.terminal.render import echo, json_line, notice
-    from treegen.common.formats import safe_text
+    from treegen.common.formatting import safe_text
     from treegen.report.load import find_runs, load_run
     from treegen.report.page import check_name, write_page
 

@@ -5,23 +5,28 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, asked_for, options_of, take_execution
+from treegen.cli.options.options import (
+    QUIET,
+    add_option_groups,
+    collect_choices,
+    pop_execution_options,
+)
 
 
 @click.command("score")
 @click.argument("run", type=click.Path(path_type=Path))
-@options_of("reading")
+@add_option_groups("reading")
 @click.option("--rejudge", is_flag=True, help="Run programs again that have been judged.")
-@options_of("arguments", "report", "execution")
+@add_option_groups("arguments", "report", "execution")
 @QUIET
 def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
     """Score the samples in the directory RUN again and rewrite its results.json."""
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
-    from treegen.evals.running.again import score_again
+    from treegen.evals.pipeline.rescoring import rescore_run
 
-    execution = take_execution(params, anew=rejudge)
-    found = score_again(run, asked_for(params), Terminal(quiet=quiet), execution)
+    execution = pop_execution_options(params, anew=rejudge)
+    found = rescore_run(run, collect_choices(params), Terminal(quiet=quiet), execution)
     if not quiet:
         render.show_report(found.results, found.report)
         render.pictures(found.report, run)
@@ -32,4 +37,4 @@ def command(run: Path, quiet: bool, rejudge: bool, **params: Any) -> None:
         render.echo("")
     # The shape of `treegen eval`, which may have several runs.
     render.json_line({"runs": [{"run": str(run), **render.without_parts(found.results)}]})
-    render.complain([found.complaint] if found.complaint else [])
+    render.exit_with_complaints([found.complaint] if found.complaint else [])

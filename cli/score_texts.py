@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, engine_of, options_of
+from treegen.cli.options.options import QUIET, add_option_groups, engine_of
 from treegen.errors import InputError
 
 
 @click.command("score-texts")
 @click.argument("file", type=click.Path(path_type=Path))
-@options_of("model")
+@add_option_groups("model")
 @click.option("--top", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
               help="Likeliest tokens to store in the place of each token.")  # fmt: skip
 @click.option("--output", "-o", required=True, type=click.Path(path_type=Path), metavar="DIR",
@@ -31,8 +31,8 @@ def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> N
     if not file.is_file():
         raise InputError(f"there is no file {file}; give one of JSON lines")
 
+    from treegen.integrations.score_texts import Progress, score_texts
     from treegen.llm import LLM
-    from treegen.score_texts import Progress, score_texts
 
     done = Progress(0, 0, 0)
     for done in score_texts(LLM(**asdict(engine)), file, output, top=top):

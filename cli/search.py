@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.typed.grouped import Grouped
-from treegen.cli.typed.options import OUTPUT, QUIET, asked_for, options_of
-from treegen.cli.typed.places import places_for, take_cluster
+from treegen.cli.options.command import GroupedCommand
+from treegen.cli.options.options import OUTPUT, QUIET, add_option_groups, collect_choices
+from treegen.cli.options.workers import resolve_workers, take_cluster
 from treegen.errors import InputError
-from treegen.evals.search.methods import METHODS, having
+from treegen.evals.search.methods import METHODS, methods_with_setting
 
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int}
 
@@ -21,7 +21,7 @@ def _either(names: Iterable[str]) -> str:
 
 def _of(knob: str, what: str) -> str:
     """Return the help of a setting that few methods read: their names, and what it is."""
-    return f"{', '.join(having(knob))}: {what}"
+    return f"{', '.join(methods_with_setting(knob))}: {what}"
 
 
 def _own_arguments() -> str:
@@ -33,7 +33,7 @@ def _own_arguments() -> str:
 
 @click.command(
     "search",
-    cls=Grouped,
+    cls=GroupedCommand,
     file=True,
     examples=(
         "treegen search countdown --limit 4 --method beam --budget tokens=2000",
@@ -80,7 +80,7 @@ def _own_arguments() -> str:
 @click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
 @click.option("--repeats", type=int, help="Searches of each problem, for pass@k. Default: 1.")
 @click.option("--concurrency", type=int, help="Problems to search at once. Default: 64.")
-@options_of("drawing", "data", "arguments", "model", "cluster", "task code")
+@add_option_groups("drawing", "data", "arguments", "model", "cluster", "task code")
 @OUTPUT
 @QUIET
 def command(
@@ -93,17 +93,23 @@ def command(
     whole tree; a run that was stopped continues with --resume.
     """
     cluster = take_cluster(params)
-    given = _given(params)
-    places = places_for(cluster, given)
+    given = _collect_choices(params)
+    places = resolve_workers(cluster, given)
     from treegen.cli.terminal.progress import Terminal
-    from treegen.cli.terminal.render import complain, echo, json_line, notice, without_parts
-    from treegen.evals.running.searching import lacking, search_all
-    from treegen.evals.running.work import Models
+    from treegen.cli.terminal.render import (
+        echo,
+        exit_with_complaints,
+        json_line,
+        notice,
+        without_parts,
+    )
+    from treegen.evals.pipeline.execution import ModelLoader
+    from treegen.evals.pipeline.search import lacking, search_all
     from treegen.report.text import cost_table
 
     terminal = Terminal(quiet=quiet, resume="search")
     found = search_all(
-        _methods(method, compare), given, Models(places=places), terminal,
+        _methods(method, compare), given, ModelLoader(places=places), terminal,
         output=output, resume=resume, compare=compare is not None,
     )  # fmt: skip
     for each in found if not quiet else ():
@@ -115,14 +121,14 @@ def command(
             echo(f"results: {each.path / 'results.json'}")
         echo("")
     json_line({"runs": [{"run": str(each.path), **without_parts(each.results)} for each in found]})
-    complain(lacking(found))
+    exit_with_complaints(lacking(found))
 
 
-def _given(params: dict[str, Any]) -> dict[str, Any]:
-    from treegen.cli.typed.pairs import read_pairs
+def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:
+    from treegen.cli.options.pairs import read_pairs
     from treegen.evals.arguments import read_arguments
 
-    given = asked_for(params)
+    given = collect_choices(params)
     if "arguments" in given:
         given["arguments"] = read_arguments(given["arguments"], "method")
     if "budget" in given:
@@ -130,7 +136,7 @@ def _given(params: dict[str, Any]) -> dict[str, Any]:
         if not given["budget"]:
             raise InputError("--budget is empty; give it such as --budget tokens=2000")
     if "verifier_args" in given:
-        from treegen.evals.asked.verifier_args import verifier_settings
+        from treegen.evals.config.verifier_settings import verifier_settings
 
         given["verifier_args"] = verifier_settings(
             read_arguments(given["verifier_args"], "verifier")

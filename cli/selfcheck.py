@@ -4,13 +4,13 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, asked_for, options_of
+from treegen.cli.options.options import QUIET, add_option_groups, collect_choices
 
 
 @click.command("selfcheck")
 @click.option("--problems", "num_problems", default=16, show_default=True,
               help="Problems of the job. Each has 8 samples.")  # fmt: skip
-@options_of("model")
+@add_option_groups("model")
 @QUIET
 def command(num_problems: int, quiet: bool, **params: Any) -> None:
     """Run one job in many arrangements, and count the samples that stay the same.
@@ -26,7 +26,7 @@ def command(num_problems: int, quiet: bool, **params: Any) -> None:
 
     if num_problems < 3:
         raise InputError(f"--problems must be at least 3, got {num_problems}")
-    given = asked_for(params)
+    given = collect_choices(params)
     if "model" not in given and not quiet:
         notice(demo.MODEL_NOTICE)
     engine = EngineOptions(**{"model": demo.NAME, **given})

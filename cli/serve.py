@@ -8,18 +8,18 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.typed.grouped import Grouped
-from treegen.cli.typed.options import engine_of, options_of
-from treegen.common.formats import safe_text
+from treegen.cli.options.command import GroupedCommand
+from treegen.cli.options.options import add_option_groups, engine_of
+from treegen.common.formatting import safe_text
 from treegen.errors import InputError, install
 
 _NEEDED: Final = ("prometheus_client", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 
-@click.command("serve", cls=Grouped,
+@click.command("serve", cls=GroupedCommand,
                examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",))  # fmt: skip
-@options_of("model")
+@add_option_groups("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key", envvar="TREEGEN_API_KEY", show_envvar=True, metavar="KEY",
@@ -52,9 +52,9 @@ def command(
         raise InputError(
             f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
-    from treegen.common.formats import parse_bytes
+    from treegen.common.formatting import parse_bytes
     from treegen.common.params import check_int
-    from treegen.replies.formats import tool_format as check_tool_format
+    from treegen.prompts.replies.formats import tool_format as check_tool_format
 
     engine = engine_of(params)
     if not api_key and host not in _LOCAL:
@@ -67,11 +67,11 @@ def command(
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
 
-    from treegen.serve.sockets import bound
+    from treegen.integrations.server.sockets import bind_socket
 
-    with bound(host, port) as at:
+    with bind_socket(host, port) as at:
+        from treegen.integrations.server.run import serve
         from treegen.llm import LLM
-        from treegen.serve.run import serve
 
         begin = time.monotonic()
         click.echo(safe_text(f"loading {engine.model}"), err=True)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 _WIDTH: Final = 200
 
@@ -20,7 +20,7 @@ _WIDTH: Final = 200
               help="With --tree: write it for Graphviz (dot) or mermaid.")  # fmt: skip
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(
     run: Path, problem: str | None, tree: str | None, written_as: str | None,
@@ -36,25 +36,25 @@ def command(
     from rich.console import Console
 
     from treegen.cli.terminal.render import echo, json_line, read_run, show_report
-    from treegen.common.formats import safe_text
-    from treegen.report import shown
+    from treegen.common.formatting import safe_text
+    from treegen.report import run_document
     from treegen.report.graphs import to_dot, to_mermaid
 
     view = read_run(run, asked, quiet=quiet)
-    filter = shown.filter_of(view, filter_name)
+    filter = run_document.filter_of(view, filter_name)
     wanted = problem if problem is not None else tree
     if wanted is None:
-        shares = shown.shares_of(view, filter)
-        document = shown.run_document(view, shares)
+        shares = run_document.shares_of(view, filter)
+        document = run_document.run_document(view, shares)
         if not quiet:
             done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
             echo(safe_text(f"{view.task}: {done}, {view.path}\n"))
             results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
             show_report(results, view.report, unit=view.unit)
-            echo(shown.problems_text(view, shares, full=full))
+            echo(run_document.problems_text(view, shares, full=full))
     else:
-        found = shown.problem_of(view, wanted)
-        trees = shown.trees_of(view, found, filter) if tree is not None else []
+        found = run_document.problem_of(view, wanted)
+        trees = run_document.trees_of(view, found, filter) if tree is not None else []
         if written_as is not None:
             # For another program, so nothing else is printed.
             write = to_dot if written_as == "dot" else to_mermaid
@@ -62,17 +62,17 @@ def command(
                 echo(write(each).removesuffix("\n"))
             return
         if trees:
-            document = shown.trees_document(trees, found.id)
+            document = run_document.trees_document(trees, found.id)
             for each in trees if not quiet else ():
-                name = shown.tree_name(each) if len(trees) > 1 else found.id
-                echo(shown.tree_title(each, name))
+                name = run_document.tree_name(each) if len(trees) > 1 else found.id
+                echo(run_document.tree_title(each, name))
                 # A file or a pipe has no width, so a wide one is taken.
                 width = None if sys.stdout.isatty() else _WIDTH
                 console = Console(file=sys.stdout, width=width, highlight=False)
                 console.print(each.draw(full=full))
                 echo("")
         else:
-            document = shown.problem_document(found, filter)
+            document = run_document.problem_document(found, filter)
             if not quiet:
-                echo(shown.problem_text(view, found, filter, full=full))
+                echo(run_document.problem_text(view, found, filter, full=full))
     json_line({"run": str(run), **document})

@@ -2,7 +2,7 @@
 
 import click
 
-from treegen.cli.typed.options import QUIET
+from treegen.cli.options.options import QUIET
 
 
 @click.command("tasks")
@@ -34,10 +34,10 @@ def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
     from dataclasses import asdict
 
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formats import markdown
-    from treegen.tasks.lm_eval.listing import listed
+    from treegen.common.formatting import format_table
+    from treegen.tasks.lm_eval.listing import list_tasks
 
-    found = listed(pattern, folder)
+    found = list_tasks(pattern, folder)
     if not quiet:
         head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
         rows = [
@@ -45,34 +45,34 @@ def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
              each.needs]
             for each in found
         ]  # fmt: skip
-        echo(markdown(head, rows, right=(3,)) + "\n")
+        echo(format_table(head, rows, right=(3,)) + "\n")
     json_line({"tasks": [asdict(each) for each in found]})
 
 
 def _list_own(names: tuple[str, ...], quiet: bool) -> None:
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formats import markdown
+    from treegen.common.formatting import format_table
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
     if not quiet:
         names = ("version", "num_fewshot", "num_samples", "temperature", "max_tokens")
         rows = [
-            [each["name"], *(_told(each.get(name)) for name in names), each["source"],
+            [each["name"], *(_format_default(each.get(name)) for name in names), each["source"],
              each.get("error") or ", ".join(each["filters"])]
             for each in documents
         ]  # fmt: skip
         head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
-        echo(markdown(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
+        echo(format_table(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
         arguments = [
             [document["name"], name, told]
             for document in documents
             for name, told in document.get("arguments", {}).items()
         ]
         if arguments:
-            echo(markdown(["Task", "--task-arg", "What it is"], arguments, right=()) + "\n")
+            echo(format_table(["Task", "--task-arg", "What it is"], arguments, right=()) + "\n")
     json_line({"tasks": documents})
 
 
-def _told(value: object) -> str:
+def _format_default(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,14 +5,14 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("usc")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--most", type=click.IntRange(min=1), metavar="N", help="Show the model the first N "
               "samples of a problem. Default: all.")  # fmt: skip
-@options_of("reading", "trust")
+@add_option_groups("reading", "trust")
 @QUIET
 def command(
     run: Path, most: int | None, trust_remote_code: bool, quiet: bool, **asked: Any
@@ -25,10 +25,10 @@ def command(
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.evals.running.again import pick_again
+    from treegen.evals.pipeline.rescoring import pick_run_samples
 
     terminal = Terminal(quiet=quiet)
-    done = pick_again(
+    done = pick_run_samples(
         run, asked, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
     )
     if not quiet:

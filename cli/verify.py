@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("verify")
@@ -32,7 +32,7 @@ from treegen.cli.typed.options import QUIET, options_of
               help="Samples to compute at once, by models that share nothing.")  # fmt: skip
 @click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is "
               "one.")  # fmt: skip
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(
     run: Path, verifier: str, memory: str, batch_size: int, device: str | None, quiet: bool,
@@ -46,9 +46,9 @@ def command(
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.common.formats import parse_bytes
-    from treegen.evals.asked.verifier_args import verifier_settings
-    from treegen.evals.running.again import verify_again
+    from treegen.common.formatting import parse_bytes
+    from treegen.evals.config.verifier_settings import verifier_settings
+    from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
     texts = {name: settings.pop(name) for name in ("mark", "separator", "tokens", "reduce")}
     given = {name: value for name, value in settings.items() if value is not None}
@@ -56,7 +56,7 @@ def command(
     parse_bytes(memory)
     asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal(quiet=quiet)
-    done = verify_again(
+    done = score_run_with_verifier(
         run, asked, terminal, terminal.count, verifier, given, device=device, memory=memory,
         batch_size=batch_size,
     )  # fmt: skip

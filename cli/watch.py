@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.typed.options import QUIET, options_of
+from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("watch")
@@ -17,7 +17,7 @@ from treegen.cli.typed.options import QUIET, options_of
               help="On this machine alone; 0 takes any that is free.")  # fmt: skip
 @click.option("--every", default=5.0, show_default=True, metavar="SECONDS",
               help="How often to look at the runs, at most.")  # fmt: skip
-@options_of("reading")
+@add_option_groups("reading")
 @QUIET
 def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:
     """Serve the page of the directories RUN to a browser on this machine, until Ctrl-C.
@@ -32,14 +32,14 @@ def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **aske
         raise InputError(f"--every must be from 1 to 86400 seconds, got {every:g}")
     found = find_runs(runs)
     from treegen.cli.terminal.render import echo, json_line
-    from treegen.report.watching import HOST, Watched, watching
+    from treegen.report.live_server import HOST, WatchedPage, make_server
     from treegen.runs import graceful_signals
 
-    watched = Watched(found, asked=asked, every=every)
+    watched = WatchedPage(found, asked=asked, every=every)
     # The run goes first.
     with suppress(OSError, AttributeError):
         os.nice(10)
-    with graceful_signals() as stop, watching(watched, port) as server:
+    with graceful_signals() as stop, make_server(watched, port) as server:
         # What cannot be shown at all is told here rather than in the browser.
         watched.page()
         url = f"http://{HOST}:{server.server_port}/"

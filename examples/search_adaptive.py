@@ -7,7 +7,7 @@ rule at 0.95), which an easy one is after four samples; those still being drawn 
 import click
 
 from treegen import LLM, SamplingParams
-from treegen.search import Found, SearchNode, majority
+from treegen.search import SearchNode, SearchOutcome, majority
 from treegen.tasks.common.answers import numeric_answer
 
 FEW_SHOT = (
@@ -21,7 +21,7 @@ QUESTIONS = {
 }
 
 
-async def solve(root: SearchNode) -> Found:
+async def solve(root: SearchNode) -> SearchOutcome:
     """Vote; a solution without a number has no say."""
     return await majority(root, lambda node: numeric_answer(node.text), max_samples=40)
 

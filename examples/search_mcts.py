@@ -11,11 +11,11 @@ from rich import print as show
 from treegen import LLM, SamplingParams
 from treegen.search import (
     Budget,
-    Found,
     SearchNode,
+    SearchOutcome,
     by_function,
     draw_tree,
-    ended,
+    is_ended,
     mcts,
     rollouts,
     sample_steps,
@@ -27,10 +27,10 @@ QUESTION = "Q: A train has 5 cars of 32 seats; 41 seats are free. How many peopl
 
 def done(node: SearchNode) -> bool:
     """Whether the solution says its answer or has come to its end."""
-    return ended(node) or "The answer is" in node.path_text
+    return is_ended(node) or "The answer is" in node.path_text
 
 
-async def solve(root: SearchNode) -> Found:
+async def solve(root: SearchNode) -> SearchOutcome:
     """Look where steps lead that the model agrees on."""
     answers: Counter[str] = Counter()
 

@@ -10,16 +10,16 @@ All other parameters are arguments for `-a`, read by their types.
 
 from typing import Literal
 
-from treegen.evals.search.tools import Tools
-from treegen.search import Found, SearchNode
+from treegen.evals.search.method_types import MethodContext
+from treegen.search import SearchNode, SearchOutcome
 
 
 async def narrowing(
     root: SearchNode,
-    tools: Tools,
+    tools: MethodContext,
     widths: tuple[int, ...] = (8, 4, 2),
     keep: Literal["best", "first"] = "best",
-) -> Found | None:
+) -> SearchOutcome | None:
     """A beam that is wide where a solution begins and narrow where it ends.
 
     widths: steps to draw at each depth; half of them go on. The last holds for all further depths.
@@ -35,8 +35,8 @@ async def narrowing(
         if keep == "best":
             steps.sort(key=lambda step: step.value or 0.0, reverse=True)
         for step in steps:
-            if tools.solved(step):
-                return Found(step, (step,))
+            if tools.is_solved(step):
+                return SearchOutcome(step, (step,))
         level = [step for step in steps if not tools.done(step)][: max(1, width // 2)]
         if not level:
             break

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.attention import Level
+from treegen.ops.attention import Level
 
 
 @dataclass

@@ -51,7 +51,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 # Files that take long although they have few tests. Workers that are given whole files begin with
 # them, so that none is alone with one at the end.
 LONG = (
-    "lm_eval/test_lm_eval.py",
+    "integrations/lm_eval/test_lm_eval.py",
     "runs/test_kill.py",
     "model/test_compiled.py",
     "model/test_families.py",
@@ -61,13 +61,13 @@ LONG = (
     "tasks/test_judge_hostile.py",
     "engine/test_hybrid.py",
     "engine/test_scheduler.py",
-    "engine/test_graphs.py",
+    "engine/test_decode_graphs.py",
     "test_packaging.py",
     "docs/test_docs.py",
     "docs/test_integrations_docs.py",
-    "trl/test_trl.py",
-    "inspect_ai/test_inspect.py",
-    "serve/test_server.py",
+    "integrations/trl/test_trl.py",
+    "integrations/inspect_ai/test_inspect.py",
+    "integrations/server/test_server.py",
     "test_bad_calls.py",
 )
 
@@ -173,13 +173,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading weights fails the test, by whatever way they are loaded."""
-    from treegen.engine.guessing import guesser
-    from treegen.model import leading, load
+    from treegen.engine.speculative import drafter_factory
+    from treegen.model import load, rank_processes
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         pytest.fail("the weights were loaded")
 
-    for module in (guesser, leading, load):
+    for module in (drafter_factory, rank_processes, load):
         monkeypatch.setattr(module, "load_model", refuse)
 
 

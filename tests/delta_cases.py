@@ -10,10 +10,10 @@ from torch.nn.functional import conv1d, silu, softplus
 from transformers.models.bamba.modeling_bamba import mamba2_selective_state_update
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from treegen import recurrence
 from treegen.common.spec import DeltaSpec
-from treegen.recurrence import DeltaInputs, DeltaStates, RowSlots
-from treegen.recurrence.types import offsets
+from treegen.ops import recurrence
+from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots
+from treegen.ops.recurrence.types import offsets
 
 _WIDTH = 4
 

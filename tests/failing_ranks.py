@@ -2,7 +2,7 @@
 
 import torch
 
-from treegen.engine.compute.agreement import Agreement
+from treegen.engine.compute.token_checksum import TokenChecksum
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
 
@@ -11,14 +11,14 @@ def fail_in_rank_1(*, device: object, ranks: Ranks) -> Model:
     """Rank 1 fails, and rank 0 waits for it."""
     if ranks.rank == 1:
         raise ValueError("no luck")
-    ranks.least(0)
+    ranks.all_reduce_min(0)
     raise AssertionError("rank 0 waited in vain, and did not see it")
 
 
 def draw_other_tokens(*, device: object, ranks: Ranks) -> Model:
     """Rank 1 draws other tokens than rank 0."""
-    agreement = Agreement(ranks)
+    agreement = TokenChecksum(ranks)
     for _ in range(2):
-        agreement.note(torch.tensor([[5], [7 + ranks.rank]]))
-        agreement.compare()
+        agreement.update(torch.tensor([[5], [7 + ranks.rank]]))
+        agreement.compare_ranks()
     raise AssertionError("nobody saw it")

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from treegen.attention.gpu import attend
 from treegen.common import device as transfer
-from treegen.engine.compute import graphs, prefill_graphs
-from treegen.engine.compute.step import DecodeStep
+from treegen.engine.compute import decode_graphs, prefill_graphs
+from treegen.engine.compute.decode_step import DecodeStep
 from treegen.model.batch import Batch
-from treegen.sampling import fetched
-from treegen.sampling.draw import Draws
+from treegen.ops.attention.gpu import attend
+from treegen.ops.sampling import async_draws
+from treegen.ops.sampling.draw import Draws
 
 
 class FakeGraph:
@@ -89,12 +89,14 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(numbers)))
         patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *_: None, raising=False)
         patch.setattr(torch.cuda, "graph", capture)
-        for owner in (graphs.DecodeGraphs, prefill_graphs.PrefillGraphs):
+        for owner in (decode_graphs.DecodeGraphs, prefill_graphs.PrefillGraphs):
             patch.setattr(owner, "_compute", computes_or_captures(owner))
-        for module in (graphs, prefill_graphs):
+        for module in (decode_graphs, prefill_graphs):
             patch.setattr(module, "borrowed", lambda tensor: tensor)
         patch.setattr(attend, "_INTERPRETED", True)  # so that it plans on a CPU
         patch.setattr(
-            fetched, "Fetch", lambda tensors: transfer.Fetch([t.clone() for t in tensors])
+            async_draws,
+            "AsyncHostCopy",
+            lambda tensors: transfer.AsyncHostCopy([t.clone() for t in tensors]),
         )
         yield patch

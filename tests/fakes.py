@@ -23,32 +23,32 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
-from treegen.attention import HostLevel
-from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import LayerKV, PagedCache
-from treegen.cache.states import StateCache
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec
-from treegen.engine.compute.execute import Executor
-from treegen.engine.rows.run import Resources
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.param_set import ParamSet
+from treegen.engine.rows.engine_run import EngineResources
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.keeping import keep_prompt
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.prefix_insertion import insert_prefix
 from treegen.engine.segments.segment import LiveRequest
 from treegen.model.batch import Batch
-from treegen.plan.compile import compile_plan
-from treegen.plan.plan import Plan, Request
-from treegen.plan.seeds import row_seed
-from treegen.prompts.stops import Stopping
-from treegen.recurrence import DeltaStates
-from treegen.sampling.batch import SamplingBatch
-from treegen.sampling.draw import draw
-from treegen.sampling.param_set import ParamSet
+from treegen.ops.attention import HostLevel
+from treegen.ops.cache.pool import LayerKV, PagedCache
+from treegen.ops.cache.state_cache import StateCache
+from treegen.ops.recurrence import DeltaStates
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import draw
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.seeds import row_seed
+from treegen.prompts.stops import StopConditions
 
 if TYPE_CHECKING:
-    from treegen.engine.compute.graphs import DecodeGraphs
+    from treegen.engine.compute.decode_graphs import DecodeGraphs
     from treegen.engine.compute.prefill_graphs import PrefillGraphs
-    from treegen.engine.guessing.speculation import SpeculationOptions
+    from treegen.engine.speculative.speculation import SpeculationOptions
 
 EOS = 1
 
@@ -251,7 +251,7 @@ def _folded(states: Tensor, delta: DeltaSpec, base: int, listed: int, pages: Seq
 def fold_hashes(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """`treegen.recurrence.fold` of hashes; all is read before anything is written."""
+    """`treegen.ops.recurrence.fold` of hashes; all is read before anything is written."""
     given = zip(base_F.tolist(), listed_F.tolist(), pages_PF.T.tolist(), strict=True)
     made = [_folded(on.states, on.spec, *each) for each in given]
     on.states[target_F, 0] = torch.tensor(made)
@@ -282,8 +282,8 @@ def _keys(
     return keys
 
 
-def stopping_of(params: SamplingParams, vocab_size: int = 24) -> Stopping:
-    return Stopping(params, LetterTokenizer(vocab_size), [EOS], vocab_size)
+def stopping_of(params: SamplingParams, vocab_size: int = 24) -> StopConditions:
+    return StopConditions(params, LetterTokenizer(vocab_size), [EOS], vocab_size)
 
 
 def scheduler_of(
@@ -294,7 +294,7 @@ def scheduler_of(
     *,
     max_rows: int = 64,
     prefill_chunk: int = 64,
-    kept: KeptPrefixes | None = None,
+    kept: PrefixCache | None = None,
     samples: Sequence[Sequence[int]] | None = None,
     on_prefilled: Callable[[LiveRequest], None] | None = None,
     run_ahead: bool = False,
@@ -305,11 +305,11 @@ def scheduler_of(
     impl = "reference" if graphs is None else "triton"
     return Scheduler(
         plan,
-        Resources(
+        EngineResources(
             model=model,
             cache=cache,
-            kept=kept or KeptPrefixes(cache, cache.pool.num_pages // 2),
-            executor=Executor(model, cache, graphs, impl, prefills=prefills),
+            kept=kept or PrefixCache(cache, cache.pool.num_pages // 2),
+            executor=ModelRunner(model, cache, graphs, impl, prefills=prefills),
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             run_ahead=run_ahead,
@@ -322,7 +322,7 @@ def scheduler_of(
 
 
 def keep_prefix(
-    name: str, tokens: Sequence[int], model: HistoryModel, cache: PagedCache, kept: KeptPrefixes
+    name: str, tokens: Sequence[int], model: HistoryModel, cache: PagedCache, kept: PrefixCache
 ) -> None:
     """Compute a prefix and keep it, as LLM.keep does."""
     array = np.array(tokens, dtype=np.int32)
@@ -331,7 +331,7 @@ def keep_prefix(
     plan = compile_plan([request], token_bytes=64, num_layers=1, sharing="off", split_at=others)
 
     def keep(request: LiveRequest) -> None:
-        keep_prompt(request, name, cache, kept)
+        insert_prefix(request, name, cache, kept)
 
     scheduler = scheduler_of(plan, model, cache, SamplingParams(), kept=kept, on_prefilled=keep)
     drain(scheduler)

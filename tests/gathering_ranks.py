@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from treegen.model.linear.fixed import FixedLayers
+from treegen.model.linear.batch_invariant import BatchInvariantLayers
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
@@ -12,11 +12,11 @@ from treegen.model.parallel.ranks import Ranks
 
 def gather_one_column(*, device: torch.device, ranks: Ranks) -> Any:
     """Column r is of rank r."""
-    return ranks.beside(torch.arange(6.0, device=device).view(2, 3, 1) + 10 * ranks.rank)
+    return ranks.all_gather(torch.arange(6.0, device=device).view(2, 3, 1) + 10 * ranks.rank)
 
 
 def load_in_order(path: str, *, device: torch.device, ranks: Ranks) -> Model:
     """A part of a model whose products are summed in one order, as on a GPU."""
     model = load_model(path, device=device, ranks=ranks)
-    FixedLayers(model.module)
+    BatchInvariantLayers(model.module)
     return model

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the tests that need a GPU: those marked gpu, and the kernels of tests/attention compiled for it.
+# Run the tests that need a GPU: those marked gpu, and the kernels of tests/ops/attention compiled for it.
 #
 #     tests/gpu.sh              on the checkout as it is; no installation is needed
 #     tests/gpu.sh -k triton    with options of pytest

@@ -30,7 +30,7 @@ if [[ "${2:-}" == tiny ]]; then
   bench latent-decode decode --shape tiny-mla --new-tokens 8 --modes all,off "${sizes[@]}"
   exit
 fi
-"$PYTHON" -m pytest -q -p no:benchmark -m gpu --timeout 300 tests/engine/test_graphs.py | tee "$out/copies.txt"
+"$PYTHON" -m pytest -q -p no:benchmark -m gpu --timeout 300 tests/engine/test_decode_graphs.py | tee "$out/copies.txt"
 sizes=(--rows 1024 --prefix 2048)
 bench masks decode --shape qwen3-4b --new-tokens 64 --modes all --structured "${sizes[@]}"
 bench latents attention --shape glm-4.7-flash --rows 1,64,256,1024 --prefix 2048 --suffix 0,1000

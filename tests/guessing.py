@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from treegen import LLM, Completion
-from treegen.drafting.pace import Pace
-from treegen.drafting.types import DraftContext, Ints
+from treegen.common.drafter import DraftContext, Ints
+from treegen.engine.drafting.draft_length import DraftLengthController
 
 
-class Always(Pace):
+class Always(DraftLengthController):
     """Verifies whatever is guessed, in every step."""
 
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         return True
 
-    def choose(
+    def choose_lengths(
         self, num_R: Ints, chance_R: object, keys: int, most: int, later_R: object = None
     ) -> tuple[Ints, float]:
         return num_R, 1.0

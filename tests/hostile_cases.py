@@ -17,8 +17,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treegen.tasks.judge import Judge, JudgeVerdict, Limits, Program, ProgramResult, Test
-from treegen.tasks.judge.sandbox import TIERS
+from treegen.tasks.sandbox import (
+    Limits,
+    Program,
+    ProgramResult,
+    ProgramStatus,
+    SandboxPool,
+    TestCase,
+)
+from treegen.tasks.sandbox.tiers import TIERS
 
 FOLDER = Path(__file__).parent / "hostile"
 MIB = 1 << 20
@@ -44,7 +51,7 @@ class Case:
     name: str
     expect: frozenset[str]
     program: Program
-    test: Test
+    test: TestCase
 
 
 def read_case(path: Path) -> Case:
@@ -59,7 +66,7 @@ def read_case(path: Path) -> Case:
         fn_name, args, *value = json.loads(head["call"])
         answer = eval(head["value"]) if "value" in head else value[0] if value else answer
     stdin = json.loads(head.get("stdin", '"3 4\\n"'))
-    test = Test(stdin=stdin, args=args, expected=answer)
+    test = TestCase(stdin=stdin, args=args, expected=answer)
     return Case(path.stem, frozenset(expect), Program(source, fn_name=fn_name), test)
 
 
@@ -78,7 +85,10 @@ def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
 
     A busy machine takes long to hand out memory, so programs that end by it have more time.
     """
-    with Judge(sandbox, limits=LIMITS) as judge, Judge(sandbox, limits=PATIENT) as patient:
+    with (
+        SandboxPool(sandbox, limits=LIMITS) as judge,
+        SandboxPool(sandbox, limits=PATIENT) as patient,
+    ):
         futures = {
             name: (patient if case.expect == {"memory_limit"} else judge).submit(
                 case.program, [case.test], compare
@@ -88,9 +98,11 @@ def judge_all(sandbox: str, cases: dict[str, Case]) -> dict[str, ProgramResult]:
         return {name: future.result() for name, future in futures.items()}
 
 
-def verdict_of(judge: Judge, source: str, expected: object = None, stdin: str = "") -> JudgeVerdict:
+def verdict_of(
+    judge: SandboxPool, source: str, expected: object = None, stdin: str = ""
+) -> ProgramStatus:
     """Judge source on one test."""
-    return judge.run(Program(source), [Test(stdin=stdin, expected=expected)], compare).verdict
+    return judge.run(Program(source), [TestCase(stdin=stdin, expected=expected)], compare).verdict
 
 
 def compare(output: Any, expected: Any) -> bool:
@@ -118,7 +130,7 @@ def traces() -> set[str]:
                 command = Path(f"/proc/{folder}/cmdline").read_bytes().replace(b"\0", b" ")
             except OSError:
                 continue
-            if b"treegen.tasks.judge" in command or b"bwrap" in command:
+            if b"treegen.tasks.sandbox" in command or b"bwrap" in command:
                 found.add(f"process {folder} {command[:200]!r}")
     sockets = Path("/proc/net/unix").read_text().splitlines()
     found |= {line for line in sockets if "treegen" in line}

@@ -20,8 +20,8 @@ import torch
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
-from treegen.model.leading import Group
 from treegen.model.load import load_model
+from treegen.model.rank_processes import RankGroup
 
 TREE = Node("Q: Ann has 3 apples.\nA:", children=[Node(f" {n}", samples=4) for n in range(3)])
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
@@ -34,7 +34,7 @@ def followers() -> set[str]:
 
 def use(folder: str, device: str, seconds: float) -> None:
     """Start two ranks and use them for a while; a rank that is killed raises WorkerError."""
-    with Group(2, device) as group:
+    with RankGroup(2, device) as group:
         model = group.load(partial(load_model, folder, dtype="float32"))
         llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="8MiB", eager=True)
         end = time.monotonic() + seconds

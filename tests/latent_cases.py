@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from treegen import LLM, Node
-from treegen.attention import latent as latents
-from treegen.plan.cost import CostModel
+from treegen.ops.attention import latent as latents
+from treegen.prompts.plan.cost import CostModel
 
 FAMILIES = [
     "axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
@@ -29,7 +29,7 @@ def force(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read latents in a form, in passes of many rows too."""
     choose = FORMS[form]
     if choose is not None:
-        monkeypatch.setattr(CostModel, "expands", choose)
+        monkeypatch.setattr(CostModel, "should_expand", choose)
         least = 1 if form == "expanded" else float("inf")
         monkeypatch.setattr(latents, "rows_to_expand", lambda _: least)
     monkeypatch.setattr(latents, "_PIECE", 72 * 24)  # 24 tokens of these models

@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 
 from fakes import EOS, HistoryModel, LetterTokenizer, stopping_of
 
-from treegen.cache.kept import KeptPrefixes
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.common.spec import LayerSpec, ModelSpec
-from treegen.engine.compute.execute import Executor
-from treegen.engine.requests.finish import Grown
-from treegen.engine.rows.run import Resources
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.param_set import ParamSet
+from treegen.engine.requests.output_processor import GeneratedSegment
+from treegen.engine.rows.engine_run import EngineResources
 from treegen.engine.scheduler import Scheduler
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
-from treegen.plan.compile import compile_plan
-from treegen.plan.cost import Sharing
-from treegen.plan.plan import Request
-from treegen.prompts.stops import Stopping
-from treegen.sampling.param_set import ParamSet
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.stops import StopConditions
 from treegen.search.budget import Budget
 from treegen.search.live.backend import LiveBackend
 from treegen.search.run import SearchRun
 from treegen.search.tree.node import SearchFn
-from treegen.search.tree.problems import named
+from treegen.search.tree.problems import name_problems
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=6, seed=3)
 
@@ -50,11 +50,11 @@ def backend_of(
     cache = model.new_cache(num_pages, page_size)
 
     def make_scheduler(
-        stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
+        stopping: StopConditions, on_grown: Callable[[LiveRequest, Completion], GeneratedSegment]
     ) -> Scheduler:
-        given = Resources(
-            model=model, cache=cache, kept=KeptPrefixes(cache, num_pages // 2),
-            executor=Executor(model, cache, None, "reference"), max_rows=max_rows,
+        given = EngineResources(
+            model=model, cache=cache, kept=PrefixCache(cache, num_pages // 2),
+            executor=ModelRunner(model, cache, None, "reference"), max_rows=max_rows,
             prefill_chunk=prefill_chunk, run_ahead=run_ahead,
         )  # fmt: skip
         return Scheduler(make_plan([]), given, [ParamSet(params, stopping)], [], on_grown=on_grown)
@@ -77,7 +77,7 @@ def run_of(
     concurrency: int = 8,
     budget: Budget | None = None,
 ) -> SearchRun:
-    problems = named([f"{'acde' * 5}{chr(99 + i % 8) * (i + 1)}" for i in range(num)], str)
+    problems = name_problems([f"{'acde' * 5}{chr(99 + i % 8) * (i + 1)}" for i in range(num)], str)
     return SearchRun(
         backend, fn, problems, params=PARAMS, concurrency=concurrency, budget=budget, rows=4
     )

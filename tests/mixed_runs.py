@@ -23,25 +23,25 @@ from fakes import (
 )  # fmt: skip
 from penalised import bound_text, has_failed, language, plain, slow_logits
 
-from treegen.cache.kept import KeptPrefixes
+from treegen.common.drafter import NOTHING, Drafts, Ints, NewTokens, PromptInfo
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec, LayerSpec, ModelSpec
-from treegen.drafting.types import NOTHING, Drafts, Ints, NewTokens, Prompted
-from treegen.engine.compute.execute import Executor
-from treegen.engine.guessing.speculation import SpeculationOptions
-from treegen.engine.requests.finish import Grown
-from treegen.engine.rows.run import Resources
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.param_set import param_sets
+from treegen.engine.requests.output_processor import GeneratedSegment
+from treegen.engine.rows.engine_run import EngineResources
 from treegen.engine.scheduler import Scheduler
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
+from treegen.engine.speculative.speculation import SpeculationOptions
 from treegen.errors import CapacityError, InputError, TreegenError
-from treegen.plan.compile import compile_plan
-from treegen.plan.cost import SHARING
-from treegen.plan.plan import Plan, Request
-from treegen.prompts.stops import Stopping
-from treegen.sampling.batch import SamplingBatch
-from treegen.sampling.draw import draw
-from treegen.sampling.param_set import param_sets
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import draw
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import SHARING
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.stops import StopConditions
 from treegen.search.budget import BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.session import Session, Started
@@ -107,15 +107,15 @@ class _Knowing:
         self.scheduler: Scheduler | None = None
         self.noted: list[int] = []
 
-    def note(self, new: NewTokens, request_of: Callable[[int], Prompted]) -> None:
+    def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
         assert (new.num_R > 0).all()
         for request in set(new.request.tolist()):
             assert len(request_of(request).tokens)
 
-    def work(self) -> None:
+    def run_deferred(self) -> None:
         pass
 
-    def learn(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
         assert (accepted_R <= tried_R).all()
         self.noted += accepted_R.tolist()
 
@@ -341,8 +341,8 @@ class MixedRun:
 
     def _give_way(self) -> None:
         """As when pages run out in a decode step, which happens at few moments by itself."""
-        self.scheduler._land()
-        self.scheduler._admission.give_way()
+        self.scheduler._collect_results()
+        self.scheduler._admission.reclaim_pages()
         self.scheduler.check()
 
     # What it runs on
@@ -355,14 +355,14 @@ class MixedRun:
         ]
         kept_pages = sum(-(-len(tokens) // size) + 1 for tokens in prefixes)
         self.plan = self._plan(self.plan.requests, prefixes)
-        alone = [self.plan.alone_pages(i, size) for i in range(len(self.plan.requests))]
+        alone = [self.plan.get_single_row_pages(i, size) for i in range(len(self.plan.requests))]
         room = int(rng.choice([50, 80, 130])) // size
         num_pages = max(*alone, 2 * kept_pages, room, 0) + int(rng.integers(0, 9))
         # One state and one before it of each segment and row, and room for little more.
         deepest = [self.plan.alone_states(i) for i in range(len(self.plan.requests))]
         num_states = 2 * max(*deepest, 3 + len(prefixes), 0) + int(rng.choice([0, 1, 4, 20]))
         self.kept_cache = cache = self.model.new_cache(num_pages, size, num_states)
-        self.kept = kept = KeptPrefixes(cache, kept_pages)
+        self.kept = kept = PrefixCache(cache, kept_pages)
         for index, tokens in enumerate(prefixes):
             keep_prefix(f"k{index}", tokens.tolist(), self.model, cache, kept)
         max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
@@ -382,11 +382,12 @@ class MixedRun:
         sets, params_of = param_sets(all_params, stopping_of)
 
         def make_scheduler(
-            stopping: Stopping, on_grown: Callable[[LiveRequest, Completion], Grown]
+            stopping: StopConditions,
+            on_grown: Callable[[LiveRequest, Completion], GeneratedSegment],
         ) -> Scheduler:
-            given = Resources(
+            given = EngineResources(
                 model=self.model, cache=cache, kept=kept,
-                executor=Executor(self.model, cache, None, "reference"),
+                executor=ModelRunner(self.model, cache, None, "reference"),
                 max_rows=max_rows, prefill_chunk=chunk, run_ahead=run_ahead,
             )  # fmt: skip
             return _Recorded(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treegen.common.params import SamplingParams
-from treegen.sampling.param_set import ParamSet
+from treegen.engine.param_set import ParamSet
 
 
 def plain(params: SamplingParams) -> SamplingParams:

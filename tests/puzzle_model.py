@@ -17,7 +17,7 @@ from treegen.evals.search.searcher import TaskSearchFn
 from treegen.search.budget import Budget
 from treegen.search.tree.node import Search
 from treegen.search.tree.result import SearchResult
-from treegen.tasks.puzzles.countdown_text import follow, judge, step_line
+from treegen.tasks.puzzles.countdown_text import apply_steps, step_line, value_label
 from treegen.tasks.puzzles.prompts import WORTH
 from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, moves, reachable, state_of
 
@@ -48,7 +48,7 @@ def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = Tr
         target = int(lines[0].split(":")[1])
         rest = "\n".join(lines[1:])
         if rest.startswith("Judge:"):
-            verdict = judge(numbers, target, whole=whole)
+            verdict = value_label(numbers, target, whole=whole)
             answers = {f" {word}\0": (1 - right) / 2 for word in WORTH}
             answers[f" {verdict}\0"] = right
             return _next(answers, rest.removeprefix("Judge:"))
@@ -61,7 +61,7 @@ def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = Tr
                 if each[:-1] not in told
             }  # fmt: skip
             return _next(options if len(told) < 6 and options else {"\n": 1.0}, line)
-        state = follow(numbers, before, whole=whole) if before else numbers
+        state = apply_steps(numbers, before, whole=whole) if before else numbers
         if state is None or len(state) == 1:
             return _next({"\0": 1.0}, "")
         return _next(_lines(state, mistakes, whole), line)

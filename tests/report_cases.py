@@ -10,14 +10,14 @@ from typing import Any, BinaryIO
 import pytest
 from cli_cases import problem, write_jsonl
 
-from treegen.evals.asked.settings import settle
+from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.running.work import Models
+from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.search.job import load_search_job
-from treegen.evals.search.settings import settle_search
+from treegen.evals.search.settings import resolve_search_settings
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.lines import encode_record
+from treegen.runs.record_lines import encode_record
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (
@@ -69,10 +69,10 @@ def make_run(
         "task": "gsm8k", "model": str(checkpoint or "made-up"), "data": str(data),
         "num_samples": num_samples, **settings,
     }  # fmt: skip
-    job = load_job(settle(asked))
+    job = load_job(resolve_eval_settings(asked))
     kept = run_settings(job, dtype="float32", fingerprint="0")
     if checkpoint is not None:
-        kept = (models := Models()).settings(job, models.facts(job.settings.engine))
+        kept = (models := ModelLoader()).settings(job, models.facts(job.settings.engine))
     with RunDir.create(path, kept) as run:
         for number in range(num_problems):
             rng = random.Random(f"{seed} {number}")
@@ -146,7 +146,7 @@ def search_record(problem_id: str, rng: random.Random, text: str = "") -> dict[s
 def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0, **settings: Any) -> Path:
     """Write a run of searches of the bundled countdown problems."""
     asked = {"task": "countdown", "model": "made-up", "limit": num_problems, **settings}
-    job = load_search_job(settle_search(asked))
+    job = load_search_job(resolve_search_settings(asked))
     wanted = run_settings(job, dtype="float32", fingerprint="0")
     with SearchRunDir.create(path, wanted) as run:
         for problem in job.data.problems:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import httpx2
     import uvicorn
 
-    from treegen.serve.app import Server
-    from treegen.serve.run import config_of
+    from treegen.integrations.server.app import Server
+    from treegen.integrations.server.run import config_of
 else:
     uvicorn, httpx2 = map(pytest.importorskip, ("uvicorn", "httpx2"))
     pytest.importorskip("prometheus_client")
-    Server = pytest.importorskip("treegen.serve.app").Server
-    config_of = pytest.importorskip("treegen.serve.run").config_of
+    Server = pytest.importorskip("treegen.integrations.server.app").Server
+    config_of = pytest.importorskip("treegen.integrations.server.run").config_of
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

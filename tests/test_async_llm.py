@@ -16,7 +16,7 @@ from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
 from treegen.prompts import grammars
-from treegen.search.live.run import LiveRun, News
+from treegen.search.live.run import LiveRun, SampleDelta
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 LONG = SamplingParams(max_tokens=600, ignore_eos=True)
@@ -80,7 +80,7 @@ def test_a_stream_gives_tokens_as_they_come(served: AsyncLLM) -> None:
         ended = []
         async for place, item in served.stream([PROMPT], params):
             assert place == 0
-            if isinstance(item, News):
+            if isinstance(item, SampleDelta):
                 drawn.setdefault(item.sample, []).extend(item.tokens)
             elif isinstance(item, Completion):
                 ended.append(item.sample_index)
@@ -99,10 +99,10 @@ def test_what_a_stream_tells_adds_up(served: AsyncLLM, temperature: float) -> No
         params = SamplingParams(
             n=3, max_tokens=40, seed=2, temperature=temperature, stop=["he", "\n"], logprobs=2
         )
-        told: dict[tuple[int, int], list[News]] = defaultdict(list)
+        told: dict[tuple[int, int], list[SampleDelta]] = defaultdict(list)
         ended = 0
         async for place, item in served.stream([PROMPT, "Tom"], params):
-            if isinstance(item, News):
+            if isinstance(item, SampleDelta):
                 told[place, item.sample].append(item)
             elif isinstance(item, Completion):
                 mine = told.pop((place, item.sample_index))
@@ -120,13 +120,13 @@ def test_nobody_waits_for_the_grammar_of_another(
     served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    is_served, compiled = threading.Event(), grammars._compiled
+    is_served, compiled = threading.Event(), grammars._compile_structure
 
     def slow(kind: str, text: str) -> str:
         assert is_served.wait(60)
         return compiled(kind, text)
 
-    monkeypatch.setattr(grammars, "_compiled", slow)
+    monkeypatch.setattr(grammars, "_compile_structure", slow)
 
     async def ask() -> str:
         choice = SamplingParams(choice=["never", "ever"], max_tokens=20)
@@ -146,7 +146,7 @@ def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:
         left = asyncio.create_task(served.generate([PROMPT], LONG))
         stream = served.stream([PROMPT], LONG)
         async for _, item in stream:
-            if isinstance(item, News):
+            if isinstance(item, SampleDelta):
                 break
         while served.status().rows < 2:
             await asyncio.sleep(0.005)

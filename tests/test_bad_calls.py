@@ -15,11 +15,11 @@ from report_cases import make_run
 import treegen
 from treegen import LLM, AsyncLLM, Expand, Node, SamplingParams, evaluate, open_run, search_task
 from treegen.errors import InputError, TreegenError
-from treegen.evals.asked.given import RunChoices
-from treegen.evals.asked.settings import EvalSettings, settle
-from treegen.evals.search.settings import SearchSettings, settle_search
+from treegen.evals.config.base import BaseSettings
+from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
+from treegen.evals.search.settings import SearchSettings, resolve_search_settings
 from treegen.evals.task import TaskOptions
-from treegen.exchange import export_run, import_log
+from treegen.report.exchange import export_run, import_log
 from treegen.search import Budget
 
 BAD: list[Any] = [
@@ -166,7 +166,7 @@ def test_each_argument_of_each_method_of_an_llm(llm: LLM, name: str, values: lis
         good["tree"] = Node("a", expand=[Expand(1, max_tokens=1)])
     # A number of rows that is possible may be as large as memory allows.
     found = list(faults(name, call, good, values, *(each for each in known if each != "progress")))
-    for kept, _ in llm.kept():
+    for kept, _ in llm.list_prefixes():
         llm.drop(kept)
     assert not found, "\n".join(found)
 
@@ -277,9 +277,15 @@ def test_each_argument_of_what_a_run_does(
 SETTINGS: list[Any] = [-1, 3.5, "a\0b", {"a": 1}, {5: 5}, [object()], [5], b"x", True]
 
 
-@pytest.mark.parametrize("settle_", [settle, settle_search], ids=["evaluate", "search_task"])
-def test_each_setting_of_a_run(settle_: Callable[[dict[str, Any]], RunChoices]) -> None:
-    kind, task = (EvalSettings, "gsm8k") if settle_ is settle else (SearchSettings, "countdown")
+@pytest.mark.parametrize(
+    "settle_", [resolve_eval_settings, resolve_search_settings], ids=["evaluate", "search_task"]
+)
+def test_each_setting_of_a_run(settle_: Callable[[dict[str, Any]], BaseSettings]) -> None:
+    kind, task = (
+        (EvalSettings, "gsm8k")
+        if settle_ is resolve_eval_settings
+        else (SearchSettings, "countdown")
+    )
     names = {each.name for made in (kind, TaskOptions, SamplingParams) for each in fields(made)}
     names |= {"verifier", "step_tokens", "place", "sampling_from", "engine", "unknown"}
     found: list[str] = []

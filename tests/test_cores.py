@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treegen.common.cores import cores
+from treegen.common.cores import count_cores
 
 HERE = len(os.sched_getaffinity(0))
 
@@ -57,8 +57,8 @@ def test_the_smallest_share_counts(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     _write(tmp_path, files)
-    assert cores(tmp_path) == expected
+    assert count_cores(tmp_path) == expected
 
 
 def test_here() -> None:
-    assert 1 <= cores() <= HERE
+    assert 1 <= count_cores() <= HERE

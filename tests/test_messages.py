@@ -14,14 +14,14 @@ from cli_cases import Command
 from report_cases import make_run, make_search_run
 
 from treegen import LLM, InputError, SamplingParams
-from treegen.attention import Level
-from treegen.cluster.places import places_of
+from treegen.cluster.placement import parse_placement
 from treegen.errors import ModelError
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import estimate
 from treegen.model.config import resolve_device
-from treegen.model.judges.judge import rows_of
 from treegen.model.options import EngineOptions
+from treegen.model.scorers.binary_head import slice_head
+from treegen.ops.attention import Level
 from treegen.search.verifier import load_verifier
 
 
@@ -68,7 +68,7 @@ def test_a_device_is_named_by_text_or_by_a_device_of_torch(wrong: Any, tmp_path:
         "resolve_device": lambda: resolve_device(wrong),
         "EngineOptions": lambda: EngineOptions(model="demo", device=wrong),
         "LLM": lambda: LLM("demo", device=wrong),
-        "places_of": lambda: places_of(workers=1, device=wrong),
+        "places_of": lambda: parse_placement(workers=1, device=wrong),
         "load_verifier": lambda: load_verifier(tmp_path, device=wrong),
         "Level.dense": lambda: Level.dense(row, row, row, device=wrong),
     }
@@ -80,7 +80,7 @@ def test_a_device_is_named_by_text_or_by_a_device_of_torch(wrong: Any, tmp_path:
 def test_a_device_of_torch_is_a_device() -> None:
     cpu: Any = torch.device("cpu")
     assert resolve_device(cpu) == cpu and EngineOptions(model="demo", device=cpu).device == "cpu"
-    assert places_of(workers=1, device=cpu).device == "cpu"
+    assert parse_placement(workers=1, device=cpu).device == "cpu"
     row = torch.zeros(1, dtype=torch.int32)
     assert Level.dense(row, row, row, device=cpu).q_start_G.device == cpu
 
@@ -92,7 +92,7 @@ def test_an_estimate_names_the_value() -> None:
 
 def test_a_head_without_a_matrix() -> None:
     with pytest.raises(ModelError, match="head, Identity, has no weight matrix"):
-        rows_of(torch.nn.Identity(), [1])
+        slice_head(torch.nn.Identity(), [1])
 
 
 def test_runs_of_the_other_command(treegen: Command, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from treegen import LLM, InputError
-from treegen.cli.typed.pairs import MODEL_ARGS
+from treegen.cli.options.pairs import MODEL_ARGS
 from treegen.model.options import EngineOptions, Sizes
 
 

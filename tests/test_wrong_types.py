@@ -21,16 +21,16 @@ import torch
 
 import treegen.search
 from treegen import LLM, Cluster, Expand, Score
-from treegen.attention import merge, prepare
 from treegen.errors import InputError, TreegenError
-from treegen.evals.asked.stopping import StopRule, decided_at
-from treegen.evals.judged.consistency import picked, question_of
+from treegen.evals.config.early_stopping import StopRule, parse_stop_rule
+from treegen.evals.judging import published_scores
+from treegen.evals.scoring.universal_self_consistency import parse_pick, question_of
 from treegen.evals.statistics import confidence, majority, replay, weighted
-from treegen.grading import official
+from treegen.integrations.score_texts import score_texts
 from treegen.llm.async_llm import AsyncLLM
-from treegen.replies import Replies
-from treegen.replies.formats import tool_format
-from treegen.score_texts import score_texts
+from treegen.ops.attention import merge, prepare
+from treegen.prompts.replies import ReplyReader
+from treegen.prompts.replies.formats import tool_format
 from treegen.search import AskTell, Budget, SampleRequest, SearchNode, posterior
 from treegen.tasks import (
     Problem,
@@ -90,13 +90,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                      "read_choice", "rollouts", "sample_step", "sample_steps", "value_prompt",
                      "vote_prompt", "prompted", "lines")
     },
-    "agreement": (treegen.search.agreement, {"first": 2, "second": 1}),
+    "agreement": (treegen.search.lead_probability, {"first": 2, "second": 1}),
     "allocate": (treegen.search.allocate, {"values": [0.5], "budget": 2, "temperature": 1.0}),
     "Budget": (Budget, {}),
     "AskTell": (AskTell, {"fn": step, "problems": ["a"]}),
-    "gaussian": (posterior.gaussian, {}),
-    "beta": (posterior.beta, {}),
-    "mixed": (posterior.mixed, {"groups": [[0.5, 0.25]], "num": 1}),
+    "gaussian": (posterior.draw_gaussian, {}),
+    "beta": (posterior.draw_beta, {}),
+    "mixed": (posterior.draw_mixed, {"groups": [[0.5, 0.25]], "num": 1}),
     "tool_format": (tool_format, {"name": "hermes"}),
     "majority_vote": (majority_vote, {"answers": ["a"]}),
     "select": (select, {"problems": [Problem("a", "q", "1")], "options": TaskOptions()}),
@@ -111,9 +111,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ReportOptions": (ReportOptions, {"problem_ids": ["a"], "num_samples": 2, "num_fewshot": 0}),
     "StopRule": (StopRule, {"num_samples": 4, "stop_when": "decided", "batch": 1, "first_round": 1,
                            "confidence": None}),
-    "decided_at": (decided_at, {}),
+    "decided_at": (parse_stop_rule, {}),
     "question_of": (question_of, {"problem_id": "a", "question": "q", "texts": {0: "a", 1: "b"}}),
-    "picked": (picked, {"text": "1", "samples": [0, 1]}),
+    "picked": (parse_pick, {"text": "1", "samples": [0, 1]}),
     "maj_at_k": (majority.maj_at_k, {"correct": [2], "wrong": [1], "invalid": 0, "k": 2}),
     "tie_at_k": (majority.tie_at_k, {"counts": [2, 1], "invalid": 0, "k": 2}),
     "check_votes": (weighted.check_votes, {"names": ["majority"]}),
@@ -121,11 +121,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "group_confidences": (confidence.group_confidences, {"confidences": [1.0], "window": 1}),
     "summary": (confidence.summary, {"confidences": [1.0], "window": 1}),
     "stops_at": (confidence.stops_at, {"confidences": [1.0], "window": 1, "floor": 0.5}),
-    "until_decided": (replay.until_decided, {
+    "until_decided": (replay.replay_early_stopping, {
         "drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "chances": [0.9], "batch": 1}),
-    "plain": (replay.plain, {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "k": 1}),
-    "simpleqa_scores": (official.simpleqa_scores, {"texts": ["A"]}),
-    "mt_bench_rating": (official.mt_bench_rating, {"text": "[[5]]"}),
+    "plain": (replay.replay_majority, {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "k": 1}),
+    "simpleqa_scores": (published_scores.simpleqa_scores, {"texts": ["A"]}),
+    "mt_bench_rating": (published_scores.mt_bench_rating, {"text": "[[5]]"}),
     "merge": (merge, {"outs": torch.zeros(1, 2, 1, 4), "lses": torch.zeros(1, 2, 1)}),
     "prepare": (prepare, {"levels": []}),
 }  # fmt: skip
@@ -218,11 +218,11 @@ def test_calls_that_take_files_or_a_tokenizer_refuse_others(tmp_path: Path) -> N
             next(parts)
 
     def replies(**given: Any) -> None:
-        Replies(**given)
+        ReplyReader(**given)
 
     def rollouts(**given: Any) -> None:
         pytest.importorskip("trl")
-        from treegen.trl import Rollouts
+        from treegen.integrations.trl import Rollouts
 
         Rollouts(**given)
 

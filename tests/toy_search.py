@@ -17,15 +17,15 @@ from typing import Any
 
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import SamplingParams
-from treegen.plan.seeds import row_seed
+from treegen.prompts.plan.seeds import row_seed
 from treegen.prompts.tree import Parts
-from treegen.search.account import Account
-from treegen.search.backend import Context, Drawn
+from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.evaluate import Evaluate, by_function
 from treegen.search.propose import Propose
 from treegen.search.tree.node import Search, SearchNode
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 EOS = 0
 
@@ -99,7 +99,7 @@ class ToyBackend:
     drawn: list[tuple[str, int]] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     live: set[Context] = field(default_factory=set)
-    cancelled: set[Account] = field(default_factory=set)
+    cancelled: set[BudgetedSearch] = field(default_factory=set)
 
     def _context(self, text: str, num_tokens: int, to_compute: int) -> ToyContext:
         context = ToyContext(text, num_tokens, to_compute)
@@ -119,15 +119,20 @@ class ToyBackend:
         )
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
-    ) -> Sequence[Drawn | None]:
+        self,
+        context: Context,
+        key: str,
+        indices: range,
+        params: SamplingParams,
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
         assert isinstance(context, ToyContext) and context in self.live
         self._compute(context, search)
         self.calls.append(context.text)
         seeds = {index: row_seed(params.seed, key, index) for index in indices}
         tokens: dict[int, list[int]] = {index: [] for index in indices}
         logprobs: dict[int, list[float]] = {index: [] for index in indices}
-        finished: dict[int, Drawn] = {}
+        finished: dict[int, BackendSample] = {}
         while len(finished) < len(indices):
             await asyncio.sleep(0)
             for index in indices:
@@ -147,16 +152,20 @@ class ToyBackend:
                         tuple(logprobs[index]), reason, stop,
                     )  # fmt: skip
                     length = context.num_tokens + len(tokens[index])
-                    finished[index] = Drawn(done, self._context(context.text + own, length, 0))
+                    finished[index] = BackendSample(
+                        done, self._context(context.text + own, length, 0)
+                    )
                     self.drawn.append((key, index))
                 limit = search.budget.tokens
                 if limit is not None and search.usage.tokens_decoded >= limit:
-                    search.stop(search.budget.reached("tokens"))
+                    search.stop(search.budget.describe_limit("tokens"))
             if search in self.cancelled:
                 break
         return [finished.get(index) for index in indices]
 
-    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
         assert isinstance(context, ToyContext) and context in self.live
         self._compute(context, search)
         await asyncio.sleep(0)
@@ -175,10 +184,10 @@ class ToyBackend:
     def release(self, context: Context) -> None:
         self.live.remove(context)
 
-    def cancel(self, search: Account) -> None:
+    def cancel(self, search: BudgetedSearch) -> None:
         self.cancelled.add(search)
 
-    def _compute(self, context: ToyContext, search: Account) -> None:
+    def _compute(self, context: ToyContext, search: BudgetedSearch) -> None:
         search.usage.tokens_prefilled += context.to_compute
         context.to_compute = 0
 
@@ -247,7 +256,7 @@ def run_all(
 # Trees whose right answers can be listed
 
 MODEL = hashed("abc")
-Strategy = Callable[[SearchNode], Awaitable[Found]]
+Strategy = Callable[[SearchNode], Awaitable[SearchOutcome]]
 
 
 def moves(letters: str, visited: list[str] | None = None) -> Propose:
@@ -269,11 +278,11 @@ def at_length(length: int) -> Callable[[SearchNode], bool]:
     return lambda node: len(node.path_text) == length
 
 
-def find(fn: Strategy, model: ToyModel = MODEL, **options: Any) -> Found:
+def find(fn: Strategy, model: ToyModel = MODEL, **options: Any) -> SearchOutcome:
     """What a strategy finds from a fresh root."""
-    found: list[Found] = []
+    found: list[SearchOutcome] = []
 
-    async def keep(root: SearchNode) -> Found:
+    async def keep(root: SearchNode) -> SearchOutcome:
         found.append(await fn(root))
         return found[0]
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Final
 from treegen.common.version import VERSION
 
 if TYPE_CHECKING:
-    from treegen.cache.kept import Kept
+    from treegen.api.judging import Judgings, judge, judgings
+    from treegen.api.run import Run, evaluate, open_run, search_task
     from treegen.cluster.cluster import Cluster
+    from treegen.common.drafter import DraftContext
     from treegen.common.outputs import (
         Completion,
         LevelRows,
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
         WorkerStatus,
     )
     from treegen.common.params import SamplingParams
-    from treegen.drafting.types import DraftContext
+    from treegen.engine.segments.prefix_cache import Kept
     from treegen.engine.stream import RunResult, ScoreStream, Stream
     from treegen.errors import (
         BusyError,
@@ -39,11 +41,9 @@ if TYPE_CHECKING:
     from treegen.llm.async_llm import AsyncLLM
     from treegen.model.load import from_module, load_model
     from treegen.model.model import Model
-    from treegen.plan.plan import Plan
     from treegen.prompts.expansion import Expand
+    from treegen.prompts.plan.plan import Plan
     from treegen.prompts.tree import Message, Node
-    from treegen.report.judged.judging import Judgings, judge, judgings
-    from treegen.report.run import Run, evaluate, open_run, search_task
 
 __version__ = VERSION
 
@@ -96,11 +96,11 @@ __all__ = [
 # Which public names live where. A module is imported when one of them is first asked for, so that
 # `import treegen` and `treegen --help` do not pay for torch.
 _MODULES: Final = {
-    "treegen.cache.kept": "Kept",
+    "treegen.engine.segments.prefix_cache": "Kept",
     "treegen.cluster.cluster": "Cluster",
     "treegen.common.outputs": "Completion LevelRows Score Status Thinking Usage WorkerStatus",
     "treegen.common.params": "SamplingParams",
-    "treegen.drafting.types": "DraftContext",
+    "treegen.common.drafter": "DraftContext",
     "treegen.engine.stream": "RunResult ScoreStream Stream",
     "treegen.errors": (
         "BusyError CapacityError DataError InputError InternalError ModelError "
@@ -110,11 +110,11 @@ _MODULES: Final = {
     "treegen.llm.async_llm": "AsyncLLM",
     "treegen.model.load": "from_module load_model",
     "treegen.model.model": "Model",
-    "treegen.plan.plan": "Plan",
+    "treegen.prompts.plan.plan": "Plan",
     "treegen.prompts.expansion": "Expand",
     "treegen.prompts.tree": "Message Node",
-    "treegen.report.judged.judging": "Judgings judge judgings",
-    "treegen.report.run": "Run evaluate open_run search_task",
+    "treegen.api.judging": "Judgings judge judgings",
+    "treegen.api.run": "Run evaluate open_run search_task",
 }
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 

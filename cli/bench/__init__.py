@@ -8,7 +8,7 @@ from treegen.cli.bench.device import decode, monkeys, paper
 from treegen.cli.bench.options import CHECKPOINT, count
 from treegen.cli.bench.prefill import prefill
 from treegen.cli.bench.score import score
-from treegen.cli.typed.options import JSON
+from treegen.cli.options.options import JSON
 from treegen.errors import InputError
 
 
@@ -29,7 +29,7 @@ for _part in (attention, decode, prefill, score, paper, monkeys, cluster):
 @JSON
 def engine(model: str | None, **sizes: int) -> None:
     """Host time per decode step, pages in use, and tokens per second against transformers."""
-    from treegen.bench.whole import time_engine
+    from treegen.bench.suite import time_engine
     from treegen.cli.terminal import render
 
     render.json_line(time_engine(render, model, **sizes))
@@ -50,7 +50,7 @@ def search(model: str | None, methods: bool, repeats: int, **sizes: int) -> None
     """Tree of thought with live caches, against prompting the text of every node anew."""
     if repeats > 1 and not methods:
         raise InputError("--repeats is for --methods; give both, or leave it out")
-    from treegen.bench.whole import time_methods, time_search
+    from treegen.bench.suite import time_methods, time_search
     from treegen.cli.terminal import render
 
     if methods:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import DEVICE, count, counts
-from treegen.cli.typed.options import is_number, joined
+from treegen.cli.options.options import add_options, is_number
 from treegen.errors import InputError
 
 
@@ -33,7 +33,7 @@ def _levels(_: click.Context, __: click.Parameter, text: str | None) -> list[tup
               "instead: glm-4.7-flash, deepseek-v2-lite, deepseek-v3 or tiny-mla. Default: prefix "
               "2048, suffix 0,1000.")  # fmt: skip
 @count("--repeats", 20, "Calls that are timed.")
-@joined(*DEVICE)
+@add_options(*DEVICE)
 def attention(
     rows: list[int] | None, prefix: list[int] | None, suffix: list[int] | None,
     levels: list[tuple[int, int]], heads: list[int], shape: str | None, **how: Any,
@@ -59,7 +59,7 @@ def attention(
     prefix = prefix or ([0] if levels else [2048] if shape else [1024, 4096, 16384])
     suffix = suffix or ([0] if levels else [0, 1000] if shape else [0, 128, 1024])
     grid = [(number, below, own) for own in suffix for below in prefix for number in rows]
-    from treegen.bench.whole import time_attention
+    from treegen.bench.suite import time_attention
     from treegen.cli.terminal import render
 
     render.json_line(time_attention(render, grid, levels, heads, shape, **how))

@@ -5,13 +5,13 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import CHECKPOINT, count
-from treegen.cli.typed.options import JSON, options_of
-from treegen.cli.typed.places import places_for, take_cluster
+from treegen.cli.options.options import JSON, add_option_groups
+from treegen.cli.options.workers import resolve_workers, take_cluster
 from treegen.errors import InputError
 
 
 @click.command()
-@options_of("cluster")
+@add_option_groups("cluster")
 @CHECKPOINT
 @click.option("--shape", default="tiny", show_default=True, metavar="NAME",
               help="Random weights of this shape, which each worker makes.")  # fmt: skip
@@ -32,11 +32,11 @@ def cluster(
 
     On CPUs that share their cores, N workers are no N machines: measure that on GPUs.
     """
-    places = places_for(take_cluster(params) or {"workers": 2}, {})
+    places = resolve_workers(take_cluster(params) or {"workers": 2}, {})
     assert places is not None
     if places.count is None:
         raise InputError("say how many GPUs of the Ray cluster: --gpus N")
-    from treegen.bench.whole import time_cluster
+    from treegen.bench.suite import time_cluster
     from treegen.cli.terminal import render
     from treegen.model.options import EngineOptions
 

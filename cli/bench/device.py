@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from treegen.bench.decoding.modes import ALONE, DECODE_MODES, GRID_SECONDS, SECONDS, STOCK_MODES
-from treegen.cli.bench.options import ENGINE, bounded, count, counts, shape_or_model
-from treegen.cli.typed.options import Decorator, joined
+from treegen.cli.bench.options import ENGINE, bounded_option, count, counts, shape_or_model
+from treegen.cli.options.options import Decorator, add_options
 from treegen.errors import InputError
 
 if TYPE_CHECKING:
-    from treegen.bench.decoding.asked import DecodeAsked
+    from treegen.bench.decoding.decode_options import DecodeOptions
     from treegen.bench.decoding.result import WorkloadResult
     from treegen.bench.decoding.workloads import Case
 
@@ -36,7 +36,7 @@ def _is_share(value: float) -> bool:
 
 
 _MODEL: Final = (
-    bounded("--time-limit", lambda seconds: seconds > 0, "above 0", type=float, metavar="S",
+    bounded_option("--time-limit", lambda seconds: seconds > 0, "above 0", type=float, metavar="S",
             help="Leave out what takes at least so many seconds a run. "
             f"Default: {SECONDS:g}, of a grid {GRID_SECONDS:g}."),
     count("--tensor-parallel-size", 1, "GPUs that compute together, each with a part of every "
@@ -52,9 +52,9 @@ _MODEL: Final = (
 _PARTS: Final = (
     click.option("--shape", metavar="NAME", help="Random weights of this shape; default: by "
                  "experiment, see the output."),
-    bounded("--scale", _is_share, "above 0 and at most 1", default=0.1, show_default=True,
+    bounded_option("--scale", _is_share, "above 0 and at most 1", default=0.1, show_default=True,
             help="Share of the problems to run."),
-    bounded("--length-scale", _is_share, "above 0 and at most 1", default=1.0, show_default=True,
+    bounded_option("--length-scale", _is_share, "above 0 and at most 1", default=1.0, show_default=True,
             help="Multiply all lengths, to try a command out."),
     *_MODEL,
 )  # fmt: skip
@@ -89,12 +89,12 @@ _PARTS: Final = (
               "each row reads and writes a state of its own.")  # fmt: skip
 @click.option("--structured", is_flag=True, help="Also where every sample has to be JSON of a "
               "schema.")  # fmt: skip
-@joined(*_MODEL)
+@add_options(*_MODEL)
 def decode(shape: str | None, **params: Any) -> None:
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
-    from treegen.bench.decoding.asked import DecodeAsked
+    from treegen.bench.decoding.decode_options import DecodeOptions
 
-    asked = DecodeAsked(**{each.name: params.pop(each.name) for each in fields(DecodeAsked)})
+    asked = DecodeOptions(**{each.name: params.pop(each.name) for each in fields(DecodeOptions)})
     names = ("image_tokens", "quantization", "ranks", "model")
     asked.check(**{name: params[name] for name in names})
     if asked.speculate:
@@ -108,16 +108,16 @@ def decode(shape: str | None, **params: Any) -> None:
     from treegen.cli.terminal import render
 
     if asked.grid:
-        from treegen.bench.whole import tell_ratios
+        from treegen.bench.suite import tell_ratios
 
         document["never_slower"] = tell_ratios(render, results)
     render.json_line({"bench": "grid" if asked.grid else "decode", **document})
 
 
-def _speculate(shape: str | None, asked: "DecodeAsked", options: dict[str, Any]) -> None:
+def _speculate(shape: str | None, asked: "DecodeOptions", options: dict[str, Any]) -> None:
     """Time jobs of recorded samples without guesses and with them."""
     known = shape_or_model(shape, options["model"], "llama3-8b")
-    from treegen.bench.whole import time_guesses
+    from treegen.bench.suite import time_guesses
     from treegen.cli.terminal import render
 
     kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
@@ -131,16 +131,16 @@ def _speculate(shape: str | None, asked: "DecodeAsked", options: dict[str, Any])
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[EXPERIMENT]...")
-@joined(*_PARTS)
+@add_options(*_PARTS)
 def paper(names: tuple[str, ...], **options: Any) -> None:
     """Jobs after the Hydragen paper's experiments: tables, needle, apps, gsm8k, mmlu, or all."""
-    from treegen.bench.decoding.paper import PAPER
+    from treegen.bench.decoding.experiments import PAPER
 
     _experiments(names or PAPER, **options)
 
 
 @click.command()
-@joined(*_PARTS)
+@add_options(*_PARTS)
 def monkeys(**options: Any) -> None:
     """A job like GSM8K, 1,024 samples for each of 128 problems, on the shape of Llama-3.2-1B."""
     _experiments(("monkeys",), **options)
@@ -150,11 +150,11 @@ def _experiments(
     names: tuple[str, ...], scale: float, length_scale: float, shape: str | None,
     against: tuple[str, ...], **options: Any,
 ) -> None:  # fmt: skip
-    from treegen.bench.decoding.paper import cases_of, experiment_of
+    from treegen.bench.decoding.experiments import cases_of, get_experiment
 
     if options["time_limit"] is None:
         options["time_limit"] = SECONDS
-    experiments = [experiment_of(name) for name in names]
+    experiments = [get_experiment(name) for name in names]
     documents = []
     for each in experiments:
         cases = cases_of(each, scale=scale, lengths=length_scale, against=against)
@@ -185,7 +185,7 @@ def _run(
                   reproducible=given["reproducible"])  # fmt: skip
     names = ("repeats", "time_limit", "memory", "eager", "reproducible")
     settings = Settings(**{name: given.pop(name) for name in names})
-    from treegen.bench.whole import time_decoding
+    from treegen.bench.suite import time_decoding
     from treegen.cli.terminal import render
 
     return time_decoding(render, cases, known, model, title, settings=settings, **given)

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.typed.options import JSON, Decorator, whole_numbers
+from treegen.cli.options.options import JSON, Decorator, whole_numbers
 from treegen.errors import InputError
 
 _TYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 
-def bounded(
+def bounded_option(
     flag: str, is_good: Callable[[Any], bool], must: str, *more: str, **how: Any
 ) -> Decorator:
     """Return an option whose value is refused unless it is good. must: what it must be."""
@@ -29,7 +29,7 @@ def count(
 ) -> Decorator:
     """Return the option of a whole number, which is refused below `least`."""
     how = {"type": int, "default": default, "show_default": default is not None, **how}
-    return bounded(flag, least.__le__, f"at least {least}", *more, help=told, **how)
+    return bounded_option(flag, least.__le__, f"at least {least}", *more, help=told, **how)
 
 
 def counts(flag: str, told: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
@@ -46,7 +46,7 @@ def counts(flag: str, told: str, *, least: int = 1, once: bool = True, **how: An
 
 
 def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str | None:
-    from treegen.common.formats import parse_bytes
+    from treegen.common.formatting import parse_bytes
 
     if size is not None:
         parse_bytes(size)
@@ -63,11 +63,11 @@ def _check_model(_: click.Context, __: click.Parameter, model: str | None) -> st
 
 
 DEVICE: Final = (
-    bounded("--dtype", _TYPES.__contains__, "auto, float32, bfloat16 or float16", default="auto",
+    bounded_option("--dtype", _TYPES.__contains__, "auto, float32, bfloat16 or float16", default="auto",
             metavar="TYPE", help="auto, float32, bfloat16 or float16; auto is bfloat16 on a GPU "
             "and float32 on a CPU."),
     click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
-    bounded("--ceiling-seconds", lambda seconds: 0 < seconds < 60, "above 0 and below 60",
+    bounded_option("--ceiling-seconds", lambda seconds: 0 < seconds < 60, "above 0 and below 60",
             type=float, metavar="S", help="For each ceiling. Default: 2 on a GPU, 0.1 on a CPU."),
     JSON,
 )  # fmt: skip

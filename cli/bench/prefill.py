@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import ENGINE, count, counts, shape_or_model
-from treegen.cli.typed.options import joined
+from treegen.cli.options.options import add_options
 
 
 @click.command()
@@ -13,11 +13,11 @@ from treegen.cli.typed.options import joined
 @counts("--tokens", "Tokens of a pass.", default="8,64,128,256,512")
 @count("--prefix", 1000, "Prompt tokens that are there already.")
 @count("--passes", 64, "Passes of a run, one after another.")
-@joined(*ENGINE)
+@add_options(*ENGINE)
 def prefill(shape: str | None, model: str | None, tokens: list[int], **options: Any) -> None:
     """Passes over a few prompt tokens, as searches need them: milliseconds, and the least time."""
     known = shape_or_model(shape, model, "llama3-8b")
-    from treegen.bench.whole import time_prefill
+    from treegen.bench.suite import time_prefill
     from treegen.cli.terminal import render
 
     render.json_line(time_prefill(render, known, model, tokens, **options))

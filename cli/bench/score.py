@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from treegen.cli.bench.options import count, shape_or_model
-from treegen.cli.typed.options import JSON
+from treegen.cli.options.options import JSON
 from treegen.errors import InputError
 
 
@@ -23,7 +23,7 @@ def score(shape: str | None, model: str | None, layers: int | None, **job: Any) 
     known = shape_or_model(shape, model, "llama3.2-1b")
     if layers is not None and model:
         raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
-    from treegen.bench.whole import time_score
+    from treegen.bench.suite import time_score
     from treegen.cli.terminal import render
 
     render.json_line(time_score(render, known, model, layers, **job))

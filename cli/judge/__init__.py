@@ -6,16 +6,16 @@ from typing import Any
 import click
 
 from treegen.cli.judge.options import JUDGE, show_judged
-from treegen.cli.typed.grouped import Grouped
-from treegen.cli.typed.options import CONTEXT, QUIET, asked_for, options_of
-from treegen.cli.typed.pairs import MODEL_ARGS
+from treegen.cli.options.command import GroupedCommand
+from treegen.cli.options.options import CONTEXT, QUIET, add_option_groups, collect_choices
+from treegen.cli.options.pairs import MODEL_ARGS
 
 _PATH = click.Path(path_type=Path)
 
 
 @click.command(
     "judge",
-    cls=Grouped,
+    cls=GroupedCommand,
     context_settings=CONTEXT,
     examples=(
         "treegen judge runs/x --judge Qwen/Qwen3-4B --rubric correctness --wordings 3",
@@ -45,7 +45,7 @@ _PATH = click.Path(path_type=Path)
               show_default=True, help="How a jury's value is made of the judges'.")  # fmt: skip
 @click.option("--half-width", type=float, metavar="W", help="Say how many problems, answers, "
               "judges or wordings make the interval this narrow on either side.")  # fmt: skip
-@options_of("judge model", "reading")
+@add_option_groups("judge model", "reading")
 @QUIET
 def command(
     run: Path, judge: tuple[str, ...], rubric: str | None, pairs: tuple[Path, ...],
@@ -58,14 +58,14 @@ def command(
     Judgements are stored in RUN as they come, and a command that was stopped goes on when it is
     given again. Without --judge, what is stored is read again, and no model is loaded.
     """
+    from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal
-    from treegen.cli.terminal.render import complain, echo, json_line
+    from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.errors import InputError
-    from treegen.grading.statistics.needs import check_half_width
-    from treegen.report.judged import judging
+    from treegen.evals.judging.statistics.sample_size import check_half_width
 
     # How a judge is loaded; --judge names it.
-    engine = asked_for({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
+    engine = collect_choices({name: params.pop(name) for name in [*params] if name in MODEL_ARGS})
     # A flag that was not given is None or False, and --temperature 0 is neither.
     how = {name: value for name, value in params.items() if value is not None and value != ()}
     how = {name: value for name, value in how.items() if value is not False or name == "chat"}
@@ -91,4 +91,4 @@ def command(
         for table in found.needs(half_width) if not quiet else ():
             echo(f"{table}\n")
     json_line({"run": str(run), **document})
-    complain(found.complaints)
+    exit_with_complaints(found.complaints)

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.typed.options import joined
+from treegen.cli.options.options import add_options
 
 if TYPE_CHECKING:
-    from treegen.report.judged.judging import Judgings
-    from treegen.report.judged.planned import JudgingPlan
+    from treegen.api.judge_plan import JudgingPlan
+    from treegen.api.judging import Judgings
 
 # What a judge has of how the model of the run is loaded.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
-JUDGE = joined(
+JUDGE = add_options(
     click.option("--judge", "judge", multiple=True, metavar="DIR|NAME", help="A model that judges; "
                  "several are a jury. Default: judgements that are stored, read again."),
     click.option("--rubric", metavar="NAME|FILE", help="correctness, rating, pairwise, simpleqa, "
@@ -40,8 +40,8 @@ def plan_judging(
     Raises:
         TreegenError: the samples cannot be judged so.
     """
+    from treegen.api.judge_plan import JudgingPlan
     from treegen.errors import InputError
-    from treegen.report.judged.planned import JudgingPlan
 
     given = [name for name, value in how.items() if value is not None]
     plan = JudgingPlan.make(judge, **how, options=loading_of(asked)) if judge else None
@@ -61,7 +61,7 @@ def loading_of(asked: Mapping[str, Any]) -> dict[str, Any]:
 def show_judged(found: "Judgings", *, quiet: bool) -> None:
     """Print what models say of a run."""
     from treegen.cli.terminal.render import echo, notice
-    from treegen.common.formats import safe_text
+    from treegen.common.formatting import safe_text
 
     if quiet:
         return

@@ -11,12 +11,12 @@ from typing import Final
 
 import click
 
-from treegen.cli.typed.pairs import GEN_KWARGS, MODEL_ARGS
+from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
 
 _VALUE: Final = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[\w.-]+"
 
 
-def flagged(message: str, command: click.Command | None) -> str:
+def rename_arguments(message: str, command: click.Command | None) -> str:
     """Return a message with a command's flags in the place of the arguments that they stand for."""
     flags = {} if command is None else _flags(command)
     if not flags or message.startswith("--"):  # the command's own message

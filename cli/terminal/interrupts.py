@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from treegen.runs.signals import SIGNALS, StopFlag, after_first, expect_second
+from treegen.common.signals import SIGNALS, StopFlag, expect_second, second_signal_handler
 
 # Some libraries swallow any exception while they are imported. Commands that take long also poll
 # this flag, so that the signal is not lost with the exception.
@@ -44,7 +44,7 @@ def raising_signals() -> Iterator[None]:
     def on_signal(signum: int, frame: FrameType | None) -> None:
         received.set(signum)
         expect_second()
-        _set(after_first)
+        _set(second_signal_handler)
         raise Interrupted(signum)
 
     for number in SIGNALS:

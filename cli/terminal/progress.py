@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from treegen.cli.terminal.interrupts import Interrupted, received
 from treegen.cli.terminal.render import notice, show_prompt
-from treegen.common.formats import safe_text
-from treegen.evals.running.listener import Listener, Stop
+from treegen.common.formatting import safe_text
+from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.runs import graceful_signals
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
 
-    from treegen.evals.asked.given import RunChoices
-    from treegen.evals.course.progress import RunProgress
+    from treegen.evals.config.base import BaseSettings
+    from treegen.evals.progress.run_progress import RunProgress
 
 _SECONDS: Final = 10.0  # most seconds between lines of a log
 _LINES: Final = 10  # lines of a log at least, one for each tenth of the samples
@@ -53,12 +53,12 @@ class Terminal(Listener):
         """Print a prompt."""
         show_prompt(text, quiet=self._quiet)
 
-    def follow(self, steps: "Iterator[RunProgress]", title: str) -> None:
+    def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
         """Draw how far the run is."""
         show_progress(steps, title, quiet=self._quiet)
 
     @contextmanager
-    def working(self) -> Iterator[Stop]:
+    def poll_interrupts(self) -> Iterator[Stop]:
         """Let the first signal end what is under way; then Interrupted is raised."""
         with graceful_signals() as graceful:
 
@@ -87,7 +87,7 @@ class Terminal(Listener):
         """
         done = planned = 0
         try:
-            with self.working() as stop:
+            with self.poll_interrupts() as stop:
                 for so_far in begin(stop):
                     done, planned = so_far
         except Interrupted as stopped:
@@ -95,7 +95,7 @@ class Terminal(Listener):
             raise
         return done, planned
 
-    def again(self, path: Path | str, settings: "Sequence[RunChoices]") -> str:
+    def resume_command(self, path: Path | str, settings: "Sequence[BaseSettings]") -> str:
         """Return the command that continues the run."""
         if not self._resume:
             return f"what had finished is in {path}"

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import click
 
-from treegen.cli.terminal.flags import flagged
-from treegen.cli.typed.options import json_wanted
-from treegen.common.formats import markdown, safe_text
+from treegen.cli.options.options import is_json_requested
+from treegen.cli.terminal.flags import rename_arguments
+from treegen.common.formatting import format_table, safe_text
 from treegen.errors import InputError
 from treegen.report.load import load_run
 from treegen.report.plots.heat_map import save_png
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 from treegen.report.text import DOWN, PLUS_MINUS, UP, run_text
 from treegen.report.view import RunView
 from treegen.tasks import Report
@@ -30,7 +30,7 @@ def notice(text: str) -> None:
 def in_flags(text: str) -> str:
     """Return a text of the library with the flags of the running command for its arguments."""
     ctx = click.get_current_context(silent=True)
-    return flagged(text, None if ctx is None else ctx.command)
+    return rename_arguments(text, None if ctx is None else ctx.command)
 
 
 def read_run(path: Path, asked: Mapping[str, Any], *, quiet: bool) -> RunView:
@@ -65,7 +65,7 @@ def show_prompt(text: str, *, quiet: bool) -> None:
         echo(f"{safe_text(text)}\n")
 
 
-def show(table: Listing) -> None:
+def print_table(table: PrintableTable) -> None:
     """Print a table: drawn on a terminal, in Markdown elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console
@@ -79,7 +79,7 @@ def show(table: Listing) -> None:
             drawn.add_row(*(Text(safe_text(cell)) for cell in row))
         Console(file=sys.stdout, highlight=False).print(drawn)
     else:
-        echo(markdown(table.head, table.rows, table.numbers))
+        echo(format_table(table.head, table.rows, table.numbers))
     for remark in table.lines:
         echo(safe_text(remark).replace("\n", " "))
 
@@ -89,7 +89,7 @@ def json_line(document: Mapping[str, Any]) -> None:
 
     On a terminal it is printed only if the user asked for it, because people read what is above it.
     """
-    if sys.stdout.isatty() and not json_wanted():
+    if sys.stdout.isatty() and not is_json_requested():
         return
     # The encoder escapes all control characters but DEL.
     click.echo(json.dumps(document, allow_nan=False).replace("\x7f", "\\u007f"))
@@ -109,7 +109,7 @@ def show_report(
     echo(run_text(results, report, unit=unit, ascii=not encodable("\u2591")))
 
 
-def complain(complaints: Sequence[str]) -> None:
+def exit_with_complaints(complaints: Sequence[str]) -> None:
     """Print each to stderr, and exit with code 1 if there are some."""
     for told in complaints:
         notice(f"Error: {told}")

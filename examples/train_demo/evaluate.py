@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from treegen.cli.main import cli
-from treegen.demo import NAME, completed
+from treegen.demo import NAME, fill_defaults
 
 # Tasks and how many samples each problem gets. Programs are left out: they run only where asked.
 TASKS: Final = {"gsm8k": 8, "needle": 1, "countdown": 8}
@@ -22,7 +22,7 @@ def command_lines(checkpoint: Path, limit: int) -> Iterator[list[str]]:
     """Yield the arguments of `treegen` that score a checkpoint on `limit` problems of each task."""
     runs = checkpoint / "runs" / time.strftime("%Y%m%d-%H%M%S")
     for task, samples in TASKS.items():
-        given = completed({"task": task})
+        given = fill_defaults({"task": task})
         assert given.pop("model") == NAME
         yield [
             "eval", task, "--model", str(checkpoint), "--limit", str(limit),

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.tasks.common.base import Loaded
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.text_task import Loaded
 
 YEARS: Final = ("2024", "2025", "2026")
 _SOURCE: Final = Source(task="aime", bundled="aime_sample.jsonl")

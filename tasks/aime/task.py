@@ -16,7 +16,7 @@ from treegen.errors import InputError
 from treegen.evals.arguments import words
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.tasks.aime.data import YEARS, load_problems
-from treegen.tasks.common.base import REASONING, Loaded
+from treegen.tasks.common.text_task import REASONING, Loaded
 from treegen.tasks.math.competition import Competition
 
 

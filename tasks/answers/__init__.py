@@ -4,16 +4,16 @@ A task has a member such as `answer_types = {"answer": MathAnswer()}`, by filter
 return what the type's `verdict(text, [problem.answer])` returns.
 """
 
-from treegen.evals.answers import AnswerType
-from treegen.tasks.answers.maths import MathAnswer
-from treegen.tasks.answers.plain import (
+from treegen.evals.answer_types import AnswerType
+from treegen.tasks.answers.canonical import (
+    CanonicalAnswer,
     ChoiceAnswer,
     ContainedAnswer,
     NumberAnswer,
     PatternAnswer,
-    PlainAnswer,
     TextAnswer,
 )
+from treegen.tasks.answers.maths import MathAnswer
 
 __all__ = [
     "AnswerType",
@@ -22,6 +22,6 @@ __all__ = [
     "MathAnswer",
     "NumberAnswer",
     "PatternAnswer",
-    "PlainAnswer",
+    "CanonicalAnswer",
     "TextAnswer",
 ]

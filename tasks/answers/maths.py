@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError, install
-from treegen.evals.answers import classes
+from treegen.evals.answer_types import group_equal_answers
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.common.latex import without_dollars
@@ -77,7 +77,7 @@ class MathAnswer:
 
     def same(self, first: str, second: str) -> bool:
         """Return whether two answers are equal; False if that takes too long."""
-        return first == second or bool(self._compared(first, second))
+        return first == second or bool(self._compare(first, second))
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
         """Return for each of some answers the one that stands for its class."""
@@ -86,15 +86,15 @@ class MathAnswer:
         def same(first: str, second: str) -> bool:
             if max(len(slow[first]), len(slow[second])) >= STRIKES:
                 return False
-            found = self._compared(first, second)
+            found = self._compare(first, second)
             if found is None:
                 slow[first].add(second)
                 slow[second].add(first)
             return bool(found)
 
-        return classes(answers, same)
+        return group_equal_answers(answers, same)
 
-    def _compared(self, first: str, second: str) -> bool | None:
+    def _compare(self, first: str, second: str) -> bool | None:
         """Return whether two answers are equal; None if that takes too long."""
         key = (first, second) if first < second else (second, first)
         if key not in self._same:

@@ -38,7 +38,7 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         return bool(math_verify.verify(gold, found, timeout_seconds=None))
 
     @lru_cache(maxsize=256)
-    def wanted(reference: str) -> list[Any]:
+    def parse_reference(reference: str) -> list[Any]:
         return parse(f"${reference}$")
 
     @lru_cache(maxsize=256)
@@ -73,11 +73,11 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         answer = name(found) if found else None
         if answer is None:
             return [None, False]
-        return [answer, any(equal(wanted(reference), found) for reference in references)]
+        return [answer, any(equal(parse_reference(reference), found) for reference in references)]
 
     def same(first: str, second: str) -> bool:
         one, other = of(first), of(second)
-        if _apart(one, other, sympy):
+        if _differ_numerically(one, other, sympy):
             return False
         return equal(one, other) or equal(other, one)
 
@@ -87,7 +87,7 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
     return lambda request: calls[request[0]](*request[1:])
 
 
-def _apart(one: list[Any], other: list[Any], sympy: Any) -> bool:
+def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
     """Whether two answers are surely not equal, as values far apart show; False where in doubt.
 
     It saves the slow proofs of inequality by algebra. Expressions are compared at one place. Of two

@@ -192,12 +192,12 @@ def _same_sets(lines: Sequence[str], wanted: Sequence[str]) -> bool:
     if set(ours) == set(theirs):
         return True
     try:
-        return _rounded(ours) == _rounded(theirs)
+        return _round_sets(ours) == _round_sets(theirs)
     except (ValueError, OverflowError):
         return False
 
 
-def _rounded(sets: Sequence[frozenset[str]]) -> list[list[float]]:
+def _round_sets(sets: Sequence[frozenset[str]]) -> list[list[float]]:
     """Return the distinct sets of rounded numbers, as sorted lists.
 
     They are not hashed: anybody can work out many numbers whose sets have one hash, and comparing

@@ -13,8 +13,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.regular import open_regular, read_bytes
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular, read_bytes
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.suite import Suite, json_value, read_suite
@@ -96,7 +96,7 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
     if data is None:
         if split not in (None, "test"):
             raise DataError(f"the bundled problems have no split {split!r}; give a data folder")
-        return _collect(_lines(_bundled(BUNDLED)), f"bundled {BUNDLED}")
+        return _collect(_lines(_bundled_path(BUNDLED)), f"bundled {BUNDLED}")
     if data in HUB_NAMES:
         split = split or "test"
         return _collect(_hub(split), f"codeparrot/apps {split}")
@@ -134,10 +134,10 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
 
 def load_bundled_shots() -> LoadedRows:
     """Read the solved examples that come with treegen."""
-    return _collect(_lines(_bundled(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
+    return _collect(_lines(_bundled_path(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
 
 
-def _bundled(name: str) -> Path:
+def _bundled_path(name: str) -> Path:
     return Path(str(files("treegen.tasks").joinpath("data", name)))
 
 
@@ -217,7 +217,7 @@ def _lines(path: Path) -> Raw:
                     yield str(path), line, partial(_line, path, offset, line)
                 offset += len(content)
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
 
 
 def _line(path: Path, offset: int, line: int) -> Fields:
@@ -227,7 +227,7 @@ def _line(path: Path, offset: int, line: int) -> Fields:
             file.seek(offset)
             found = json_value(file.readline().decode("utf-8-sig"))
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise DataError(f"{where} is not UTF-8; save the file as UTF-8") from None
     except ValueError as error:
@@ -265,7 +265,7 @@ def _file(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise ValueError(f"{path.name} is not UTF-8") from None
 

@@ -17,7 +17,7 @@ from treegen.tasks.apps.data import (
     load_split,
 )
 from treegen.tasks.apps.prompts import ask, with_tabs
-from treegen.tasks.common.fewshot import rank, same_text
+from treegen.tasks.common.fewshot import normalize_text, rank
 
 # Longer examples leave no room for anything else.
 _MAX_CHARS: Final = 12_000
@@ -43,21 +43,25 @@ def load_shots(
     if wanted == 0:
         return (), False
     bundled = load_bundled_shots()
-    taken = {same_text(row.question) for row in problems}
+    taken = {normalize_text(row.question) for row in problems}
     if options.fewshot_file is not None:
         source = load_rows(options.fewshot_file, None)
         for number, row in enumerate(source.rows[:wanted], start=1):
-            if same_text(row.question) in taken:
+            if normalize_text(row.question) in taken:
                 raise DataError(
                     f"example {number} of {source.source} is a problem of this run; remove it"
                 )
         shots = _first(_shots(source.rows, form), wanted)
     else:
         source = _source(options)
-        shots = _first(_shots(_drawn(source, taken, options.seed, calls=calls), form), wanted)
+        shots = _first(
+            _shots(_draw_examples(source, taken, options.seed, calls=calls), form), wanted
+        )
         if len(shots) < wanted and options.fewshot_data is None:
             source = bundled
-            shots = _first(_shots(_drawn(source, taken, options.seed, calls=calls), form), wanted)
+            shots = _first(
+                _shots(_draw_examples(source, taken, options.seed, calls=calls), form), wanted
+            )
     if len(shots) < wanted:
         raise InputError(
             f"num_fewshot is {wanted} but {source.source} has {len(shots)} solved examples "
@@ -71,11 +75,13 @@ def _first(shots: Iterable[str], wanted: int) -> list[str]:
     return list(islice(shots, wanted))
 
 
-def _drawn(source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool) -> list[Row]:
+def _draw_examples(
+    source: LoadedRows, taken: Collection[str], seed: int, *, calls: bool
+) -> list[Row]:
     fit = [
         row
         for row in source.rows
-        if bool(row.starter) == calls and same_text(row.question) not in taken
+        if bool(row.starter) == calls and normalize_text(row.question) not in taken
     ]
     return sorted(fit, key=lambda row: rank(seed, row.question))
 

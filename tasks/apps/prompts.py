@@ -46,18 +46,18 @@ def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
     return f"\nQUESTION:\n{question}{code}\nUse {kind} format{ANSWER}"
 
 
-def program_in(text: str, extract: str) -> str | None:
+def extract_program(text: str, extract: str) -> str | None:
     """Return the program in a completion; None if there is none.
 
     extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the first
     block without a mark, up to its closing fence or the end. A fence alone closes a block that the
     prompt has opened if code comes before it.
     """
-    program = text if extract == "raw" else _fenced(text)
+    program = text if extract == "raw" else _extract_fenced(text)
     return program if program and not program.isspace() else None
 
 
-def _fenced(text: str) -> str | None:
+def _extract_fenced(text: str) -> str | None:
     blocks = list(fenced_blocks(text))
     parts = between_fences(text)
     if len(parts) == 2 and _CODE.match(parts[0]) and not any(language for language, _ in blocks):

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from treegen.tasks.apps.compare import Comparer
-from treegen.tasks.judge import Compare, Program, Test
+from treegen.tasks.sandbox import Compare, Program, TestCase
 
 # int(text) refuses more digits than Python's own limit. Decimal has no limit.
 _LONG: Final = 4000
@@ -32,7 +32,7 @@ class Cases:
     """
 
     fn_name: str | None
-    tests: tuple[Test, ...]
+    tests: tuple[TestCase, ...]
     compare: Compare
 
     def program(self, source: str) -> Program:
@@ -57,11 +57,11 @@ class Suite:
         """Return the tests as the judge takes them."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            tests = tuple(Test(stdin=given, expected=wanted) for given, wanted in pairs)
+            tests = tuple(TestCase(stdin=given, expected=wanted) for given, wanted in pairs)
             return Cases(None, tests, comparer.stdout)
         may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
         tests = tuple(
-            Test(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
+            TestCase(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
         )
         return Cases(
             self.fn_name,

@@ -20,28 +20,28 @@ from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
-from treegen.evals.bundled import label_of, told_examples, told_problems
 from treegen.evals.chat import with_turns
-from treegen.evals.fitting import droppable
-from treegen.evals.judged.execution import Execution
+from treegen.evals.data_sources import describe_examples, describe_problems, make_data_label
 from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.truncation import droppable
 from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
 from treegen.runs import RunDir
-from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
 from treegen.tasks.apps.compare import COMPARERS, Comparer
 from treegen.tasks.apps.data import DIFFICULTIES, Row, load_rows
 from treegen.tasks.apps.fewshot import load_shots
-from treegen.tasks.apps.judged import ProgramTask
-from treegen.tasks.apps.judging import ProgramJudging
-from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, program_in
+from treegen.tasks.apps.prompts import ANSWER, EXTRACTS, PROMPTS, ask, extract_program
 from treegen.tasks.apps.suite import Cases
-from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.common.limits import judge_limits
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.programs.report import ProgramVerdict, report_programs
+from treegen.tasks.programs.scoring import SandboxScoring
+from treegen.tasks.programs.task import ProgramTask
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STARTER: Final = ("all", "with", "without")
 
@@ -101,7 +101,7 @@ class APPS(ProgramTask):
         self.max_timeouts = whole_number(extra, "max_timeouts") or 2
         self.forget_cases()
         loaded = load_rows(options.data, options.split)
-        rows = _chosen(loaded.rows, words(extra, "difficulty"), starter)
+        rows = _select_rows(loaded.rows, words(extra, "difficulty"), starter)
         problems = select([_problem(row, form) for row in rows], options)
         kept = {problem.id for problem in problems}
         self._rows = {row.id: row for row in loaded.rows if row.id in kept}
@@ -118,10 +118,10 @@ class APPS(ProgramTask):
             num_fewshot=len(shots),
             skipped=loaded.skipped,
             fewshot_of={"": shots} if shots else {},
-            label=label_of(options.data, own_examples=own),
+            label=make_data_label(options.data, own_examples=own),
             notes=(
-                told_problems(options.data, loaded.source, len(problems)),
-                *((told_examples(options, len(shots)),) if own else ()),
+                describe_problems(options.data, loaded.source, len(problems)),
+                *((describe_examples(options, len(shots)),) if own else ()),
             ),
         )
 
@@ -141,22 +141,22 @@ class APPS(ProgramTask):
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
-        return program_in(text, self.extract)
+        return extract_program(text, self.extract)
 
-    def read_cases(self, problem_id: str, judge: Judge) -> Cases:
+    def read_cases(self, problem_id: str, judge: SandboxPool) -> Cases:
         """Return the tests of a loaded problem."""
         return self._rows[problem_id].suite.cases(self.comparer)
 
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.comparer.name: outcome.verdicts}
 
-    def judging(self, run: RunDir, execution: Execution | None) -> ProgramJudging:
+    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
 
         execution: how programs may run; if None, only the stored verdicts are read.
         """
-        return ProgramJudging(self, run, execution)
+        return SandboxScoring(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return strict accuracy, pass@k, test-case average, failure rates; also by difficulty."""
@@ -187,7 +187,7 @@ def _problem(row: Row, form: str) -> Problem:
     return Problem(row.id, prompt, f"tests {row.digest}", metadata)
 
 
-def _chosen(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> list[Row]:
+def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str) -> list[Row]:
     known = sorted({row.difficulty for row in rows})
     for name in difficulties:
         if name not in known:

@@ -43,15 +43,15 @@ class HellaSwag(ChoiceTask):
         return check(
             ChoiceItem(
                 id="",
-                prompt=_cleaned(f"{label}: {first} {second.capitalize()}"),
-                choices=tuple(map(_cleaned, endings)),
+                prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
+                choices=tuple(map(_clean_text, endings)),
                 gold=place(row.get("label"), "label"),
                 metadata={"activity": label},
             )
         )
 
 
-def _cleaned(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Return a text without the marks of WikiHow's pages, step by step as lm-eval does it."""
     text = text.strip().replace(" [title]", ". ")
     return _BRACKETS.sub("", text).replace("  ", " ")

@@ -41,16 +41,16 @@ class PIQA(ChoiceTask):
         gold = place(row.get("label"), "label")
         return check(ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold))
 
-    def answered(self, rows: Rows, place: str) -> Rows:
+    def add_answers(self, rows: Rows, place: str) -> Rows:
         """Return rows with the labels of the file beside theirs, where there is one."""
         path = Path(place)
         labels = path.with_name(f"{path.stem}-labels.lst")
         if not path.is_file() or not labels.is_file():
             return rows
-        return _labelled(rows, labels)
+        return _add_labels(rows, labels)
 
 
-def _labelled(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _add_labels(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     labels = read_text(path).split()
     numbered = list(rows)
     if len(labels) != len(numbered):

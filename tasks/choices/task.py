@@ -17,11 +17,11 @@ from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.choices.item import ChoiceItem
-from treegen.tasks.common.base import TextTask, chosen, with_examples
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
+from treegen.tasks.common.text_task import TextTask, select_task_data, with_examples
 
 
 class ChoiceTask(TextTask):
@@ -43,7 +43,7 @@ class ChoiceTask(TextTask):
         """Return the item of a row; raise ValueError, with the reason, if there is none."""
         raise NotImplementedError
 
-    def answered(self, rows: Rows, place: str) -> Rows:
+    def add_answers(self, rows: Rows, place: str) -> Rows:
         """Return rows with their answers, for data whose answers stand in another file."""
         return rows
 
@@ -56,8 +56,8 @@ class ChoiceTask(TextTask):
         """
         check_arguments(self.name, options.extra, ())
         rows, source = self.source.read(options.data, options.split)
-        made = problems_of(self.answered(rows, source), source, self._problem, noun="question")
-        data = chosen(*made, source, options)
+        made = problems_of(self.add_answers(rows, source), source, self._problem, noun="question")
+        data = select_task_data(*made, source, options)
         return with_examples(data, self._examples(options, data.problems))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
@@ -86,7 +86,7 @@ class ChoiceTask(TextTask):
         def read(rows: Rows, source: str) -> Rows:
             # Of a file only the first rows are looked at: others may be of no use.
             first = options.num_fewshot if options.fewshot_file is not None else None
-            return islice(self.answered(rows, source), first)
+            return islice(self.add_answers(rows, source), first)
 
         items = pick_examples(
             options,

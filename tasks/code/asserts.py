@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from treegen.tasks.judge import Compare, Program, Test
+from treegen.tasks.sandbox import Compare, Program, TestCase
 
 _END: Final = "_treegen_end"
 NO_INPUT: Final = """\
@@ -43,7 +43,7 @@ class AssertCases:
     """
 
     suffix: str
-    tests: tuple[Test, ...]
+    tests: tuple[TestCase, ...]
     compare: Compare
 
     def program(self, source: str) -> Program:
@@ -54,7 +54,7 @@ class AssertCases:
 def assert_cases(suffix: str) -> AssertCases:
     """Return the test that runs `suffix` after a program."""
     number = secrets.token_hex(16)
-    return AssertCases(suffix, (Test(args=(number,), expected=number),), _same)
+    return AssertCases(suffix, (TestCase(args=(number,), expected=number),), _same)
 
 
 def _same(output: object, expected: object) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from treegen.tasks.code.asserts import NO_INPUT
-from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, Wanted
-from treegen.tasks.judge import Compare, Judge, JudgeError, Program, Test
+from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, ExpectedResult
+from treegen.tasks.sandbox import Compare, Program, SandboxError, SandboxPool, TestCase
 
 CALLS: Final = 256  # of one run
 
@@ -93,7 +93,7 @@ def {_EACH}(name, calls, listed):
     return found
 '''
 
-Same = Callable[[Sequence[Any], CallValue, Wanted], bool]
+Same = Callable[[Sequence[Any], CallValue, ExpectedResult], bool]
 """(arguments, result, expected result): whether the result is right."""
 
 
@@ -101,7 +101,7 @@ Same = Callable[[Sequence[Any], CallValue, Wanted], bool]
 class CallCases:
     """Runs of up to CALLS calls each; a run passes if all of its calls do."""
 
-    tests: tuple[Test, ...]
+    tests: tuple[TestCase, ...]
     compare: Compare
 
     def program(self, source: str) -> Program:
@@ -110,12 +110,12 @@ class CallCases:
 
 
 def call_cases(
-    judge: Judge,
+    judge: SandboxPool,
     name: str,
     reference: str,
     parts: Sequence[Sequence[list[Any]]],
     same: Same,
-    expect: Callable[[Sequence[CallValue]], Sequence[Wanted]],
+    expect: Callable[[Sequence[CallValue]], Sequence[ExpectedResult]],
     *,
     listed: bool = False,
 ) -> CallCases:
@@ -128,7 +128,7 @@ def call_cases(
     listed: whether results may be anything to loop over.
 
     Raises:
-        JudgeError: the reference fails, so that no program can be judged.
+        SandboxError: the reference fails, so that no program can be judged.
     """
     asked = [calls for part in parts for calls in _runs(part)]
     known: list[Any] = []
@@ -139,21 +139,23 @@ def call_cases(
 
     judge.run(
         Program(reference, fn_name=_EACH, prelude=PRELUDE),
-        [Test(args=(name, calls, listed)) for calls in asked],
+        [TestCase(args=(name, calls, listed)) for calls in asked],
         keep,
         stop_at_failure=True,
     )
     if [len(found) for found in known] != [len(calls) for calls in asked] or any(
         result[0] == _ERROR for found in known for result in found
     ):
-        raise JudgeError(f"the reference solution of {name} fails on its own inputs; leave it out")
+        raise SandboxError(
+            f"the reference solution of {name} fails on its own inputs; leave it out"
+        )
     results = iter([CallValue(*result) for found in known for result in found])
     tests = []
     for part in parts:
         wanted = expect(list(itertools.islice(results, len(part))))
         for calls in _runs(list(zip(part, wanted, strict=True))):
             args = (name, [arguments for arguments, _ in calls], listed)
-            tests.append(Test(args=args, expected=calls))
+            tests.append(TestCase(args=args, expected=calls))
 
     def compare(found: Any, expected: Any) -> bool:
         return (

@@ -23,7 +23,7 @@ from treegen.tasks.code.asserts import AssertCases, assert_cases
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 STOPS: Final = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 CHAT: Final = (
@@ -90,7 +90,7 @@ class HumanEval(CodeTask):
             return None
         return f"{text_before(function.prompt, function.entry_point)}{code}"
 
-    def make_cases(self, record: Function, judge: Judge) -> AssertCases:
+    def make_cases(self, record: Function, judge: SandboxPool) -> AssertCases:
         """Return the one test of a function: its tests, run to the end."""
         return assert_cases(f"{record.test}\ncheck({record.entry_point})")
 
@@ -98,7 +98,7 @@ class HumanEval(CodeTask):
         """Return no label: the bundled problems are the published ones."""
         return ""
 
-    def told(self, options: TaskOptions, source: str, num: int) -> str:
+    def describe_source(self, options: TaskOptions, source: str, num: int) -> str:
         """Return one line that says where the problems are from."""
         if options.data is None:
             return f"problems: {num:,} of the published ones, which come with treegen"

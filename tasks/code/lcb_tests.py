@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from treegen.tasks.apps.suite import json_value
-from treegen.tasks.judge import Compare, Program, Test
+from treegen.tasks.sandbox import Compare, Program, TestCase
 
 # What a pickle of one text may hold: its frame, the text, and marks that nothing refers to.
 _HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
@@ -45,7 +45,7 @@ class LCBCases:
     """
 
     fn_name: str | None
-    tests: tuple[Test, ...]
+    tests: tuple[TestCase, ...]
 
     @property
     def compare(self) -> Compare:
@@ -64,7 +64,10 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
     Raises:
         ValueError: there are none, or they cannot be read.
     """
-    found = [*_listed(public, "public_test_cases"), *_listed(private, "private_test_cases")]
+    found = [
+        *_parse_tests(public, "public_test_cases"),
+        *_parse_tests(private, "private_test_cases"),
+    ]
     if not found:
         raise ValueError("it has no tests")
     tests = []
@@ -73,14 +76,14 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
         if not isinstance(given, str) or not isinstance(wanted, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
-            tests.append(Test(stdin=given, expected=wanted))
+            tests.append(TestCase(stdin=given, expected=wanted))
         else:
             arguments = [json_value(line) for line in given.split("\n")]
-            tests.append(Test(args=arguments, expected=json_value(wanted)))
+            tests.append(TestCase(args=arguments, expected=json_value(wanted)))
     return LCBCases(fn_name, tuple(tests))
 
 
-def _listed(field: Any, name: str) -> list[dict[str, Any]]:
+def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:
     found = field
     if isinstance(field, str):
         text = field.strip()

@@ -37,7 +37,7 @@ from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.hub import load_table
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 _SYSTEM: Final = (
     "You are an expert Python programmer. You will be given a question (problem specification) and "
@@ -111,14 +111,14 @@ class LiveCodeBench(CodeTask):
         if first and last and first > last:
             raise InputError(f"task argument from={first} is after to={last}; swap them")
 
-        def chosen() -> Iterator[tuple[int, dict[str, Any]]]:
+        def select_rows() -> Iterator[tuple[int, dict[str, Any]]]:
             for line, row in rows:
                 day = _set_on(row)
                 early, late = (first and day and day < first), (last and day and day > last)
                 if not early and not late and wanted in ("all", row.get("difficulty")):
                     yield line, row
 
-        return chosen(), source
+        return select_rows(), source
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, ContestProblem]:
         """Return the id, the prompt and the record of a row."""
@@ -161,7 +161,7 @@ class LiveCodeBench(CodeTask):
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
         return code if code.strip() else None
 
-    def make_cases(self, record: ContestProblem, judge: Judge) -> LCBCases:
+    def make_cases(self, record: ContestProblem, judge: SandboxPool) -> LCBCases:
         """Return the public and the private tests."""
         return record.cases
 

@@ -37,7 +37,7 @@ from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask
 from treegen.tasks.common.files import Rows, read_any
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 # The first and last task of each split, as the data's authors number them.
 SPLITS: Final = {
@@ -179,9 +179,9 @@ class MBPP(CodeTask):
         """Return the program in a sample; None if there is none."""
         if self.extract == "completion":
             return text if text.strip() else None
-        return block_that_defines(text, _called(self.records[problem_id].tests))
+        return block_that_defines(text, _find_called_names(self.records[problem_id].tests))
 
-    def make_cases(self, record: MBPPProblem, judge: Judge) -> AssertCases:
+    def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> AssertCases:
         """Return the one test of a task: its tests, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))
 
@@ -222,7 +222,7 @@ def _task(row: dict[str, Any]) -> MBPPProblem:
     )
 
 
-def _called(tests: Sequence[str]) -> list[str]:
+def _find_called_names(tests: Sequence[str]) -> list[str]:
     """Return the names that tests call, which a program may have to define."""
     names: dict[str, None] = {}
     for test in tests:

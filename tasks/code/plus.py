@@ -23,17 +23,17 @@ from typing import Any, ClassVar, Final
 
 from treegen.common.params import SamplingParams
 from treegen.evals.task import TaskDefaults
-from treegen.tasks.apps.by_difficulty import ProgramVerdict
-from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.code.calls import CALLS, CallCases, call_cases
 from treegen.tasks.code.humaneval import CHAT
-from treegen.tasks.code.plus_compare import is_listed, same, wanted
+from treegen.tasks.code.plus_compare import build_expected, is_expected, is_listed
 from treegen.tasks.code.plus_inputs import mbpp_arguments
 from treegen.tasks.code.task import FORM, MEMORY, TIMEOUT, CodeTask, whole
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import Source
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")
 
@@ -112,7 +112,7 @@ class PlusBase(CodeTask):
             return f"{task.prompt}{text}"
         return block_that_defines(text, [task.entry_point])
 
-    def make_cases(self, record: PlusTask, judge: Judge) -> CallCases:
+    def make_cases(self, record: PlusTask, judge: SandboxPool) -> CallCases:
         """Return the calls of a function, those with the published inputs first."""
         kind, name = self.kind, record.entry_point
         return call_cases(
@@ -120,12 +120,12 @@ class PlusBase(CodeTask):
             name,
             f"{record.prompt}{record.solution}",
             [record.base, record.plus],
-            partial(same, kind, name),
-            partial(wanted, kind, name, record.atol),
+            partial(is_expected, kind, name),
+            partial(build_expected, kind, name, record.atol),
             listed=is_listed(kind, name),
         )
 
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict by all inputs, and by the published ones alone."""
         base = -(-len(self.records[problem_id].base) // CALLS)
         return {"plus": whole(outcome), "base": outcome.first(base)}

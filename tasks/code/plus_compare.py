@@ -55,7 +55,7 @@ class CallValue(NamedTuple):
     type: str
 
 
-class Wanted(NamedTuple):
+class ExpectedResult(NamedTuple):
     """What a call should give.
 
     value: the expected result. type: as of `CallValue`.
@@ -73,7 +73,9 @@ def is_listed(kind: str, name: str) -> bool:
     return kind == "mbpp" and name in _AS_SETS
 
 
-def wanted(kind: str, name: str, atol: float, results: Sequence[CallValue]) -> list[Wanted]:
+def build_expected(
+    kind: str, name: str, atol: float, results: Sequence[CallValue]
+) -> list[ExpectedResult]:
     """Return what calls should give, of the results of the reference, in the order of the calls.
 
     atol: the task's tolerance. A call that expects floats sets it for itself and those after it.
@@ -86,11 +88,13 @@ def wanted(kind: str, name: str, atol: float, results: Sequence[CallValue]) -> l
         before = atol
         if atol == 0 and _floats(value):
             atol = _FLOAT_TOLERANCE
-        found.append(Wanted(value, result.type, before, atol))
+        found.append(ExpectedResult(value, result.type, before, atol))
     return found
 
 
-def same(kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: Wanted) -> bool:
+def is_expected(
+    kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: ExpectedResult
+) -> bool:
     """Return whether a call's result counts as the expected one, whatever the result is.
 
     kind: "humaneval" or "mbpp".
@@ -103,7 +107,9 @@ def same(kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: 
         return False
 
 
-def _same(kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: Wanted) -> bool:
+def _same(
+    kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: ExpectedResult
+) -> bool:
     value = out.value
     if kind == "mbpp" and name == _ANYTHING:
         return out.kind != OTHER or out.type != _ARRAYS  # which is neither true nor false

@@ -50,7 +50,7 @@ def _tuples_of_tuples(arguments: Arguments) -> Arguments:
     return [tuple([tuple(item) for item in argument]) for argument in arguments]
 
 
-def _mixed(arguments: Arguments) -> Arguments:
+def _tuple_of_any(arguments: Arguments) -> Arguments:
     items = [tuple(item) if isinstance(item, list) else item for item in arguments[0]]
     return [tuple(items)]
 
@@ -83,7 +83,7 @@ _TASKS: Final[tuple[tuple[Callable[[Arguments], Arguments], tuple[int, ...]], ..
     (_angle, (124,)),
     (partial(_first, 1), (250, 307, 405, 446, 617, 720, 763, 808)),
     (_tuples_of_tuples, (259, 401, 445)),
-    (_mixed, (278,)),
+    (_tuple_of_any, (278,)),
     (_tuple_values, (722,)),
     (_number, (252,)),
     (_whole, (580, 615, 791)),

@@ -11,24 +11,24 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from treegen.evals.arguments import check_arguments, one_of
-from treegen.evals.bundled import label_of, told_problems
 from treegen.evals.chat import Turn
-from treegen.evals.judged.execution import Execution
+from treegen.evals.data_sources import describe_problems, make_data_label
 from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore
 from treegen.runs import RunDir
-from treegen.tasks.apps.by_difficulty import ProgramVerdict, report_programs
-from treegen.tasks.apps.judged import ProgramCases, ProgramTask
-from treegen.tasks.apps.judging import ProgramJudging
-from treegen.tasks.apps.verdicts import Outcome
-from treegen.tasks.common.base import chosen, with_examples
 from treegen.tasks.common.files import Rows
 from treegen.tasks.common.limits import judge_limits
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.common.text_task import select_task_data, with_examples
+from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.programs.report import ProgramVerdict, report_programs
+from treegen.tasks.programs.scoring import SandboxScoring
+from treegen.tasks.programs.task import ProgramCases, ProgramTask
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 FORMS: Final = ("completion", "chat")
 FORM: Final = (
@@ -74,7 +74,7 @@ class CodeTask(ProgramTask):
         """
 
     @abstractmethod
-    def make_cases(self, record: Any, judge: Judge) -> ProgramCases:
+    def make_cases(self, record: Any, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a record."""
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
@@ -111,33 +111,33 @@ class CodeTask(ProgramTask):
             # The tests themselves may be megabytes. Their digest is enough to notice a change.
             return Problem(id, prompt, f"tests {_digest(row)}", metadata)
 
-        data = chosen(*problems_of(rows, source, make), source, options)
+        data = select_task_data(*problems_of(rows, source, make), source, options)
         self.records = {problem.id: records[problem.id] for problem in data.problems}
         chat = "chat form" if self.extract == FORMS[1] else ""
         return replace(
             with_examples(data, self.examples(options, data.problems), gap=""),
             label=", ".join(filter(None, [self.label(options), chat])),
-            notes=(self.told(options, source, len(data.problems)),),
+            notes=(self.describe_source(options, source, len(data.problems)),),
         )
 
     def label(self, options: TaskOptions) -> str:
         """Return what tells these problems from others of the task's name, for tables."""
-        return label_of(options.data)
+        return make_data_label(options.data)
 
-    def told(self, options: TaskOptions, source: str, num: int) -> str:
+    def describe_source(self, options: TaskOptions, source: str, num: int) -> str:
         """Return one line that says where the problems are from."""
-        return told_problems(options.data, source, num)
+        return describe_problems(options.data, source, num)
 
-    def verdicts(self, problem_id: str, outcome: Outcome) -> dict[str, ProgramVerdict]:
+    def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
         return {self.filters[0]: whole(outcome)}
 
-    def judging(self, run: RunDir, execution: Execution | None) -> ProgramJudging:
+    def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
 
         execution: how programs may run; if None, only the stored verdicts are read.
         """
-        return ProgramJudging(self, run, execution)
+        return SandboxScoring(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
@@ -152,12 +152,12 @@ class CodeTask(ProgramTask):
             by_test=False,
         )
 
-    def read_cases(self, problem_id: str, judge: Judge) -> ProgramCases:
+    def read_cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
         """Return the tests of a loaded problem."""
         return self.make_cases(self.records[problem_id], judge)
 
 
-def whole(outcome: Outcome) -> ProgramVerdict:
+def whole(outcome: ProgramOutcome) -> ProgramVerdict:
     """Return the verdict by all tests. It has no credit, for tests after a failure are not run."""
     return replace(outcome.verdicts, credit=None)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from treegen.tasks.common.arithmetic import calculations, canonical_number, plain_digits, result
 from treegen.tasks.common.hedges import is_hedged
-from treegen.tasks.common.whole import is_denied, is_one_of_several, is_stated, is_whole
+from treegen.tasks.common.number_context import is_denied, is_one_of_several, is_stated, is_whole
 
 __all__ = [
     "canonical_number",
@@ -85,7 +85,7 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
 
 def _end(text: str) -> tuple[str | None, str | None] | None:
     """Return both readings of the end of a text, if they follow from it alone."""
-    stated, last = _marked(plain_digits(text)), flexible_extract(text)
+    stated, last = _find_marked(plain_digits(text)), flexible_extract(text)
     return None if stated is None or last is None else (stated[0], last)
 
 
@@ -115,12 +115,12 @@ def numeric_answer(text: str) -> str | None:
     unless a result follows "=".
     """
     text = plain_digits(text)
-    if found := _marked(text) or _after_hashes(text) or _answer_line(text):
+    if found := _find_marked(text) or _after_hashes(text) or _answer_line(text):
         return found[0]
     stop = len(text)
     while stop >= 0:  # no calculation goes over the end of a line
         start = text.rfind("\n", 0, stop) + 1
-        if last := deque(_meant(text, start, stop), maxlen=1):
+        if last := deque(_iterate_asserted(text, start, stop), maxlen=1):
             return result(last[0][0]) if is_whole(text, last[0]) else None
         stop = start - 1
     return None
@@ -137,13 +137,13 @@ _known_last: Final = lru_cache(maxsize=1 << 14)(_last)
 _known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
-def _marked(text: str) -> tuple[str | None] | None:
+def _find_marked(text: str) -> tuple[str | None] | None:
     r"""Return the answer that is boxed or stated last and has a number; it may be None."""
-    at, boxed = _boxed(text)
+    at, boxed = _find_boxed(text)
     return _after_stated(text, at) or boxed
 
 
-def _boxed(text: str) -> tuple[int, tuple[str | None] | None]:
+def _find_boxed(text: str) -> tuple[int, tuple[str | None] | None]:
     r"""Return where the last \boxed{...} with a number begins, and the number, which may be None.
 
     A box owns the text up to the next one, so no text is read twice.
@@ -172,7 +172,7 @@ def _only(box: str) -> tuple[str | None] | None:
     answer, end = _first_of(box, len(_BOXED))
     if not end:
         return None
-    return (None,) if next(_meant(box, end, len(box)), None) else (answer,)
+    return (None,) if next(_iterate_asserted(box, end, len(box)), None) else (answer,)
 
 
 def _after_stated(text: str, least: int) -> tuple[str | None] | None:
@@ -239,7 +239,7 @@ def _first_of(text: str, start: int) -> tuple[str | None, int]:
     It is None if it is not whole and no result of it is stated, or if it is one of several.
     """
     end = 0
-    for found in _meant(text, start, len(text)):
+    for found in _iterate_asserted(text, start, len(text)):
         if end and _SENTENCE_END.search(text, end, found.start()):
             break
         if not is_whole(text, found):
@@ -253,5 +253,5 @@ def _first_of(text: str, start: int) -> tuple[str | None, int]:
     return None, end
 
 
-def _meant(text: str, start: int, stop: int) -> Iterator[re.Match[str]]:
+def _iterate_asserted(text: str, start: int, stop: int) -> Iterator[re.Match[str]]:
     return (each for each in calculations(text, start, stop) if not is_denied(text, each))

@@ -19,7 +19,7 @@ Train = Callable[[str | None], tuple[Rows, str]]
 """Returns the rows of the train split that goes with some data, and what to call them."""
 
 
-def same_text(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return a text that is the same for texts that differ in spacing or case only."""
     return " ".join(text.split()).casefold()
 
@@ -44,11 +44,11 @@ def pick_turns(
     """Return examples that are told from problems by their questions; see `pick_examples`."""
     return pick_examples(
         options,
-        {same_text(problem.question): problem.id for problem in problems},
+        {normalize_text(problem.question): problem.id for problem in problems},
         default,
         make,
         train,
-        key=lambda turn: same_text(turn[0]),
+        key=lambda turn: normalize_text(turn[0]),
         text=lambda turn: turn[0],
         bundled=bundled,
     )
@@ -88,11 +88,11 @@ def pick_examples(
     found: list[_Example]
     if options.fewshot_file is not None:
         rows, source = file_rows(options.fewshot_file, None)
-        found = _checked(read(rows, source), source, make)
+        found = _make_examples(read(rows, source), source, make)
         wanted = options.num_fewshot or len(found)
     elif options.fewshot_data is None and bundled:
         rows, source = bundled_rows(bundled), "the bundled few-shot file"
-        found = [each for each in _checked(rows, bundled, make) if key(each) not in taken]
+        found = [each for each in _make_examples(rows, bundled, make) if key(each) not in taken]
     else:
         if options.fewshot_data in (None, "train"):
             assert train is not None, "a task without a train split refuses to draw examples"
@@ -122,7 +122,7 @@ def pick_examples(
     return found[:wanted]
 
 
-def _checked(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:
+def _make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:
     found = []
     for line, row in rows:
         try:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.regular import NotRegularError, open_regular, read_bytes
-from treegen.common.unpacking import most_unpacked
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import NotRegularError, open_regular, read_bytes
+from treegen.common.files.unpacking import most_unpacked
 from treegen.errors import DataError
 from treegen.tasks.common.jsonl import parse_rows, text_field
 
@@ -42,14 +42,14 @@ def read_any(path: Path) -> Rows:
     try:
         content = read_bytes(path)
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
-    return parsed(content, str(path))
+        raise DataError(describe_read_error(path, error)) from None
+    return parse_content(content, str(path))
 
 
-def parsed(content: bytes, source: str) -> Rows:
+def parse_content(content: bytes, source: str) -> Rows:
     """Return the rows of what a file holds; source: its name."""
     if source.endswith(".gz"):
-        content = _unpacked(content, source)
+        content = _decompress(content, source)
     if not content.removeprefix(_BOM).lstrip().startswith(b"["):
         return parse_rows(content, source)
     try:
@@ -64,7 +64,7 @@ def parsed(content: bytes, source: str) -> Rows:
     return list(enumerate(found, start=1))
 
 
-def _unpacked(content: bytes, source: str) -> bytes:
+def _decompress(content: bytes, source: str) -> bytes:
     most = most_unpacked(len(content))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
@@ -88,7 +88,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8; save it as UTF-8") from None
 
@@ -128,7 +128,7 @@ def _parquet_rows(path: Path) -> Rows:
                 found += batch.to_pylist()
                 size += _length(found[-batch.num_rows :])
     except NotRegularError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"cannot read {path}: {told}; is it a whole Parquet file?") from None

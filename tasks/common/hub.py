@@ -39,7 +39,7 @@ def load_table(
         raise DataError(f"cannot load {dataset}: {told}; or give {instead}") from error
 
 
-def undecoded(table: Any) -> Any:
+def keep_encoded_images(table: Any) -> Any:
     """Return a table of the hub with its images as they are in their files."""
     features = getattr(table, "features", None)
     if not features:

@@ -7,7 +7,7 @@ from typing import Any
 
 from treegen.errors import InputError
 from treegen.evals.task import TaskOptions
-from treegen.images.opening import ImageFile
+from treegen.prompts.images.loading import ImageFile
 from treegen.runs.images import RunImages
 
 

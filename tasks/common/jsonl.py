@@ -8,8 +8,8 @@ from typing import Any
 
 import jsonlines
 
-from treegen.common.regular import read_bytes
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import read_bytes
 from treegen.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
@@ -41,7 +41,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise DataError(unreadable(path, error)) from None
+        raise DataError(describe_read_error(path, error)) from None
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from treegen.common.formats import parse_bytes
+from treegen.common.formatting import parse_bytes
 from treegen.errors import InputError
-from treegen.tasks.judge import Limits
+from treegen.tasks.sandbox import Limits
 
 
 def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from treegen.errors import DataError, InputError
-from treegen.tasks.common.files import KINDS, Rows, parsed, read_any
-from treegen.tasks.common.hub import load_table, undecoded
+from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any
+from treegen.tasks.common.hub import keep_encoded_images, load_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class HubTable:
             named = {} if config is None else {"name": config}
             wanted = split or self.splits[0]
             table = load_table(self.name, wanted, splits=self.splits, instead=self.instead, **named)
-            for row in undecoded(table):
+            for row in keep_encoded_images(table):
                 number += 1
                 yield number, dict(row)
 
@@ -99,7 +99,7 @@ def bundled_rows(name: str, split: str | None = None) -> Rows:
     """Return the rows of a file that is installed with treegen; raise DataError for a split."""
     if split is not None:
         raise DataError(f"the bundled problems have no split {split!r}; give a data file")
-    return parsed(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
+    return parse_content(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
 
 
 def file_rows(

@@ -7,7 +7,7 @@ from typing import Any, Final
 from treegen.evals.chat import with_turns
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskData
-from treegen.images.opening import ImageFile, is_image
+from treegen.prompts.images.loading import ImageFile, is_image
 from treegen.prompts.tree import Message, Node
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")
@@ -23,22 +23,22 @@ def examples_above_problems(
     ask: returns the prompt of a problem, as it stands below the examples.
     """
     children = [
-        Node(asked(problem, ask(problem)), samples=num_samples, id=problem.id)
+        Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)
         for problem in data.problems
     ]
     return with_turns(Node(data.fewshot, children=children), data.turns)
 
 
-def asked(problem: Problem, text: str) -> str | list[Message]:
+def build_content(problem: Problem, text: str) -> str | list[Message]:
     """Return what a problem with this prompt is asked by: a text, or messages with images."""
     if problem.messages:
         return [_with_images(message, problem.images) for message in problem.messages]
     if not problem.images:
         return text
-    return [{"role": "user", "content": interleaved(text, problem.images)}]
+    return [{"role": "user", "content": interleave_images(text, problem.images)}]
 
 
-def interleaved(text: str, images: Sequence[ImageFile]) -> list[dict[str, Any]]:
+def interleave_images(text: str, images: Sequence[ImageFile]) -> list[dict[str, Any]]:
     """Return a text with images as parts of a message.
 
     Each "<image N>" stands for the N-th image, from 1. Images that the text does not name stand

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.tasks.common.base import Loaded
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
+from treegen.tasks.common.text_task import Loaded
 
 SUBSETS: Final = ("diamond", "main", "extended")
 SHUFFLES: Final = ("hash", "simple-evals")
@@ -53,7 +53,7 @@ def load_problems(
         question = column(row, ("Question",))
         choices = [column(row, (name,)) for name in _CHOICES]
         if shuffle == "hash":
-            order = _hashed(question, choices, seed)
+            order = _order_by_hash(question, choices, seed)
         shown = [choices[index] for index in order]
         number = optional(row, ("Record ID", "id"))
         return Problem(
@@ -90,7 +90,7 @@ def _check_whole(subset: str | None, what: str) -> None:
         raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
 
 
-def _hashed(question: str, choices: Sequence[str], seed: int) -> list[int]:
+def _order_by_hash(question: str, choices: Sequence[str], seed: int) -> list[int]:
     def rank(index: int) -> bytes:
         text = f"{seed}\n{question}\n{choices[index]}"
         return hashlib.sha256(text.encode()).digest()

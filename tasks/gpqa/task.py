@@ -18,8 +18,8 @@ from treegen.evals.arguments import one_of
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.plain import ChoiceAnswer
-from treegen.tasks.common.base import REASONING, Loaded, TextTask
+from treegen.tasks.answers.canonical import ChoiceAnswer
+from treegen.tasks.common.text_task import REASONING, Loaded, TextTask
 from treegen.tasks.gpqa.data import SHUFFLES, SUBSETS, load_problems
 
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")

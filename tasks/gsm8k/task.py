@@ -36,9 +36,9 @@ from treegen.tasks.common.answers import (
     numeric_answer,
     strict_match,
 )
-from treegen.tasks.common.base import TextTask, chosen, with_own_examples, with_table
 from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.text_task import TextTask, select_task_data, with_own_examples, with_table
 from treegen.tasks.gsm8k.data import (
     EXAMPLES,
     SOURCE,
@@ -103,7 +103,7 @@ class GSM8K(TextTask):
         """
         check_arguments(self.name, options.extra, self.arguments)
         rows, source = SOURCE.read(options.data, options.split)
-        data = chosen(*problems_of(rows, source, read_problem), source, options)
+        data = select_task_data(*problems_of(rows, source, read_problem), source, options)
         make = read_example if options.fewshot_data is None else read_drawn
         shown = pick_turns(
             options, data.problems, self.defaults.num_fewshot, make, SOURCE.train, bundled=EXAMPLES
@@ -119,7 +119,7 @@ class GSM8K(TextTask):
         """Return a verdict per filter. The text ends where a stop string began."""
         (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
         is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
-        judge = _known if is_short else _judged
+        judge = _known if is_short else _build_verdicts
         return judge(problem.answer, numeric, strict, flexible).copy()
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
@@ -150,7 +150,7 @@ class GSM8K(TextTask):
         """Return the number that the reasoning comes to."""
         return numeric_answer(_own(text))
 
-    def solved(self, problem: Problem, text: str) -> bool:
+    def is_solved(self, problem: Problem, text: str) -> bool:
         """Return whether that number is the reference's."""
         return self.score(problem, _own(text))["numeric"].correct
 
@@ -172,7 +172,7 @@ _gold: Final = lru_cache(maxsize=1024)(canonical_number)
 _exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 
 
-def _judged(
+def _build_verdicts(
     gold: str, numeric: str | None, strict: str | None, flexible: str | None
 ) -> dict[str, Verdict]:
     """Return the verdict by each filter on what it has read."""
@@ -184,7 +184,7 @@ def _judged(
     return dict(zip(GSM8K.filters, found, strict=True))
 
 
-_known: Final = lru_cache(maxsize=_KEPT)(_judged)
+_known: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
 
 
 def _verdict(answer: str | None, right: bool) -> Verdict:

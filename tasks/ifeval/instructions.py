@@ -53,13 +53,13 @@ def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
     """
     known = {name: value for name, value in given.items() if value is not None}
     if kind in _BY_SENTENCES:
-        return partial(_filled, _BY_SENTENCES[kind](known, way))
+        return partial(_passes_if_not_blank, _BY_SENTENCES[kind](known, way))
     if kind not in _KINDS:
         raise ValueError(f"there is no instruction {kind!r:.60}")
-    return partial(_filled, _KINDS[kind](known))
+    return partial(_passes_if_not_blank, _KINDS[kind](known))
 
 
-def _filled(check: Check, answer: str) -> bool:
+def _passes_if_not_blank(check: Check, answer: str) -> bool:
     """An answer of white space alone follows nothing."""
     return bool(answer.strip()) and check(answer)
 

@@ -14,7 +14,7 @@ from treegen.tasks.ifeval.arguments import Check, text
 _READ: Final = 100_000
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Return whether the package is there."""
     return find_spec("langdetect") is not None
 

@@ -26,10 +26,10 @@ from treegen.evals.problem import Problem
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.base import Loaded, TextTask
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.text_task import Loaded, TextTask
 from treegen.tasks.ifeval import language, sentences
 from treegen.tasks.ifeval.arguments import Check
 from treegen.tasks.ifeval.instructions import (
@@ -132,7 +132,7 @@ class IFEval(TextTask):
     def _check_needs(self, problems: Sequence[Problem]) -> None:
         """Refuse what the installed packages cannot check, before a model is loaded."""
         asked = {kind for problem in problems for kind in problem.metadata["instructions"]}
-        if (kinds := asked & NEED_LANGUAGE) and not language.installed():
+        if (kinds := asked & NEED_LANGUAGE) and not language.is_installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
                 f"{install('ifeval')}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treegen.errors import InputError
-from treegen.images.opening import is_image, source_of
+from treegen.prompts.images.loading import is_image, source_of
 
 
 def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ...], list[Any]]:
@@ -24,7 +24,9 @@ def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ..
 
 def chat_text(messages: tuple[dict[str, Any], ...]) -> str:
     """Return a chat as people read it."""
-    return "\n".join(f"{each['role']}: {_said(each.get('content') or '')}" for each in messages)
+    return "\n".join(
+        f"{each['role']}: {_content_to_text(each.get('content') or '')}" for each in messages
+    )
 
 
 def _message(message: Any, where: str, images: list[Any]) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def _part(part: Any, where: str, images: list[Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]}
 
 
-def _said(content: str | list[dict[str, Any]]) -> str:
+def _content_to_text(content: str | list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(

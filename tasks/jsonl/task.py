@@ -19,27 +19,27 @@ from typing import Any, ClassVar, Final
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import DataError, InputError
-from treegen.evals.answers import AnswerType
+from treegen.evals.answer_types import AnswerType
 from treegen.evals.arguments import check_arguments, one_of, whole_number
 from treegen.evals.chat import Turn
 from treegen.evals.problem import Problem
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.maths import MathAnswer
-from treegen.tasks.answers.plain import (
+from treegen.tasks.answers.canonical import (
+    CanonicalAnswer,
     ChoiceAnswer,
     ContainedAnswer,
     NumberAnswer,
     PatternAnswer,
-    PlainAnswer,
     TextAnswer,
 )
-from treegen.tasks.common.base import TextTask
+from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import Source
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.jsonl.chats import chat_of, chat_text
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
 
@@ -87,7 +87,7 @@ class QuestionAnswer(TextTask):
 
     def __init__(self) -> None:
         """Compare whole texts until `load` says otherwise."""
-        self._answer: PlainAnswer | MathAnswer = TextAnswer()
+        self._answer: CanonicalAnswer | MathAnswer = TextAnswer()
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:

@@ -14,7 +14,7 @@ _FILES: Final = ("arrow", "csv", "json", "pandas", "parquet", "text")
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class TaskListing:
     """A name that lm-eval knows.
 
     kind: task, group or tag. output: such as generate_until; empty where it is not told.
@@ -28,7 +28,7 @@ class Listed:
     needs: str
 
 
-def listed(pattern: str, place: str | None = None) -> list[Listed]:
+def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
     """Return what has a name like a pattern, such as "*mmlu*"; a plain word may be within names.
 
     place: a further folder of YAML files.
@@ -42,24 +42,24 @@ def listed(pattern: str, place: str | None = None) -> list[Listed]:
     index = own_index() if place is None else index_with(Path(place))
     wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))
-    return [_listed(name, index[name]) for name in names]
+    return [_make_listing(name, index[name]) for name in names]
 
 
-def _listed(name: str, entry: Any) -> Listed:
+def _make_listing(name: str, entry: Any) -> TaskListing:
     from lm_eval.tasks._index import Kind
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if entry.kind is Kind.TAG:
-        return Listed(name, "tag", "", None, f"its {len(entry.tags):,} tasks")
+        return TaskListing(name, "tag", "", None, f"its {len(entry.tags):,} tasks")
     try:
         config = load_yaml(entry.yaml_path, resolve_func=False)
     except Exception as error:
-        return Listed(name, "task", "", None, f"cannot be read: {type(error).__name__}")
+        return TaskListing(name, "task", "", None, f"cannot be read: {type(error).__name__}")
     if entry.kind is Kind.GROUP:
         members = config.get("task")
         num = len(members) if isinstance(members, list) else 0
-        return Listed(name, "group", "", config.get("num_fewshot"), f"its {num:,} parts")
-    return Listed(
+        return TaskListing(name, "group", "", config.get("num_fewshot"), f"its {num:,} parts")
+    return TaskListing(
         name, "task", _output(config), config.get("num_fewshot"), ", ".join(_needs(config))
     )
 

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.files.read_errors import describe_read_error
 from treegen.common.spelling import did_you_mean
-from treegen.common.unreadable import unreadable
 from treegen.errors import DataError, InputError, install
 from treegen.evals.registry import LM_EVAL
 from treegen.tasks.lm_eval.index import index_of, index_with, own_index
@@ -49,7 +49,7 @@ def lm_eval_version() -> str:
 
 
 @lru_cache(maxsize=4)
-def loaded(name: str) -> LoadedTasks:
+def load_tasks(name: str) -> LoadedTasks:
     """Return what `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml` stands for.
 
     Loading a task loads its data, from the hub if it is there.
@@ -64,7 +64,7 @@ def loaded(name: str) -> LoadedTasks:
 
     manager = TaskManager(include_defaults=False)
     manager._index = index
-    with quiet(), seeded(), _no_metric_of_this_folder():
+    with quiet(), use_default_seeds(), _no_metric_of_this_folder():
         try:
             found = manager.load(wanted)
         except InputError:
@@ -82,7 +82,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
     if not name.startswith(LM_EVAL):
         path = Path(name)
         if not path.is_file():
-            raise InputError(unreadable(path, FileNotFoundError()))
+            raise InputError(describe_read_error(path, FileNotFoundError()))
         path = path.absolute()
         entry = next((e for e in index_of([path]).values() if e.yaml_path == path), None)
         if entry is None:
@@ -192,9 +192,9 @@ def _check(name: str, task: Any) -> None:
 def _failure(error: Exception, name: str) -> InputError | DataError:
     if isinstance(error, ImportError):
         missing = f"; install {error.name}" if error.name else ""
-        return InputError(f"lm-eval's {name} needs a package: {_told(error)}{missing}")
+        return InputError(f"lm-eval's {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    told = _told(error)
+    told = format_error(error)
     if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ConnectionError",
                 "OfflineModeIsEnabled", "HfHubHTTPError", "LocalEntryNotFoundError",
                 "FileNotFoundError"}:  # fmt: skip
@@ -206,7 +206,7 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
     return InputError(f"lm-eval cannot make its task {name}: {told}")
 
 
-def _told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 
@@ -232,7 +232,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def seeded() -> Iterator[None]:
+def use_default_seeds() -> Iterator[None]:
     """Draw with lm-eval's default seeds, and then as before."""
     import numpy as np
 

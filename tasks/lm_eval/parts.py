@@ -9,8 +9,8 @@ from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem
 from treegen.evals.selection import parse_limit
 from treegen.evals.task import TaskOptions
-from treegen.images.opening import ImageFile, as_file
-from treegen.tasks.lm_eval.load import KINDS, quiet, seeded
+from treegen.prompts.images.loading import ImageFile, as_file
+from treegen.tasks.lm_eval.load import KINDS, quiet, use_default_seeds
 
 FEWSHOT_SEED = 1234
 
@@ -87,7 +87,7 @@ def part_of(name: str, task: Any, options: TaskOptions, seed: int) -> TaskPart:
     # As lm-eval: who says 0 in a task means that it has no examples.
     if options.num_fewshot is not None and task.get_config("num_fewshot") != 0:
         num_fewshot = options.num_fewshot
-    with quiet(), seeded():
+    with quiet(), use_default_seeds():
         docs = list(task.eval_docs)
     if options.ids is not None:
         chosen = [at for at in range(len(docs)) if f"{name}/{at}" in set(options.ids)]
@@ -132,7 +132,7 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
     """
     if not task.get_config("doc_to_image"):
         return ()
-    from treegen.lm_eval.images import visuals
+    from treegen.integrations.lm_eval.images import visuals
 
     try:
         return tuple(

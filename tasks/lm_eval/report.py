@@ -15,15 +15,15 @@ from treegen.evals.statistics.metrics import (
     mean_row,
     summarise,
 )
-from treegen.evals.verdict import Measured, SampleScore
-from treegen.tasks.lm_eval.judging import is_number, judged
+from treegen.evals.verdict import MetricVerdict, SampleScore
 from treegen.tasks.lm_eval.parts import TaskPart
+from treegen.tasks.lm_eval.scoring import compute_metrics, is_number
 
 Values = dict[tuple[str, str], list[list[Any]]]
 """By metric and filter: for each document the measures of its samples."""
 
 
-def reported(
+def build_report(
     name: str,
     version: str,
     filters: Sequence[str],
@@ -84,13 +84,13 @@ def _judgements(
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield filters and measures: of each sample, or of all together where the task says so."""
     verdicts = [
-        {name: each for name, each in sample.verdicts.items() if isinstance(each, Measured)}
+        {name: each for name, each in sample.verdicts.items() if isinstance(each, MetricVerdict)}
         for sample in samples
     ]
     if part.repeats > 1 and samples:
         first = part.filters[0]
         texts = [each[first].response for each in verdicts if first in each]
-        for name, _, measures in judged(part, part.docs[samples[0].problem_id], [texts]):
+        for name, _, measures in compute_metrics(part, part.docs[samples[0].problem_id], [texts]):
             yield name, measures
         return
     for each in verdicts:
@@ -126,7 +126,7 @@ def _rows(part: TaskPart, values: Values) -> Iterator[MetricRow]:
         if how is mean and all(is_number(v) for mine in documents for v in mine):
             yield MetricRow(**head, **_mean([_average(mine) for mine in documents]))
         else:
-            yield MetricRow(**head, **_aggregated(how, documents))
+            yield MetricRow(**head, **_aggregate_corpus(how, documents))
 
 
 def _average(values: Sequence[Any]) -> float:
@@ -139,7 +139,7 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
     return {"value": math.fsum(values) / len(values), "stderr": standard_error(values)}
 
 
-def _aggregated(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
+def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a metric of a corpus: of the first samples of all documents, of the second, ..."""
     most = max(map(len, documents))
     found = [float(how([mine[at] for mine in documents if at < len(mine)])) for at in range(most)]

@@ -12,18 +12,18 @@ from lm_eval.api.model import TemplateLM
 
 from treegen.common.params import PENALTIES, SamplingParams
 from treegen.errors import InputError, ModelWarning, TaskError
-from treegen.evals.asked.settings import EvalSettings
-from treegen.evals.choices import ChoicePrompt, common_length
-from treegen.evals.recommended import TASK
+from treegen.evals.config.eval_settings import EvalSettings
+from treegen.evals.multiple_choice import ChoicePrompt, common_length
+from treegen.evals.recommended_sampling import TASK
 from treegen.evals.requests import OwnRequests
-from treegen.images.table import images_of
-from treegen.lm_eval.images import image_tokens, placed, with_images
-from treegen.lm_eval.lengths import Pair, fitting, shortened, windows
-from treegen.lm_eval.settings import GenSettings, gen_settings
-from treegen.lm_eval.texts import HarnessTokenizer
+from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
+from treegen.integrations.lm_eval.lengths import Pair, fitting, truncate_prompt, windows
+from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
+from treegen.integrations.lm_eval.tokenizer import HarnessTokenizer
+from treegen.prompts.images.table import get_image_table
 from treegen.prompts.reasoning import NAME, reasoning_arguments
 from treegen.prompts.tree import Node
-from treegen.tasks.lm_eval.load import quiet, seeded
+from treegen.tasks.lm_eval.load import quiet, use_default_seeds
 from treegen.tasks.lm_eval.parts import TaskPart
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _OF_TASK: Final = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_
                    "stop_token_ids", "ignore_eos", "logit_bias", *PENALTIES)  # fmt: skip
 
 
-def own_requests(
+def build_requests(
     parts: Sequence[TaskPart],
     ids: Sequence[str],
     settings: EvalSettings,
@@ -53,7 +53,7 @@ def own_requests(
         CapacityError: a text that is scored is too long for the model.
         TaskError: a task asks in a way that is not known here.
     """
-    texts, table = _texts(settings, tokenizer), images_of(tokenizer)
+    texts, table = _texts(settings, tokenizer), get_image_table(tokenizer)
     asked: dict[str, list[Instance]] = {}
     for part in parts:
         asked |= _instances(part, settings, texts, has_images=table is not None)
@@ -81,11 +81,11 @@ def own_requests(
             )
             known[key] = theirs, _params(theirs.params, settings)
         theirs, params = known[key]
-        if images := placed(table, rest[0]) if rest else []:
+        if images := load_images(table, rest[0]) if rest else []:
             assert table is not None
             tokens = image_tokens(context, images, table, texts.encode_prompt)
         else:
-            tokens = shortened(texts.encode_prompt(context), params.max_tokens, length)
+            tokens = truncate_prompt(texts.encode_prompt(context), params.max_tokens, length)
         drawn.append(Node(tokens, id=name, samples=settings.num_samples))
         own.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
@@ -151,7 +151,7 @@ def _instances(
         turns = list(map(with_images, history)) if has_images else list(history)
         return texts.chat(turns, add_generation_prompt)
 
-    with quiet(), seeded():
+    with quiet(), use_default_seeds():
         task.build_all_requests(
             samples=None if part.is_whole else set(part.indices),
             system_instruction=settings.system_instruction,

@@ -17,15 +17,15 @@ from treegen.evals.registry import LM_EVAL
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.thinking import answer_of
+from treegen.evals.thinking import get_answer_text
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
-from treegen.tasks.lm_eval.load import LoadedTasks, lm_eval_version, loaded
+from treegen.tasks.lm_eval.load import LoadedTasks, lm_eval_version, load_tasks
 from treegen.tasks.lm_eval.parts import FEWSHOT_SEED, TaskPart, is_scored, part_of
 
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
-    from treegen.evals.asked.settings import EvalSettings
+    from treegen.evals.config.eval_settings import EvalSettings
     from treegen.evals.requests import OwnRequests
 
 
@@ -49,7 +49,7 @@ class LmEvalTask:
             DataError: its data cannot be loaded.
         """
         self.place = place
-        self._loaded: LoadedTasks = loaded(place)
+        self._loaded: LoadedTasks = load_tasks(place)
         self._parts: dict[str, TaskPart] = {}
         kinds = {is_scored(task) for task in self._tasks}
         if not kinds:
@@ -141,18 +141,18 @@ class LmEvalTask:
         """Return lm-eval's requests as token ids.
 
         Raises:
-            InputError, CapacityError: as for `own_requests`.
+            InputError, CapacityError: as for `build_requests`.
         """
-        from treegen.tasks.lm_eval.requests import own_requests
+        from treegen.tasks.lm_eval.requests import build_requests
 
         ids = [problem.id for problem in data.problems]
         chosen = {_leaf(name) for name in ids}
         parts = [part for part in self._parts.values() if part.name in chosen]
-        return own_requests(parts, ids, settings, tokenizer, spec)
+        return build_requests(parts, ids, settings, tokenizer, spec)
 
     def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
         """Return lm-eval's judgement of a stored sample, by filter."""
-        return self._judged(problem, record, answer_of(record))
+        return self._score(problem, record, get_answer_text(record))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return lm-eval's judgement of a text, by filter.
@@ -164,24 +164,24 @@ class LmEvalTask:
             raise InputError(
                 f"{self.place} scores given texts, and no text of a model; run it by evaluate"
             )
-        return self._judged(problem, {}, text)
+        return self._score(problem, {}, text)
 
-    def _judged(self, problem: Problem, record: Mapping[str, Any], text: str) -> dict[str, Verdict]:
-        from treegen.tasks.lm_eval.judging import measured, responses_of
+    def _score(self, problem: Problem, record: Mapping[str, Any], text: str) -> dict[str, Verdict]:
+        from treegen.tasks.lm_eval.scoring import responses_of, score_responses
 
         part = self._parts[_leaf(problem.id)]
-        found = measured(part, part.docs[problem.id], responses_of(part, record, text), text)
+        found = score_responses(part, part.docs[problem.id], responses_of(part, record, text), text)
         first = next(iter(found.values()))
         return {**{name: found.get(name, first) for name in self.filters}, **found}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return lm-eval's metrics of groups and tasks, and pass@k and maj@k."""
-        from treegen.tasks.lm_eval.report import reported
+        from treegen.tasks.lm_eval.report import build_report
 
         parts, groups = list(self._parts.values()), self._loaded.groups
         # Filters that judge all samples together say nothing of one.
         own = self.filters[:1] if any(part.repeats > 1 for part in parts) else self.filters
-        return reported(self.name, self.version, own, parts, groups, scores, options)
+        return build_report(self.name, self.version, own, parts, groups, scores, options)
 
 
 def _leaf(problem_id: str) -> str:

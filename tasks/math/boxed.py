@@ -27,7 +27,7 @@ _REPLACED: Final = (
 )
 
 
-def boxed(text: str) -> str | None:
+def extract_boxed(text: str) -> str | None:
     r"""Return what the last \boxed{...} of a text holds; None without one that is closed.
 
     As in the original, a text with `\boxed ` has the answer from the last of these up to the next
@@ -46,13 +46,13 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def stated(text: str) -> str:
+def extract_stated(text: str) -> str:
     """Return what lm-eval's task aime compares.
 
     That is what is boxed last, else what stands between the first and the last dollar sign, else
     the whole text.
     """
-    found = boxed(text)
+    found = extract_boxed(text)
     if found is not None:
         return found
     first, last = text.find("$"), text.rfind("$")
@@ -61,7 +61,7 @@ def stated(text: str) -> str:
 
 def hendrycks_verdict(text: str, references: Sequence[str]) -> Verdict:
     """Return the verdict on what a text states, compared as MATH's authors do."""
-    answer = stated(text[-MAX_TEXT:])
+    answer = extract_stated(text[-MAX_TEXT:])
     if not answer.strip() or len(answer) > MAX_ANSWER:
         return Verdict(None, False)
     form = hendrycks_form(answer)

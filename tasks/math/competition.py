@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from treegen.evals.answers import AnswerType
+from treegen.evals.answer_types import AnswerType
 from treegen.evals.problem import Problem
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.maths import MathAnswer
-from treegen.tasks.common.base import TextTask
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.math.boxed import hendrycks_verdict
 
 _BOXED: Final = "Please reason step by step, and put your final answer within \\boxed{}."

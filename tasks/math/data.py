@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.regular import read_bytes
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import read_bytes
 from treegen.errors import DataError
 from treegen.evals.problem import Problem
 from treegen.tasks.common.files import Rows, column, optional
 from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.sources import HubTable, Source
-from treegen.tasks.math.boxed import boxed
+from treegen.tasks.math.boxed import extract_boxed
 
 _SUBJECTS: Final = (
     "algebra",
@@ -53,7 +53,7 @@ def final_answer(row: dict[str, Any]) -> str:
     """
     if (given := optional(row, ("answer",))) is not None:
         return without_dollars(given)
-    found = boxed(column(row, ("solution",)))
+    found = extract_boxed(column(row, ("solution",)))
     if not found or not found.strip():
         raise ValueError("no answer, and the solution boxes none")
     return found
@@ -88,7 +88,7 @@ def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(read_bytes(path))
         except OSError as error:
-            raise DataError(unreadable(path, error)) from None
+            raise DataError(describe_read_error(path, error)) from None
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not JSON: {error}; download it again") from None
         if not isinstance(row, dict):

@@ -19,11 +19,11 @@ from treegen.errors import InputError
 from treegen.evals.arguments import words
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.tasks.common.base import REASONING, Loaded
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.latex import without_dollars
 from treegen.tasks.common.problems import RowsToRead, problems_of_all
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.text_task import REASONING, Loaded
 from treegen.tasks.math.competition import Competition
 
 CONTESTS: Final = ("feb_2025", "nov_2025", "feb_2026")

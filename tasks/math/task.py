@@ -20,14 +20,14 @@ examples and one solution:
 from typing import Final
 
 from treegen.common.params import SamplingParams
-from treegen.evals.answers import AnswerType
+from treegen.evals.answer_types import AnswerType
 from treegen.evals.arguments import check_arguments
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.tasks.common.base import REASONING, Loaded, chosen, with_own_examples
 from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.text_task import REASONING, Loaded, select_task_data, with_own_examples
 from treegen.tasks.math.competition import Competition
 from treegen.tasks.math.data import MATH, MATH_500, read_problem
 from treegen.tasks.math.minerva import MinervaAnswer, read_example
@@ -68,7 +68,7 @@ class Math(Competition):
         """
         check_arguments(self.name, options.extra, ())
         rows, source = MATH.read(options.data, options.split)
-        data = chosen(*problems_of(rows, source, read_problem), source, options)
+        data = select_task_data(*problems_of(rows, source, read_problem), source, options)
         shown = pick_turns(
             options, data.problems, self.defaults.num_fewshot, read_example, MATH.train,
             bundled="math_fewshot.jsonl",

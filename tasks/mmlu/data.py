@@ -105,7 +105,7 @@ def load_questions(
             f"{folder / split} has no file that is named like anatomy{end}; unpack the data anew"
         )
     test, dev = {}, {}
-    for subject in _chosen(subjects, known):
+    for subject in _select_subjects(subjects, known):
         test[subject] = read_csv(folder / split / f"{subject}{end}", subject, skipped)
         if with_dev:
             dev[subject] = read_csv(folder / "dev" / f"{subject}_dev.csv", subject, None)
@@ -191,7 +191,7 @@ def _letter(answer: object) -> str:
     raise ValueError(f"answer {str(answer)[:20]!r} must be A to D, or 0 to 3")
 
 
-def _chosen(subjects: Sequence[str], known: Sequence[str]) -> list[str]:
+def _select_subjects(subjects: Sequence[str], known: Sequence[str]) -> list[str]:
     for subject in subjects:
         if subject not in known:
             raise InputError(f"there is no subject {subject!r}{did_you_mean(subject, known)}")
@@ -208,5 +208,5 @@ def _hub(split: str, subjects: Sequence[str], skipped: list[Skipped]) -> dict[st
         rows.append((line, len(rows), dict(row)))
     return {
         subject: _collect(rows_of[subject], subject, f"cais/mmlu {split}", skipped)
-        for subject in _chosen(subjects, list(rows_of))
+        for subject in _select_subjects(subjects, list(rows_of))
     }

@@ -28,16 +28,16 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of, whole_number, words
 from treegen.evals.chat import with_role, with_turns
-from treegen.evals.fitting import droppable
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
+from treegen.evals.truncation import droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
-from treegen.tasks.common.base import TextTask
 from treegen.tasks.common.letters import first_capital, letter_answer
 from treegen.tasks.common.problems import TASK_PAGE
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.mmlu.by_subject import by_subject, subject_of
 from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
 

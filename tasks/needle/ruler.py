@@ -26,7 +26,7 @@ from treegen.evals.statistics.tables import Table, by_decile, problem_values, ta
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
-from treegen.tasks.common.base import TextTask
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.needle.length import ARGUMENT, SHORTER, Measure, fit_length, measure_of
 from treegen.tasks.needle.options import NeedleOptions
 from treegen.tasks.needle.ruler_items import RulerItem, Variant, find_values

@@ -38,7 +38,7 @@ from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.statistics.tables import by_decile, problem_values, table_by
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.base import TextTask
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.needle.length import ARGUMENT, fit_length, measure_of
 from treegen.tasks.needle.names import COLOURS, draw_colours, draw_names
 from treegen.tasks.needle.options import NeedleOptions
@@ -79,7 +79,7 @@ class _Dogs:
         """Return the right answer."""
         return self.colours[index].title()
 
-    def solved(self, index: int) -> Turn:
+    def build_example(self, index: int) -> Turn:
         """Return question and answer as an example."""
         return _ask(self.question(index)), f"###{self.answer(index)}###"
 
@@ -134,7 +134,7 @@ class Needle(TextTask):
         size = fit_length(lambda size: hide(size).text, measure, length, what=what)
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
-        solved = [dogs.solved(index) for index in dogs.shots]
+        solved = [dogs.build_example(index) for index in dogs.shots]
         shown = "".join(f"{asked} {answered}\n\n" for asked, answered in solved)
         problems = [
             Problem(
@@ -148,7 +148,7 @@ class Needle(TextTask):
         told = "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
         return TaskData(
             problems=select(problems, options),
-            source=f"{len(needles):,} needles in {haystack.told(size)}{told}",
+            source=f"{len(needles):,} needles in {haystack.describe(size)}{told}",
             fewshot=f"{text}{shown}",
             num_fewshot=num_shots,
             turns=tuple(

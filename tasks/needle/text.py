@@ -51,7 +51,7 @@ class Haystack:
         part = part.rstrip(" ,;:-")
         return part if not part or _is_ended(part) else f"{part}."
 
-    def told(self, size: int) -> str:
+    def describe(self, size: int) -> str:
         """Return the source and how much of it `size` characters are."""
         if size <= len(self.text):
             return f"{size:,} characters of {self.source}"

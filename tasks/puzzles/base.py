@@ -12,12 +12,12 @@ from treegen.evals.search.task import SearchDefaults
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.tasks.common.base import TextTask
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.jsonl import text_field
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
-    follow,
+    apply_steps,
     numbers_text,
     prompt,
     read_step,
@@ -137,7 +137,7 @@ class PuzzleTask(TextTask):
 
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the numbers that are left; None after an illegal or unfinished step."""
-        left = self._left(problem, text)
+        left = self._remaining_numbers(problem, text)
         # A step without its newline is unfinished, unless one number is left.
         if left is None or (len(left) > 1 and text and not _ends_a_step(text)):
             return None
@@ -145,15 +145,15 @@ class PuzzleTask(TextTask):
 
     def done(self, problem: Problem, text: str) -> bool:
         """Return whether one number is left."""
-        left = self._left(problem, text)
+        left = self._remaining_numbers(problem, text)
         return left is not None and len(left) == 1
 
     def answer(self, problem: Problem, text: str) -> str | None:
         """Return the one number that is left, if it is one."""
-        left = self._left(problem, text)
+        left = self._remaining_numbers(problem, text)
         return str(left[0]) if left is not None and len(left) == 1 else None
 
-    def solved(self, problem: Problem, text: str) -> bool:
+    def is_solved(self, problem: Problem, text: str) -> bool:
         """Return whether the target alone is left after legal steps."""
         return self.answer(problem, text) == problem.answer
 
@@ -165,7 +165,7 @@ class PuzzleTask(TextTask):
         from treegen.search.propose import propose_lines
 
         async def propose(node: "SearchNode") -> Sequence["SearchNode"]:
-            left = self._left(problem, node.path_text)
+            left = self._remaining_numbers(problem, node.path_text)
             if left is None:
                 return []
             question = propose_prompt(left, int(problem.answer), whole=self.whole)
@@ -188,7 +188,7 @@ class PuzzleTask(TextTask):
         from treegen.search import evaluate
 
         def prompt_of(node: "SearchNode") -> str:
-            left = self._left(problem, node.path_text)
+            left = self._remaining_numbers(problem, node.path_text)
             assert left is not None, "a node is judged that is no state"
             return puzzle_value_prompt(left, int(problem.answer), whole=self.whole)
 
@@ -206,8 +206,8 @@ class PuzzleTask(TextTask):
             found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
         return tuple(found)
 
-    def _left(self, problem: Problem, text: str) -> PuzzleState | None:
-        return follow(puzzle_of(problem).numbers, text, whole=self.whole)
+    def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:
+        return apply_steps(puzzle_of(problem).numbers, text, whole=self.whole)
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
@@ -216,15 +216,15 @@ class PuzzleTask(TextTask):
             options,
             {(problem.question, problem.answer): problem.id for problem in problems},
             self.defaults.num_fewshot,
-            self._solved,
+            self._read_solved,
             key=lambda puzzle: (numbers_text(puzzle.numbers), str(puzzle.target)),
             bundled=self.examples,
         )
 
-    def _solved(self, row: dict[str, Any]) -> Puzzle:
+    def _read_solved(self, row: dict[str, Any]) -> Puzzle:
         numbers, target = read_puzzle(row)
         lines = text_field(row, "solution").strip().split("\n")
-        if follow(numbers, "\n".join(lines), whole=self.whole) != (target,):
+        if apply_steps(numbers, "\n".join(lines), whole=self.whole) != (target,):
             raise ValueError("its solution does not reach its target; mend the steps")
         steps = tuple(step for step in map(read_step, lines) if step is not None)
         return Puzzle(numbers, target, steps)

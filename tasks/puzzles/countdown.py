@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.base import Loaded
 from treegen.tasks.common.problems import problems_of, row_id
 from treegen.tasks.common.sources import Source
+from treegen.tasks.common.text_task import Loaded
 from treegen.tasks.puzzles.base import PuzzleTask, as_problem, read_puzzle
 
 _SOURCE: Final = Source(task="countdown", bundled="countdown_sample.jsonl")

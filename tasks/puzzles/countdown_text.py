@@ -73,7 +73,7 @@ def prompt(header: str, blocks: Iterable[str], head: str = "") -> str:
     return "".join(f"{block}\n\n" for block in (header, *blocks)) + head
 
 
-def judge(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> str:
+def value_label(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> str:
     """Return the right judgement of a state.
 
     A state that cannot reach the target is "impossible". Otherwise a state of two numbers or one is
@@ -114,7 +114,7 @@ def read_number(text: str) -> Number | None:
     return number.numerator if number.denominator == 1 else number
 
 
-def follow(numbers: Sequence[Number], text: str, *, whole: bool = True) -> PuzzleState | None:
+def apply_steps(numbers: Sequence[Number], text: str, *, whole: bool = True) -> PuzzleState | None:
     """Return the numbers that are left after the steps of a text; None if a step is not legal.
 
     Each line is a step. A blank line ends the steps.

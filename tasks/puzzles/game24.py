@@ -17,8 +17,8 @@ from treegen.errors import DataError, InputError
 from treegen.evals.arguments import check_arguments, one_of
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskData, TaskOptions
-from treegen.tasks.common.base import Loaded
 from treegen.tasks.common.files import csv_rows
+from treegen.tasks.common.text_task import Loaded
 from treegen.tasks.puzzles.base import Puzzle, PuzzleTask, as_problem, puzzle_of, read_puzzle
 from treegen.tasks.puzzles.countdown_text import numbers_text
 from treegen.tasks.puzzles.expression import of_steps, value_with

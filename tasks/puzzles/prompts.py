@@ -5,13 +5,13 @@ from typing import Final
 
 from treegen.tasks.puzzles.countdown_text import (
     VALUE_HEADER,
-    judge,
     numbers_text,
     prompt,
     read_step,
     step_line,
     value_block,
     value_head,
+    value_label,
 )
 from treegen.tasks.puzzles.puzzle import Number, PuzzleState, is_legal, moves
 
@@ -29,7 +29,9 @@ _JUDGED: Final[tuple[tuple[PuzzleState, int], ...]] = (
 
 def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
     """Return the prompt that ends where a judgement of a state begins."""
-    blocks = [value_block(left, goal, judge(left, goal, whole=whole)) for left, goal in _JUDGED]
+    blocks = [
+        value_block(left, goal, value_label(left, goal, whole=whole)) for left, goal in _JUDGED
+    ]
     return prompt(VALUE_HEADER, blocks, value_head(state, target))
 
 

@@ -42,7 +42,7 @@ def combine(a: Number, op: str, b: Number) -> Number | None:
     return _plain(Fraction(a) / b) if b else None
 
 
-def allowed(number: Number, *, whole: bool) -> bool:
+def is_allowed(number: Number, *, whole: bool) -> bool:
     """Return whether the rules allow a result."""
     return not whole or (isinstance(number, int) and number >= 0)
 
@@ -52,7 +52,7 @@ def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
     left = _without(state, step.a, step.b)
     if left is None or step.c != combine(step.a, step.op, step.b):
         return False
-    return allowed(step.c, whole=whole) and state_of((*left, step.c)) == step.left
+    return is_allowed(step.c, whole=whole) and state_of((*left, step.c)) == step.left
 
 
 def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
@@ -66,7 +66,7 @@ def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
             (small, "-", large), (small, "/", large),
         ):  # fmt: skip
             c = combine(a, op, b)
-            if c is not None and allowed(c, whole=whole):
+            if c is not None and is_allowed(c, whole=whole):
                 found[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None
     return list(found)
 

@@ -21,11 +21,11 @@ from treegen.common.params import SamplingParams
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
-from treegen.tasks.answers.plain import ContainedAnswer
-from treegen.tasks.common.base import Loaded, TextTask
+from treegen.tasks.answers.canonical import ContainedAnswer
 from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.text_task import Loaded, TextTask
 
 _SOURCE: Final = Source(
     task="simpleqa",

@@ -23,7 +23,7 @@ from treegen.evals.task import TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.files import column
 from treegen.tasks.common.sources import HubTable
-from treegen.tasks.vision.near import anls, number_of, relaxed
+from treegen.tasks.vision.approximate_match import anls, is_relaxed_match, number_of
 from treegen.tasks.vision.task import Images, VisionTask
 
 _FINAL: Final = re.compile(r"answer\W*?:[\s*]*([^\n]*)", re.IGNORECASE)
@@ -120,7 +120,9 @@ def _near(text: str, answers: Sequence[str]) -> Verdict:
     # Where 0 is right, it counts as text: 0.0 is wrong, so it must not vote with 0.
     if number is not None and all(number_of(each) != 0 for each in answers):
         shown = f"{number:.12g}"
-    return Verdict(shown or None, bool(shown) and any(relaxed(text, each) for each in answers))
+    return Verdict(
+        shown or None, bool(shown) and any(is_relaxed_match(text, each) for each in answers)
+    )
 
 
 def _name(row: Mapping[str, Any], line: int, task: str) -> str:

@@ -19,10 +19,10 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
     In this order: the last "(B)", the last "B" between spaces, the choice that is quoted last.
     """
     text = _bare(text)
-    for form in (_bracketed, _alone):
+    for form in (_in_brackets, _alone):
         if found := _last(text, [(letter, form(letter)) for letter in LETTERS[: len(options)]]):
             return found
-    return _quoted(text, options)
+    return _find_quoted_option(text, options)
 
 
 def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
@@ -38,12 +38,12 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
     if announced and len(found := [letter for letter in letters if letter in after]) == 1:
         return found[0]
     text = _bare(text)
-    if found_last := _last(text, [(letter, _bracketed(letter)) for letter in letters]):
+    if found_last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
         return found_last
     for end in (" ", "."):
         if found := [letter for letter in letters if f"{letter}{end}" in text]:
             return max(found, key=lambda letter: text.rfind(_alone(letter)))
-    return _quoted(text, options)
+    return _find_quoted_option(text, options)
 
 
 def guess(problem_id: str, text: str, num: int) -> str:
@@ -58,7 +58,7 @@ def guess(problem_id: str, text: str, num: int) -> str:
 _Form = Callable[[str], str]
 
 
-def _bracketed(letter: str) -> str:
+def _in_brackets(letter: str) -> str:
     return f"({letter})"
 
 
@@ -73,7 +73,7 @@ def _bare(text: str) -> str:
     return f" {text} "
 
 
-def _quoted(text: str, options: Sequence[str]) -> str | None:
+def _find_quoted_option(text: str, options: Sequence[str]) -> str | None:
     if len(text.split()) <= _LONG:
         return None
     return _last(text.lower(), list(zip(LETTERS, (option.lower() for option in options))))  # noqa: B905

@@ -23,8 +23,8 @@ from treegen.tasks.common.files import column, optional
 from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.problems import row_id
 from treegen.tasks.common.sources import HubTable
-from treegen.tasks.vision.free import readings
 from treegen.tasks.vision.letters import LETTERS, guess, mmmu_letter, mmmu_pro_letter
+from treegen.tasks.vision.open_answers import readings
 from treegen.tasks.vision.task import Images, VisionTask, numbered_images
 
 DISCIPLINES: Final = {
@@ -83,7 +83,7 @@ class MMMU(VisionTask):
         """Return the parts of the table that have the subjects."""
         return HubTable("MMMU/MMMU", ("validation", "dev", "test"), _subjects(extra) or SUBJECTS)
 
-    def wanted(self, problem: Problem, extra: Mapping[str, str]) -> bool:
+    def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
         """Return whether a problem's subject is asked for."""
         wanted = _subjects(extra)
         return not wanted or problem.metadata["subject"] in wanted
@@ -193,7 +193,7 @@ def _place(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
     return {"line": line, "subject": subject, "discipline": _DISCIPLINE.get(subject, "")}
 
 
-def _listed(value: Any, name: str) -> Any:
+def _parse_list(value: Any, name: str) -> Any:
     """Return a list as it is, or one that is written as text; anything else as it is."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
@@ -205,7 +205,7 @@ def _listed(value: Any, name: str) -> Any:
 
 
 def _options(row: Mapping[str, Any]) -> list[str]:
-    found = _listed(row.get("options"), "options")
+    found = _parse_list(row.get("options"), "options")
     if not isinstance(found, list) or not 2 <= len(found) <= len(LETTERS):
         raise ValueError(f"options must be a list of 2 to {len(LETTERS)} texts")
     return [str(each) for each in found]
@@ -219,7 +219,7 @@ def _letter(row: Mapping[str, Any], options: list[str]) -> str:
 
 
 def _answers(row: Mapping[str, Any]) -> list[str]:
-    found = _listed(row.get("answer"), "answer")
+    found = _parse_list(row.get("answer"), "answer")
     values = found if isinstance(found, list) else [found]
     answers = [str(each) for each in values if isinstance(each, str | int | float)]
     if not answers or any(not answer.strip() or answer.strip() == "?" for answer in answers):

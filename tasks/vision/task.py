@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Final
 from treegen.common.params import SamplingParams
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskDefaults, TaskOptions
-from treegen.images.opening import ImageFile
-from treegen.tasks.common.base import Loaded, TextTask
+from treegen.prompts.images.loading import ImageFile
 from treegen.tasks.common.images import RowImages
 from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.text_task import Loaded, TextTask
 
 MOST_IMAGES: Final = 7
 """Columns image_1, image_2 and so on that a row may have."""
@@ -44,7 +44,7 @@ class VisionTask(TextTask):
         """
         raise NotImplementedError
 
-    def wanted(self, problem: Problem, extra: Mapping[str, str]) -> bool:
+    def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
         """Return whether arguments ask for a problem."""
         return True
 
@@ -63,7 +63,7 @@ class VisionTask(TextTask):
         made, skipped = problems_of(
             rows, source, lambda row, line: self.problem(row, line, images, options.extra)
         )
-        kept = [problem for problem in made if self.wanted(problem, options.extra)]
+        kept = [problem for problem in made if self.is_selected(problem, options.extra)]
         return kept, skipped, source
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention import Level, attend
-from treegen.attention.implementations import LOADERS, choose
 from treegen.bench import attention, cascade, ceilings
-from treegen.bench.decoding import stock
-from treegen.bench.decoding.busy import PassClock
+from treegen.bench.decoding import transformers_baseline
 from treegen.bench.decoding.decode import decode_cases, grid_cases, ratios
+from treegen.bench.decoding.experiments import EXPERIMENTS, cases_of
+from treegen.bench.decoding.gpu_busy import PassTimer
 from treegen.bench.decoding.modes import (
     CONTINUOUS,
     GENERATE,
@@ -25,7 +24,6 @@ from treegen.bench.decoding.modes import (
     STRUCTURED,
 )
 from treegen.bench.decoding.no_attention import no_attention
-from treegen.bench.decoding.paper import EXPERIMENTS, cases_of
 from treegen.bench.decoding.result import Settings, WorkloadResult
 from treegen.bench.decoding.roofline import (
     ExpertSize,
@@ -41,7 +39,7 @@ from treegen.bench.decoding.workloads import Case, Workload
 from treegen.bench.prefill import PassTime, pass_table
 from treegen.bench.shapes import SHAPES, build_model, shape_of
 from treegen.bench.table import cascade_line, cascade_table, results_table
-from treegen.bench.timing import Spread, Stopwatch, sustained
+from treegen.bench.timing import Spread, Stopwatch, time_sustained
 from treegen.bench.tiny import byte_tokenizer, word_tokenizer
 from treegen.bench.vision import VISION_SHAPES, build_vision_model, image_of
 from treegen.common.spec import LayerSpec
@@ -49,7 +47,9 @@ from treegen.errors import CapacityError, InputError
 from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.load import from_module
 from treegen.model.model import Model
-from treegen.plan.cost import Sharing
+from treegen.ops.attention import Level, attend
+from treegen.ops.attention.registry import LOADERS, choose
+from treegen.prompts.plan.cost import Sharing
 from treegen.prompts.tree import prompts_of
 
 CPU = torch.device("cpu")
@@ -137,13 +137,13 @@ def test_a_workload_is_a_tree_of_its_lengths(prefixes: int, problem_tokens: int)
 
 def test_a_scaled_workload_keeps_what_is_shared_by_how_many() -> None:
     whole = Workload("w", prefix=1000, problems=120, problem_tokens=50, samples=128, new_tokens=512)
-    part = whole.scaled(0.1, 1.0)
+    part = whole.scale(0.1, 1.0)
     assert (part.problems, part.samples, part.prefix, part.new_tokens) == (12, 128, 1000, 512)
-    short = whole.scaled(0.001, 0.01)
+    short = whole.scale(0.001, 0.01)
     assert (short.problems, short.prefix, short.problem_tokens, short.new_tokens) == (1, 10, 1, 6)
     many = Workload("m", prefix=9, problems=246, problem_tokens=5, samples=1, new_tokens=1,
                     prefixes=57)  # fmt: skip
-    assert many.scaled(0.1, 1.0).rows == pytest.approx(many.rows * 0.1, rel=0.02)
+    assert many.scale(0.1, 1.0).rows == pytest.approx(many.rows * 0.1, rel=0.02)
     with pytest.raises(InputError, match="samples must be at least 1"):
         Workload("w", prefix=1, samples=0, new_tokens=1)
     with pytest.raises(InputError, match="2 problems"):
@@ -352,7 +352,7 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
 def test_the_ways_without_sharing_compute_the_same_attention() -> None:
     case = attention._Case(5, 32, 7, cascade.Heads(4, 2, 16), CPU, torch.float32)
     shared = case.call(case.levels(), "cpu")()
-    calls = dict(attention._unshared(case, ["cpu", "reference"], {}))
+    calls = dict(attention._iter_unshared_calls(case, ["cpu", "reference"], {}))
     for name in ("cpu reread", "cpu copies", "reference reread", "reference copies"):
         torch.testing.assert_close(calls[name](), shared)
 
@@ -505,9 +505,9 @@ def test_the_time_in_passes_over_the_time_from_first_to_last(
         return seconds
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = PassClock()
+    clock = PassTimer()
     assert clock.share() is None
-    run = clock.timed(work)
+    run = clock.wrap_timed(work)
     assert run(3.0) == 3.0
     now[0] += 1.0
     run(seconds=4.0)
@@ -592,10 +592,13 @@ def test_an_engine_that_fails_is_a_row_of_the_table(
 
     monkeypatch.setattr(type(tiny_model[0].module), "generate_batch", broken, raising=False)
     workload = Workload("w", prefix=4, samples=2, new_tokens=2)
-    result = stock.measure(CONTINUOUS, *tiny_model, workload, 1)
+    result = transformers_baseline.measure(CONTINUOUS, *tiny_model, workload, 1)
     assert result.skipped == "ValueError: no such"
-    monkeypatch.setattr(stock, "free_bytes", lambda device: 1000)
-    assert "1,000 B are free" in stock.measure(GENERATE, *tiny_model, workload, 1).skipped
+    monkeypatch.setattr(transformers_baseline, "free_bytes", lambda device: 1000)
+    assert (
+        "1,000 B are free"
+        in transformers_baseline.measure(GENERATE, *tiny_model, workload, 1).skipped
+    )
 
 
 # Timing
@@ -611,5 +614,5 @@ def test_what_is_timed_is_called_as_often_as_told() -> None:
     calls: list[int] = []
     assert len(Stopwatch(CPU).seconds(lambda: calls.append(1), 5)) == 5
     assert len(calls) == 7
-    assert sustained(lambda: calls.append(1), CPU, 1e-4) > 0
+    assert time_sustained(lambda: calls.append(1), CPU, 1e-4) > 0
     assert Spread.of([3.0, 1.0, 2.5]) == Spread(2.5, 1.0, 3.0)

@@ -15,7 +15,7 @@ from treegen.bench.decoding.no_attention import no_attention
 from treegen.bench.decoding.result import Settings
 from treegen.bench.decoding.runs import Bench
 from treegen.bench.shapes import SHAPES, build_model
-from treegen.model.memory import free_unused
+from treegen.model.memory import empty_device_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +27,7 @@ def test_every_mode_runs_as_cuda_graphs_and_its_memory_is_given_back() -> None:
     assert model.dtype == torch.bfloat16
     found = ceilings.measure(model.device, model.dtype, 0.05)
     assert min(found.matmul, found.attention, found.memory) > 1e9
-    free_unused(model.device)
+    empty_device_cache(model.device)
     reserved = torch.cuda.memory_reserved(model.device)
     bench = Bench(model, tokenizer, found, Settings(repeats=2, memory="64MiB"))
     against = (GENERATE, CONTINUOUS)

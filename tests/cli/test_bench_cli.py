@@ -11,8 +11,8 @@ import pytest
 from cli_cases import Command, run_light
 from tiny_images import save_tiny_vision_model
 
-from treegen.cli.terminal.render import show
-from treegen.report.tables import Listing
+from treegen.cli.terminal.render import print_table
+from treegen.report.tables import PrintableTable
 
 QUICK = ("--ceiling-seconds", "0.003", "--device", "cpu")
 TINY = ("--shape", "tiny", "--repeats", "2", "--memory", "4MiB", *QUICK)
@@ -280,9 +280,9 @@ def test_monkeys(treegen: Command) -> None:
 def test_a_table_is_drawn_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = Listing(("Name", "N"), (("a\x1b[2J[b]", "1"),), (1,), lines=("re\x1b[2Jmark",))
+    table = PrintableTable(("Name", "N"), (("a\x1b[2J[b]", "1"),), (1,), lines=("re\x1b[2Jmark",))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    show(table)
+    print_table(table)
     out = capsys.readouterr().out
     assert "[b]" in out and "\u2502" in out
     assert "\x1b[2J" not in out

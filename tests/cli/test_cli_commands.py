@@ -22,7 +22,7 @@ from cli_cases import (
 from tiny_models import save_tiny_model
 
 from treegen.cli.terminal import progress
-from treegen.evals.course.progress import RunProgress
+from treegen.evals.progress.run_progress import RunProgress
 
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "huggingface_hub")
 

@@ -309,7 +309,7 @@ def test_progress_that_nobody_reads_ends_no_run(how: str) -> None:
         "from treegen.cli.terminal.render import notice\n"
         "@cli.command('work')\n"
         "def work():\n"
-        "    from treegen.evals.course.progress import RunProgress\n"
+        "    from treegen.evals.progress.run_progress import RunProgress\n"
         "    from treegen.cli.terminal.progress import show_progress\n"
         "    steps = (RunProgress(done=i, planned=9, rows=0, pages=0, num_pages=1, tokens=i,\n"
         "             seconds=1.0, accuracy=None, started=0) for i in range(10))\n"

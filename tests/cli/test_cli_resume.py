@@ -14,7 +14,7 @@ from cli_cases import (
     run_command,
 )
 
-from treegen.evals.running.destinations import new_path
+from treegen.evals.pipeline.targets import new_path
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -123,7 +123,9 @@ def test_two_commands_at_once_have_directories_of_their_own(
 def test_a_run_that_ends_early_says_so(
     treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.evals.running.evaluation.sample", lambda *args, **kwargs: iter(()))
+    monkeypatch.setattr(
+        "treegen.evals.pipeline.evaluation.sample", lambda *args, **kwargs: iter(())
+    )
     done = treegen("eval", "gsm8k", "-M", tiny, "-L", 1, *FEW, "-o", tmp_path / "run")
     assert done.code == 1
     assert done.err.splitlines()[-1] == (
@@ -136,16 +138,16 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     treegen: Command, tiny: Path, tmp_path: Path
 ) -> None:
     from treegen import LLM
-    from treegen.evals.asked.settings import settle
+    from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
     from treegen.evals.model import load_llm, weights_fingerprint
-    from treegen.evals.run import sample
+    from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
     asked = {"task": "gsm8k", "model": str(tiny), "limit": 2, "num_samples": 32, "max_tokens": 24,
              "max_rows": 32, "memory": "8MiB"}  # fmt: skip
-    job = load_job(settle(asked))
+    job = load_job(resolve_eval_settings(asked))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     llm = load_llm(job.settings.engine, weights)

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 from cli_cases import run_command
 
+from treegen.api.run import open_run
 from treegen.demo import model_path
 from treegen.errors import ModelError, TreegenError
-from treegen.exchange import export_run
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import encode_texts
-from treegen.report.run import open_run
-from treegen.runs.lines import encode_record
+from treegen.report.exchange import export_run
+from treegen.runs.record_lines import encode_record
 
 BAD: list[Any] = [
     None, True, 0, -1, 2.5, 10**30, "", "x", "a" * 5_000, "\ud800", [], [5], [None], [[]], {},

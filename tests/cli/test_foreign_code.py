@@ -9,13 +9,13 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run, make_search_run
 
+from treegen.api.run import open_run
 from treegen.errors import InputError
-from treegen.evals.asked.given import merged
-from treegen.evals.asked.settings import EvalSettings, settle, stored_choices
+from treegen.evals.config.base import merge_choices
+from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings, stored_choices
 from treegen.evals.registry import ENTRY_POINT_GROUP
-from treegen.evals.search.settings import settle_search, stored_search_choices
+from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
 from treegen.report.load import load_run
-from treegen.report.run import open_run
 from treegen.runs import RunDir, SearchRunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -179,10 +179,10 @@ def test_a_search_goes_on_by_the_file_that_the_command_names(
     monkeypatch.chdir(tmp_path)
     with SearchRunDir.open(path) as opened:
         stored = stored_search_choices(opened.info)
-    settled = settle_search({"method": "t.py:solve"}, stored)
+    settled = resolve_search_settings({"method": "t.py:solve"}, stored)
     assert settled.place == str(tmp_path / "t.py") + ":solve" and planted.ran
     with pytest.raises(InputError, match="the wrong file"):
-        settle_search({"allow_task_code": True}, stored)
+        resolve_search_settings({"allow_task_code": True}, stored)
 
 
 def test_a_search_of_a_task_in_a_file(treegen: Command, tmp_path: Path) -> None:
@@ -200,8 +200,10 @@ def test_code_of_a_model_is_trusted_for_one_command(tmp_path: Path) -> None:
     with RunDir.open(run) as opened:
         assert opened.info.free["trust_remote_code"] is True  # it is noted, and nothing more
         stored = stored_choices(opened.info)
-    assert settle({}, stored).engine.trust_remote_code is False
-    assert settle({"trust_remote_code": True}, stored).engine.trust_remote_code is True
+    assert resolve_eval_settings({}, stored).engine.trust_remote_code is False
+    assert (
+        resolve_eval_settings({"trust_remote_code": True}, stored).engine.trust_remote_code is True
+    )
 
 
 @pytest.mark.parametrize("command", ["usc", "eval"])
@@ -226,10 +228,10 @@ def test_a_model_that_was_trusted_has_to_be_trusted_again(
 
 def test_no_choice_that_runs_code_is_taken_from_a_run() -> None:
     stored: dict[str, Any] = {"task": "gsm8k", "trust_remote_code": True, "allow_task_code": True}
-    assert "trust_remote_code" not in merged(EvalSettings, {}, stored)
+    assert "trust_remote_code" not in merge_choices(EvalSettings, {}, stored)
     with pytest.raises(InputError, match="does not run unasked"):
-        merged(EvalSettings, {}, {**stored, "task": "t.py:T"})
+        merge_choices(EvalSettings, {}, {**stored, "task": "t.py:T"})
     assert (
-        merged(EvalSettings, {"allow_task_code": True}, {**stored, "task": "t.py:T"})["task"]
+        merge_choices(EvalSettings, {"allow_task_code": True}, {**stored, "task": "t.py:T"})["task"]
         == "t.py:T"
     )

@@ -11,7 +11,7 @@ import yaml
 from cli_cases import Command
 
 from treegen.cli.main import cli
-from treegen.cli.typed.grouped import _GROUPS, Grouped
+from treegen.cli.options.command import _GROUPS, GroupedCommand
 
 GROUPED = ("eval", "search", "plan", "serve")
 
@@ -27,7 +27,7 @@ def test_every_option_is_in_one_group_and_help_all_shows_it(treegen: Command, na
     first, everything = (treegen(name, flag).out for flag in ("--help", "--help-all"))
     assert "Other options" not in everything and "more options" not in everything
     command = _command(name)
-    assert isinstance(command, Grouped)
+    assert isinstance(command, GroupedCommand)
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.name in listed and all(opt in everything for opt in param.opts)

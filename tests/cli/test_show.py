@@ -14,10 +14,10 @@ from report_cases import HOSTILE, make_run, make_trees
 from rich.console import Console
 
 from treegen.cli.terminal import progress
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.common.outputs import LevelRows
-from treegen.evals.course.progress import RightSoFar, RunProgress
-from treegen.evals.course.timeline import read_timeline
+from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
+from treegen.evals.progress.timeline import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report.trees import read_trees
 from treegen.search.tree.draw import draw_tree
@@ -253,7 +253,7 @@ def test_time_left_is_that_of_this_part() -> None:
 
 
 def test_accuracy_so_far_is_a_mean_over_problems() -> None:
-    so_far = RightSoFar()
+    so_far = AccuracyCounter()
     assert so_far.accuracy is None and so_far.estimate() is None
     for problem, right in [("a", True), ("a", True), ("a", True), ("b", False)]:
         so_far.count(problem, right)
@@ -263,29 +263,29 @@ def test_accuracy_so_far_is_a_mean_over_problems() -> None:
 
 
 def test_what_is_under_way_may_turn_out_either_way() -> None:
-    so_far = RightSoFar()
+    so_far = AccuracyCounter()
     assert so_far.estimate(3) is None
     for problem in "abcd":  # the easy ones, which end first
         so_far.count(problem, True)
     found = so_far.estimate(8)
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
-    shown = moment(4, estimate=found, unknown=8).accuracy_told
+    shown = moment(4, estimate=found, unknown=8).format_accuracy
     assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 unknown"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 
 
 def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_path: Path) -> None:
-    from treegen.evals.asked.settings import settle
+    from treegen.evals.config.eval_settings import resolve_eval_settings
     from treegen.evals.identity import run_settings
     from treegen.evals.job import load_job
     from treegen.evals.model import load_llm, weights_fingerprint
-    from treegen.evals.run import sample
+    from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
     asked = {"task": "gsm8k", "model": str(tiny), "limit": 3, "num_samples": 4, "max_tokens": 40,
              "memory": "4MiB"}  # fmt: skip
-    job = load_job(settle(asked))
+    job = load_job(resolve_eval_settings(asked))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:

@@ -15,7 +15,7 @@ import pytest
 from treegen import LLM, Cluster, Node, SamplingParams
 from treegen.common.outputs import Completion
 from treegen.errors import CapacityError, InputError, ModelWarning, WorkerError
-from treegen.search import Found, SearchNode
+from treegen.search import SearchNode, SearchOutcome
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 OPTIONS: dict[str, Any] = {"memory": "4MiB", "max_rows": 8}
@@ -154,10 +154,10 @@ def test_scores_come_in_the_order_of_the_pairs(llm: LLM, cluster: Cluster) -> No
         assert sorted(index for index, _ in stream) == list(range(20))
 
 
-async def _two_steps(root: SearchNode) -> Found:
+async def _two_steps(root: SearchNode) -> SearchOutcome:
     first = await root.sample(3, max_tokens=5)
     second = await first[len(root.search.name) % 3].sample(2, max_tokens=4)
-    return Found(second[0], tuple(second))
+    return SearchOutcome(second[0], tuple(second))
 
 
 def test_searches_grow_the_same_trees(llm: LLM, cluster: Cluster) -> None:
@@ -170,10 +170,10 @@ def test_searches_grow_the_same_trees(llm: LLM, cluster: Cluster) -> None:
             assert ours.best_text == theirs.best_text
 
 
-async def _fails(root: SearchNode) -> Found:
+async def _fails(root: SearchNode) -> SearchOutcome:
     if root.search.name == "bad":
         raise ValueError("no way")
-    return Found(None)
+    return SearchOutcome(None)
 
 
 def test_a_search_that_fails_fails_alone(cluster: Cluster) -> None:
@@ -249,7 +249,7 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
-    monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 8.0)
+    monkeypatch.setattr("treegen.cluster.wait_timer.PATIENCE", 8.0)
     before = cluster._crew.slots[1].life
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()
@@ -260,11 +260,11 @@ def test_a_worker_that_hangs_is_taken_for_dead(
     assert cluster._crew.slots[1].life > before
 
 
-async def _breaks(root: SearchNode) -> Found:
+async def _breaks(root: SearchNode) -> SearchOutcome:
     await root.sample(1, max_tokens=2)
     if root.search.name == "bad":
         os.kill(os.getpid(), signal.SIGKILL)
-    return Found(None)
+    return SearchOutcome(None)
 
 
 @pytest.mark.soak
@@ -289,12 +289,12 @@ def test_what_is_dealt_while_a_run_goes_on_is_drawn_as_by_one_engine(
     ]
     floor = sorted(lows)[len(lows) // 2] + 1e-4
     found: list[Completion] = []
-    with cluster.dealt(TREE, params) as stream:
-        stream.deal([(place, [0, 1]) for place in range(12)])
+    with cluster.open_stream(TREE, params) as stream:
+        stream.add_work([(place, [0, 1]) for place in range(12)])
         while stream.has_work:
             found += stream.step()
         rest = {place: range(2, r.samples) for place, r in enumerate(stream.plan.requests)}
-        stream.deal([(p, list(r)) for p, r in rest.items()], dict.fromkeys(range(6), floor))
+        stream.add_work([(p, list(r)) for p, r in rest.items()], dict.fromkeys(range(6), floor))
         while stream.has_work:
             found += stream.step()
     assert sorted(whole) == sorted((c.prompt_id, c.sample_index) for c in found)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treegen import LLM, Cluster, Node, SamplingParams, WorkerError
-from treegen.cluster.places import Places
-from treegen.cluster.worker import loading
+from treegen.cluster.placement import Placement
+from treegen.cluster.worker import make_llm_options
 from treegen.model.options import EngineOptions
 
 pytestmark = [
@@ -38,7 +38,7 @@ def test_a_gpu_that_joins_takes_work(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.loading", lambda options, device: loading(options, "cpu")
+        "treegen.cluster.cluster.loading", lambda options, device: make_llm_options(options, "cpu")
     )
     tree = Node("Go.", samples=0, children=[
         Node(f"Question {i}?", id=str(i), samples=40) for i in range(40)
@@ -46,7 +46,7 @@ def test_a_gpu_that_joins_takes_work(
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
     options = EngineOptions(model=str(tiny), memory="4MiB", max_rows=8)
     found = {}
-    with Cluster.at(Places("cuda", None, address=nodes.address), options) as cluster:
+    with Cluster.at(Placement("cuda", None, address=nodes.address), options) as cluster:
         assert cluster.num_workers == 1
         nodes.add_node(**NODE)
         with cluster.stream(tree, params) as stream:
@@ -63,7 +63,7 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.loading", lambda options, device: loading(options, "cpu")
+        "treegen.cluster.cluster.loading", lambda options, device: make_llm_options(options, "cpu")
     )
     tree = Node("Go.", children=[Node("Question?", id="0", samples=400)], samples=0)
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
@@ -77,11 +77,11 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
         node = nodes.add_node(**NODE)
         while not ray.available_resources().get("GPU"):
             time.sleep(0.1)
-        with Cluster.at(Places("cuda", None, address=nodes.address), options) as cluster:
+        with Cluster.at(Placement("cuda", None, address=nodes.address), options) as cluster:
             assert cluster.num_workers == 1
             stream = cluster.stream(tree, params)
             assert next(stream).num_tokens == 150
-            monkeypatch.setattr("treegen.cluster.waiting.PATIENCE", 3.0)
+            monkeypatch.setattr("treegen.cluster.wait_timer.PATIENCE", 3.0)
             nodes.remove_node(node)
             with pytest.raises(WorkerError, match=r"no worker is left \(Ray has found no room"):
                 list(stream)

@@ -16,12 +16,12 @@ import pytest
 from cli_cases import Command, assert_same_samples, copy_part, results_of, run_command
 
 from treegen import LLM, AsyncLLM, Cluster, InputError, WorkerError, evaluate, open_run, search_task
-from treegen.cluster import crew
-from treegen.evals.asked.settings import settle, stored_choices
+from treegen.cluster import worker_pool
+from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.judged.results import write_results
-from treegen.evals.run import sample
+from treegen.evals.sampling import sample
+from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
@@ -51,7 +51,7 @@ def cluster(tiny: Path) -> Iterator[Cluster]:
 def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     """Continue a run by workers and kill some of them on the way; returns how many died."""
     with RunDir.open(path) as opened:
-        job = load_job(settle({}, stored_choices(opened.info)))
+        job = load_job(resolve_eval_settings({}, stored_choices(opened.info)))
     settings = run_settings(job, dtype="float32", fingerprint=cluster.fingerprint)
     killed = 0
     with RunDir.resume(path, settings) as run:
@@ -130,7 +130,7 @@ def test_four_workers_draw_what_one_draws(
 def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
     whole: Path, tiny: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "MOST_FAILURES", 1)
+    monkeypatch.setattr(worker_pool, "MOST_FAILURES", 1)
     path = copy_part(whole, tmp_path / "run", 0)
     with (
         Cluster(str(tiny), workers=1, memory="4MiB", max_rows=6) as alone,
@@ -230,7 +230,7 @@ def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tin
 def test_lm_eval_runs_on_workers(cluster: Cluster, tiny: Path) -> None:
     from lm_eval.api.instance import Instance
 
-    from treegen.lm_eval import TreegenLM
+    from treegen.integrations.lm_eval import TreegenLM
 
     pairs = [("a b", " c"), ("a b", " d e"), ("", "x")]
     asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]

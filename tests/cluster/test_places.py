@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cli_cases import Command
 
-from treegen.cluster import places
-from treegen.cluster.places import Places, places_of
+from treegen.cluster import placement
+from treegen.cluster.placement import Placement, parse_placement
 from treegen.errors import InputError
 
 HAS_RAY = find_spec("ray") is not None
@@ -22,19 +22,21 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "num_gpus", lambda: 4)
+    monkeypatch.setattr(placement, "num_gpus", lambda: 4)
 
 
 @needs_ray
 @pytest.mark.usefixtures("four_gpus")
 def test_gpus_are_all_some_or_named_ones() -> None:
-    assert places_of("all") == Places("cuda", 4, (0, 1, 2, 3))
-    assert places_of() == places_of("all")
-    assert places_of(2) == places_of("2") == Places("cuda", 2, (0, 1))
-    assert places_of("0,2") == Places("cuda", 2, (0, 2))
-    assert places_of("3,") == Places("cuda", 1, (3,))
-    assert places_of("all", address="10.0.0.1:6379") == Places("cuda", None, (), "10.0.0.1:6379")
-    assert places_of(workers=3, address="auto") == Places("cpu", 3, (), "auto")
+    assert parse_placement("all") == Placement("cuda", 4, (0, 1, 2, 3))
+    assert parse_placement() == parse_placement("all")
+    assert parse_placement(2) == parse_placement("2") == Placement("cuda", 2, (0, 1))
+    assert parse_placement("0,2") == Placement("cuda", 2, (0, 2))
+    assert parse_placement("3,") == Placement("cuda", 1, (3,))
+    assert parse_placement("all", address="10.0.0.1:6379") == Placement(
+        "cuda", None, (), "10.0.0.1:6379"
+    )
+    assert parse_placement(workers=3, address="auto") == Placement("cpu", 3, (), "auto")
 
 
 WRONG = [
@@ -72,7 +74,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_a_machine_without_a_gpu_says_so(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "num_gpus", lambda: 0)
+    monkeypatch.setattr(placement, "num_gpus", lambda: 0)
     error = command("eval", "gsm8k", "-M", tmp_path, "--gpus", "all").error
     assert "torch sees no GPU" in error and "--workers" in error
 
@@ -80,7 +82,7 @@ def test_a_machine_without_a_gpu_says_so(
 def test_without_ray_it_says_how_to_install_it(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(places, "find_spec", lambda name: None)
+    monkeypatch.setattr(placement, "find_spec", lambda name: None)
     error = command("eval", "gsm8k", "-M", tmp_path, "--workers", "2").error
     assert "pip install '.[ray]'" in error
 
@@ -90,9 +92,9 @@ def test_an_address_that_does_not_answer_is_told_soon(
     command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
 ) -> None:
     """Nobody listens there, or somebody who is no Ray."""
-    from treegen.cluster import session
+    from treegen.cluster import ray_session
 
-    monkeypatch.setattr(session, "_SECONDS", 0.5)
+    monkeypatch.setattr(ray_session, "_SECONDS", 0.5)
     args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
@@ -103,4 +105,4 @@ def test_an_address_that_does_not_answer_is_told_soon(
 
 def test_a_bad_address_is_an_input_error() -> None:
     with pytest.raises(InputError, match="HOST:PORT"):
-        places._checked("host:99999")
+        placement._check_address("host:99999")

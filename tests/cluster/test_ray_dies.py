@@ -17,9 +17,9 @@ import pytest
 from cli_cases import assert_same_samples
 from processes import descendants, living
 
-from treegen.cluster import pulse
-from treegen.cluster.dealer import Dealer, WorkItem
-from treegen.cluster.pulse import Pulse
+from treegen.cluster import ray_monitor
+from treegen.cluster.dispatcher import Dispatcher, WorkItem
+from treegen.cluster.ray_monitor import RayMonitor
 
 EVAL = ["eval", "gsm8k", "--num-fewshot", "1", "-L", "4", "-n", "100", "--max-tokens", "80", "-q",
         "--memory", "4MiB", "-b", "6", "--dtype", "float32"]  # fmt: skip
@@ -38,24 +38,24 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
             get_node_id=lambda: "a", gcs_address=f"127.0.0.1:{server.getsockname()[1]}"
         )
         ray: Any = SimpleNamespace(get_runtime_context=lambda: here, nodes=lambda: [node])
-        monkeypatch.setattr(pulse, "_LOOK", 0.0)
-        both, of_server = Pulse(ray), Pulse(ray)
+        monkeypatch.setattr(ray_monitor, "_LOOK", 0.0)
+        both, of_server = RayMonitor(ray), RayMonitor(ray)
         of_server._raylet = None  # a driver on a machine that is no node
-        assert not both.told() and not of_server.told()
-    assert "raylet died" in both.told() and "raylet died" in both.told()
-    assert not of_server.told()  # it may start again
-    monkeypatch.setattr(pulse, "_PATIENCE", 0.0)
-    assert "gcs_server died" in of_server.told()
+        assert not both.describe_failure() and not of_server.describe_failure()
+    assert "raylet died" in both.describe_failure() and "raylet died" in both.describe_failure()
+    assert not of_server.describe_failure()  # it may start again
+    monkeypatch.setattr(ray_monitor, "_PATIENCE", 0.0)
+    assert "gcs_server died" in of_server.describe_failure()
 
 
 def test_a_dealer_leaves_out_what_is_open_and_what_waits() -> None:
-    dealer = Dealer([WorkItem(key, (0, 1)) for key in range(4)], [0, 1])
-    assert [part.key for part in dealer.deal(0, low=1, high=3)] == [0, 1]
+    dealer = Dispatcher([WorkItem(key, (0, 1)) for key in range(4)], [0, 1])
+    assert [part.key for part in dealer.assign(0, low=1, high=3)] == [0, 1]
     assert dealer.done(0, 0, 0) and dealer.done(0, 0, 1)
-    assert dealer.leave_rest() == [1, 2, 3]
+    assert dealer.cancel_remaining() == [1, 2, 3]
     assert not dealer.has_work and not dealer.done(0, 1, 0)
     dealer.put(WorkItem(1, (1,)))
-    assert not dealer.has_work and not dealer.leave_rest()
+    assert not dealer.has_work and not dealer.cancel_remaining()
 
 
 def _has(name: str) -> Callable[[int, Path], bool]:

@@ -23,7 +23,7 @@ from treegen.common.bounded.templates import (
 )
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
-from treegen.grading.rubric import load_rubric
+from treegen.evals.judging.rubric import load_rubric
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Node
@@ -292,7 +292,7 @@ def test_malformed_rubrics_are_refused_in_one_line(kind: str) -> None:
 
 
 def templates_of(given: Any) -> None:
-    from treegen.grading.rubric import of_json
+    from treegen.evals.judging.rubric import of_json
 
     of_json(given, "x")
 

@@ -16,10 +16,10 @@ from train_demo.puzzles import key
 from treegen import LLM, demo
 from treegen.cli import demo as tour
 from treegen.errors import TreegenError
-from treegen.evals.asked.settings import settle
+from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.job import load_job
 from treegen.model.checkpoint.files import locate
-from treegen.tasks.judge import Judge
+from treegen.tasks.sandbox import SandboxPool
 
 _TOLD = "bundled demo model, synthetic problems; give --model and --data for yours"
 DATA = ("words.jsonl", "words_fewshot.jsonl", "programs.jsonl", "programs_fewshot.jsonl",
@@ -59,7 +59,7 @@ def test_no_bundled_problem_may_be_trained_on() -> None:
 
 @pytest.mark.parametrize("task", ["gsm8k", "apps", "needle", "needle-grid", "countdown"])
 def test_the_tasks_can_read_them(task: str) -> None:
-    job = load_job(settle(demo.completed({"task": task})))
+    job = load_job(resolve_eval_settings(demo.fill_defaults({"task": task})))
     assert not job.data.skipped and len(job.data.problems) >= 60
     assert job.settings.engine.model == demo.NAME
 
@@ -71,8 +71,10 @@ def test_the_name_is_the_model_wherever_one_is(
     monkeypatch.chdir(tmp_path)
     assert locate("demo", None, weights=True) == demo.model_path()
     assert locate("./demo", None, weights=True) == Path("demo")
-    assert settle({"task": "gsm8k", "model": "demo"}).engine.model == "demo"
-    assert settle({"task": "gsm8k", "model": "./demo"}).engine.model == str(tmp_path / "demo")
+    assert resolve_eval_settings({"task": "gsm8k", "model": "demo"}).engine.model == "demo"
+    assert resolve_eval_settings({"task": "gsm8k", "model": "./demo"}).engine.model == str(
+        tmp_path / "demo"
+    )
 
 
 # What is taken where a user says nothing
@@ -80,24 +82,24 @@ def test_the_name_is_the_model_wherever_one_is(
 
 def test_a_model_that_is_named_brings_nothing_with_it() -> None:
     for model in ("x", "demo"):
-        assert demo.completed({"task": "gsm8k", "model": model}) == {
+        assert demo.fill_defaults({"task": "gsm8k", "model": model}) == {
             "task": "gsm8k", "model": model,
         }  # fmt: skip
-    assert demo.completed({"task": "mmlu"}) == {"task": "mmlu"}
-    assert demo.completed({"seed": 3}) == {"seed": 3}
+    assert demo.fill_defaults({"task": "mmlu"}) == {"task": "mmlu"}
+    assert demo.fill_defaults({"seed": 3}) == {"seed": 3}
 
 
 def test_what_a_user_says_stands() -> None:
     own = {"task": "gsm8k", "data": "mine.jsonl"}
     form = {"extra": {"form": "self-consistency"}}
-    assert demo.completed(own) == {**own, **form, "model": "demo"}
-    assert demo.completed({**own, "extra": {"form": "cot"}})["extra"] == {"form": "cot"}
-    shots = demo.completed({"task": "gsm8k", "fewshot_file": "mine.jsonl"})
+    assert demo.fill_defaults(own) == {**own, **form, "model": "demo"}
+    assert demo.fill_defaults({**own, "extra": {"form": "cot"}})["extra"] == {"form": "cot"}
+    shots = demo.fill_defaults({"task": "gsm8k", "fewshot_file": "mine.jsonl"})
     assert shots["fewshot_file"] == "mine.jsonl" and shots["data"].endswith("words.jsonl")
-    assert demo.completed({"task": "apps", "num_samples": 3})["num_samples"] == 3
-    needle = demo.completed({"task": "needle", "extra": {"length": "5000"}})
+    assert demo.fill_defaults({"task": "apps", "num_samples": 3})["num_samples"] == 3
+    needle = demo.fill_defaults({"task": "needle", "extra": {"length": "5000"}})
     assert needle["extra"] == {"questions": "100", "length": "5000"}
-    search = demo.completed({"task": "countdown", "method": "beam"}, search=True)
+    search = demo.fill_defaults({"task": "countdown", "method": "beam"}, search=True)
     assert search["method"] == "beam" and search["budget"] == {"tokens": 500}
 
 
@@ -127,7 +129,7 @@ def test_facts_are_found_in_a_long_text(treegen: Command, tmp_path: Path) -> Non
 
 def test_programs_pass_their_tests(treegen: Command, tmp_path: Path) -> None:
     try:
-        with Judge(workers=1):
+        with SandboxPool(workers=1):
             pass
     except TreegenError as error:
         pytest.skip(f"there is no sandbox: {error}")

@@ -105,7 +105,7 @@ def test_states_are_judged_as_the_task_judges_them() -> None:
     seen = set()
     for _ in range(300):
         numbers, target, verdict = state(draw)
-        assert verdict == judge(numbers, target) == countdown_text.judge(numbers, target)
+        assert verdict == judge(numbers, target) == countdown_text.value_label(numbers, target)
         assert (target in reachable(numbers)) == can_reach(numbers, target, True)
         seen.add((len(numbers), verdict != "impossible"))
     assert seen >= {(count, possible) for count in (2, 3) for possible in (True, False)}

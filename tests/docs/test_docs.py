@@ -30,7 +30,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.fixture(autouse=True)
 def attention_implementations() -> None:
     """A page registers an implementation, which is for the whole process: once is enough."""
-    from treegen.attention.implementations import LOADERS
+    from treegen.ops.attention.registry import LOADERS
 
     LOADERS.pop("row-by-row", None)
 

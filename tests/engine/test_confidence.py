@@ -15,11 +15,11 @@ from fakes import EOS, HistoryModel, scheduler_of
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
 from treegen.errors import InputError
-from treegen.plan.compile import compile_plan
-from treegen.plan.plan import Request
-from treegen.plan.requests import sample_requests
-from treegen.sampling.batch import SamplingBatch
-from treegen.sampling.draw import draw
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import draw
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.plan.requests import build_sample_requests
 
 _K, _WINDOW = 4, 5
 
@@ -100,8 +100,8 @@ def test_rows_end_as_whole_samples_say(run_ahead: bool, squeezed: bool, recurren
             found += scheduler.step()
             scheduler.check()
             if squeezed and scheduler.has_work and rng.random() < 0.3:
-                scheduler._land()
-                scheduler._admission.give_way()
+                scheduler._collect_results()
+                scheduler._admission.reclaim_pages()
         assert bool(scheduler.usage.preemptions) == squeezed
         scheduler.close()
         return {(c.prompt_id, c.sample_index): c for c in found}
@@ -133,20 +133,20 @@ def llm(tiny: Path) -> LLM:
 def test_floors_that_are_dealt_hold_for_what_is_dealt(llm: LLM) -> None:
     params = SamplingParams(max_tokens=40, seed=5, confidence=20, confidence_window=7)
     whole = {(c.prompt_id, c.sample_index): c for c in llm.run(TREE, params).completions}
-    requests = sample_requests(TREE, llm.tokenizer, params, llm.spec)
+    requests = build_sample_requests(TREE, llm.tokenizer, params, llm.spec)
     lows = sorted(
         min((sum(c.confidences[i : i + 7]) / 7 for i in range(c.num_tokens - 6)), default=9.0)
         for c in whole.values()
     )
     floors = {0: lows[-3], 1: lows[len(lows) // 2], 3: 0.0}
     found: list[Completion] = []
-    with llm.follow(llm.plan(TREE, params), [params] * len(requests)) as stream:
-        stream.deal([(place, [0, 1, 2]) for place in range(4)])
+    with llm.open_planned_stream(llm.plan(TREE, params), [params] * len(requests)) as stream:
+        stream.add_work([(place, [0, 1, 2]) for place in range(4)])
         while stream.has_work:
             found += stream.step()
         parts = [(place, [index]) for place in range(4) for index in range(3, 8)]
         random.Random(0).shuffle(parts)
-        stream.deal(parts, floors)
+        stream.add_work(parts, floors)
         while stream.has_work:
             found += stream.step()
             stream.scheduler.check()

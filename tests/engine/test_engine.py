@@ -23,7 +23,7 @@ from treegen.common.outputs import Completion
 from treegen.engine.stream import ScoreStream, Stream
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.model.tokenizer import load_tokenizer
-from treegen.prompts.stops import Stopping, Stoppings, StopStrings
+from treegen.prompts.stops import StopConditions, StopConditionsCache, StopStrings
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 QUESTIONS = [
@@ -81,7 +81,7 @@ def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> No
     stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     llm = load(tmp_path)
     plan = llm.plan(tree_of(), GREEDY)
-    pages = max(plan.alone_pages(i, 4) for i in range(3)) + 2
+    pages = max(plan.get_single_row_pages(i, 4) for i in range(3)) + 2
     small = load(tmp_path, memory=pages * 4 * llm.spec.kv_bytes_per_token, page_size=4)
     for engine in (llm, small):
         result = engine.run(tree_of(), GREEDY)
@@ -96,7 +96,7 @@ def test_samples_are_the_same_whatever_the_budget(checkpoint: Path, llm: LLM) ->
     """Memory, rows at once, chunks, pages and sharing change nothing in float32 on a CPU."""
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3, stop=["\n", "Q"])
     want = llm.run(tree_of(6), params)
-    tight = max(want.plan.alone_pages(i, 4) for i in range(3)) + 1
+    tight = max(want.plan.get_single_row_pages(i, 4) for i in range(3)) + 1
     for options in (
         {"max_rows": 1}, {"max_rows": 5, "prefill_chunk": 7}, {"page_size": 3},
         {"sharing": "off"}, {"sharing": "all"}, {"sharing": "one", "max_rows": 4},
@@ -188,7 +188,7 @@ def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:
     used = llm.cache.pool.num_used
     with llm.keep(FEW_SHOT, name="shots") as kept:
         assert kept.usage.prompt_tokens_computed == shared
-        assert llm.kept() == [("shots", shared)]
+        assert llm.list_prefixes() == [("shots", shared)]
         for _ in range(2):
             got = llm.run(tree_of(), params)
             assert tokens_of(got.completions) == tokens_of(want.completions)
@@ -199,7 +199,7 @@ def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:
         assert longer.usage.prompt_tokens_computed < shared
         with pytest.raises(InputError, match="named 'shots' is kept already"):
             llm.keep("other", name="shots")
-    assert [name for name, _ in llm.kept()] == ["longer"]
+    assert [name for name, _ in llm.list_prefixes()] == ["longer"]
     whole = llm.generate([FEW_SHOT + QUESTIONS[0]], params)  # all but its last token is kept
     assert whole[0][0].tokens
     llm.drop("longer")
@@ -212,13 +212,13 @@ def test_all_leaves_of_a_kept_node_stay(llm: LLM) -> None:
     leaves = [Node(text) for text in ("a b", "a c", "d" * 40)]
     used = llm.cache.pool.num_used
     with llm.keep(Node(FEW_SHOT, children=leaves)) as kept:
-        names = [name for name, _ in llm.kept()]
+        names = [name for name, _ in llm.list_prefixes()]
         assert names == [kept.name] * 3
         result = llm.run(Node(FEW_SHOT + "a c and more"), SamplingParams(max_tokens=2))
         assert result.usage.prompt_tokens_reused > len(llm.tokenizer(FEW_SHOT)["input_ids"])
     assert llm.cache.pool.num_used == used
     with llm.keep("x"), llm.keep("y"):
-        assert len({name for name, _ in llm.kept()}) == 2
+        assert len({name for name, _ in llm.list_prefixes()}) == 2
 
 
 def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None:
@@ -226,12 +226,12 @@ def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None
     texts = ["apples are red. " * 3, "bears have fur. " * 3, "cats drink milk. " * 3]
     for name, text in zip("abc", texts, strict=True):
         llm.keep(text, name=name)
-    assert [name for name, _ in llm.kept()][-1] == "c"
-    assert len(llm.kept()) < 3
+    assert [name for name, _ in llm.list_prefixes()][-1] == "c"
+    assert len(llm.list_prefixes()) < 3
     assert llm.cache.pool.num_used <= 20
     # Work that needs their pages gets them.
     plan = llm.plan(Node("z" * 100), SamplingParams(max_tokens=20))
-    assert plan.alone_pages(0, 4) > llm.cache.pool.num_free
+    assert plan.get_single_row_pages(0, 4) > llm.cache.pool.num_free
     assert len(llm.run(Node("z" * 100), SamplingParams(max_tokens=20)).completions) == 1
     with pytest.raises(CapacityError, match="needs 152 cache tokens but at most 76 are kept"):
         llm.keep("d" * 150)
@@ -259,8 +259,8 @@ def test_a_stream_that_is_left_gives_what_has_ended_and_has_no_more_work(
     stream = llm.stream(tree_of(24), params)
     first = [next(stream), next(stream)]
     stream.close()
-    rest = stream.ended()
-    assert not stream.has_work and list(stream) == stream.ended() == []
+    rest = stream.take_finished()
+    assert not stream.has_work and list(stream) == stream.take_finished() == []
     got = {(c.prompt_id, c.sample_index): c for c in first + rest}
     assert len(got) == len(first + rest) == 24
     assert all(want[key] == completion for key, completion in got.items())
@@ -268,9 +268,9 @@ def test_a_stream_that_is_left_gives_what_has_ended_and_has_no_more_work(
 
 def test_stop_conditions_are_those_of_the_tokenizer_as_it_is(checkpoint: Path) -> None:
     one, other = load_tokenizer(str(checkpoint)), load_tokenizer(str(checkpoint))
-    stoppings = Stoppings()
+    stoppings = StopConditionsCache()
 
-    def of(tokenizer: Any, *stops: str) -> Stopping:
+    def of(tokenizer: Any, *stops: str) -> StopConditions:
         return stoppings.of(SamplingParams(stop=list(stops)), tokenizer, (1,), 400)
 
     first = of(one, "Q")

@@ -20,12 +20,12 @@ from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, Completion, InputError, Node, SamplingParams
 from treegen.errors import ModelWarning
-from treegen.prompts.grammars import Grammar, _warmed
-from treegen.replies.arguments import ToolSchemas
-from treegen.replies.forced import _WRITTEN, call_grammar
-from treegen.replies.formats import TOOL_FORMATS
-from treegen.replies.parser import ReplyParser
-from treegen.replies.types import ToolCall
+from treegen.prompts.grammars import Grammar, _warm_up
+from treegen.prompts.replies.arguments import ToolSchemas
+from treegen.prompts.replies.call_grammars import _WRITTEN, call_grammar
+from treegen.prompts.replies.formats import TOOL_FORMATS
+from treegen.prompts.replies.parser import ReplyParser
+from treegen.prompts.replies.types import ToolCall
 
 pytest.importorskip("llguidance")
 
@@ -142,8 +142,8 @@ def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(kind: str, tmp_path:
                     break
                 drawn[name] += stream.step()
                 if name in ("preemption", "both") and turn % 4 == 3:
-                    stream.scheduler._land()
-                    stream.scheduler._admission.give_way()
+                    stream.scheduler._collect_results()
+                    stream.scheduler._admission.reclaim_pages()
                 stream.scheduler.check()
         drawn[name].sort(key=lambda done: (int(done.prompt_id), done.sample_index))
         assert bool(stream.usage.preemptions) == (name in ("preemption", "both"))
@@ -179,7 +179,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def new(grammar: Grammar) -> LLMatcher:
         limits = LLParserLimits(max_items_in_row=25)
-        return _warmed(LLMatcher(grammar._known, grammar._compiled, log_level=0, limits=limits))
+        return _warm_up(LLMatcher(grammar._known, grammar._compiled, log_level=0, limits=limits))
 
     monkeypatch.setattr(Grammar, "_new", new)
 

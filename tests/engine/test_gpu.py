@@ -14,11 +14,11 @@ from attention_cases import Group, make_case, paged
 from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention import attend
-from treegen.engine.compute import patience
+from treegen.engine.compute import capture_budget
 from treegen.errors import InputError
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.plan.cost import Sharing
+from treegen.ops.attention import attend
+from treegen.prompts.plan.cost import Sharing
 
 pytestmark = pytest.mark.gpu
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -37,7 +37,7 @@ FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  
 @pytest.fixture
 def graphs_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph serves fewer rows: padding of so small models would never cost a capture."""
-    monkeypatch.setattr(patience, "_CAPTURE", 0.0)
+    monkeypatch.setattr(capture_budget, "_CAPTURE", 0.0)
 
 
 def tree_of(samples: int) -> Node:

@@ -15,15 +15,15 @@ from tiny_models import HYBRID, known, save_tiny_model
 from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
-from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import PagedCache
-from treegen.cache.states import StateCache
-from treegen.engine.compute import execute
+from treegen.engine.compute import model_runner
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import CacheFullError, CapacityError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.memory import new_state_cache
-from treegen.model.recurrent.states import fold_lists
-from treegen.plan.requests import sample_requests
+from treegen.model.recurrent.state_batch import fold_lists
+from treegen.ops.cache.pool import PagedCache
+from treegen.ops.cache.state_cache import StateCache
+from treegen.prompts.plan.requests import build_sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
@@ -112,7 +112,7 @@ def with_room(llm: LLM, num_pages: int, num_states: int) -> LLM:
     states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
     layers = llm.model.new_cache(num_pages + 1, 4)
     llm.engine.cache = PagedCache(layers, num_pages, 4, states)
-    llm.engine.kept = KeptPrefixes(llm.cache, num_pages // 2)
+    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
     return llm
 
 
@@ -166,7 +166,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         for _ in prompts
     ]
     preempted = 0
-    requests = sample_requests(
+    requests = build_sample_requests(
         Node("", children=[
             Node(ids, samples=each.n, id=str(i))
             for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
@@ -178,8 +178,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         while stream.has_work:
             got += stream.step()
             if rng.random() < 0.3:
-                scheduler._land()
-                preempted += scheduler._admission.give_way()
+                scheduler._collect_results()
+                preempted += scheduler._admission.reclaim_pages()
             scheduler.check()
     assert preempted and stream.usage.preemptions
     assert len(got) == sum(len(each) for each in wanted)
@@ -214,7 +214,7 @@ def test_lists_of_updates_draw_what_states_draw(
         parts.append(len(folds))
         fold_lists(cache, folds)
 
-    monkeypatch.setattr(execute, "fold_lists", counted)
+    monkeypatch.setattr(model_runner, "fold_lists", counted)
     small = with_room(llm, 200, num_states)
     got = []
     with small.stream(tree, params) as stream:
@@ -270,7 +270,7 @@ def test_a_kept_prefix_is_gone_on_from(family: str, saved: Callable[[str], Path]
         # No state was kept within it, so what parts from it there is computed anew, and is right.
         inside = llm.generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
     assert llm.cache.states is not None
-    assert not llm.kept() and llm.cache.states.num_free == llm.engine.num_states
+    assert not llm.list_prefixes() and llm.cache.states.num_free == llm.engine.num_states
     fresh = load(saved(family)).generate([TRUNK[:20], TRUNK[:20] + "?"], GREEDY)
     assert [c.tokens for each in inside for c in each] == [c.tokens for each in fresh for c in each]
 
@@ -279,7 +279,7 @@ def test_prefixes_that_are_kept_have_half_of_the_states(saved: Callable[[str], P
     llm = with_room(load(saved("lfm2")), 100, 10)
     for number in range(4):
         llm.keep(f"{number} {TRUNK}", name=f"p{number}")
-    assert [name for name, _ in llm.kept()] == ["p2", "p3"]
+    assert [name for name, _ in llm.list_prefixes()] == ["p2", "p3"]
     assert llm.cache.states is not None and llm.cache.states.num_free == 6
     many = Node("", children=[Node(f"{i} {TRUNK}") for i in range(6)], samples=0)
     with pytest.raises(CapacityError, match="24 recurrent states"):

@@ -21,13 +21,13 @@ from tiny_models import known, save_tiny_model
 from transformers import AutoConfig
 
 from treegen import LLM, AsyncLLM, Cluster, Node, SamplingParams
-from treegen.attention import latent as latents
-from treegen.engine.compute.execute import Executor
-from treegen.engine.segments.copies import Copies
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.segments.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.plan.cost import CostModel
-from treegen.plan.requests import sample_requests
+from treegen.ops.attention import latent as latents
+from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
 
 
@@ -46,13 +46,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tokens were copied each time."""
     counts: list[int] = []
-    write = Executor.write_copies
+    write = ModelRunner.write_copies
 
-    def noted(self: Executor, slots: Any, targets: Any) -> None:
+    def noted(self: ModelRunner, slots: Any, targets: Any) -> None:
         counts.append(len(slots))
         write(self, slots, targets)
 
-    monkeypatch.setattr(Executor, "write_copies", noted)
+    monkeypatch.setattr(ModelRunner, "write_copies", noted)
     return counts
 
 
@@ -114,7 +114,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         force("absorbed", patch)
         alone = LLM(llm.model, tokenizer=llm.tokenizer, max_rows=1, sharing="off", memory="1MiB")
     # Whatever it costs: a form is chosen anew whenever rows change.
-    monkeypatch.setattr(CostModel, "expands", lambda *_: bool(rng.random() < 0.7))
+    monkeypatch.setattr(CostModel, "should_expand", lambda *_: bool(rng.random() < 0.7))
     monkeypatch.setattr(latents, "rows_to_expand", lambda _: float(rng.integers(1, 30)))
     few = small(llm, seed)
     trunk = rng.integers(3, 320, 40).tolist()
@@ -132,15 +132,15 @@ def test_whatever_runs_together_comes_out_as_if_alone(
         for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
     ]
     tree = Node("", children=leaves, samples=0)
-    requests = sample_requests(tree, llm.tokenizer, params, llm.spec)
+    requests = build_sample_requests(tree, llm.tokenizer, params, llm.spec)
     wanted = [range(request.samples) for request in requests]
     with few._start(few._plan(requests), params, wanted) as stream:
         scheduler, got = stream.scheduler, []
         while stream.has_work:
             got += stream.step()
             if rng.random() < 0.2:
-                scheduler._land()
-                scheduler._admission.give_way()
+                scheduler._collect_results()
+                scheduler._admission.reclaim_pages()
             scheduler.check()
     assert copied and len(got) == sum(len(each) for each in wanted)
     for index, (request, each) in enumerate(zip(requests, params, strict=True)):
@@ -169,14 +169,14 @@ def test_copies_are_the_first_to_go(
         memory=(trunk + rows + 20) * 4 * llm.spec.kv_bytes_per_token,
     )  # fmt: skip
     lent: list[bool] = []
-    of = Copies.of
+    of = ExpandedKVCache.get_or_expand
 
-    def noted(self: Copies, index: int, rows: int) -> Any:
+    def noted(self: ExpandedKVCache, index: int, rows: int) -> Any:
         got = of(self, index, rows)
         lent.append(got is not None)
         return got
 
-    monkeypatch.setattr(Copies, "of", noted)
+    monkeypatch.setattr(ExpandedKVCache, "get_or_expand", noted)
     copied.clear()
     with few.stream(Node(TRUNK, samples=12), params) as stream:
         got = sorted(stream, key=lambda c: c.sample_index)
@@ -207,7 +207,7 @@ def test_guesses_and_searches(
     again = llm.search(grow, [TRUNK], SamplingParams(seed=2))
     assert again[0].value == searched[0].value and not again[0].error
     assert copied
-    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
     got = guessed(llm, Knowing(want.completions)).run(ragged(4), params)
     assert [c.tokens for c in got.completions] == [c.tokens for c in want.completions]
     assert got.usage.accepted_tokens and copied

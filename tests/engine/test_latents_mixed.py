@@ -19,11 +19,11 @@ from latent_cases import FAMILIES, force, load, small
 from tiny_models import known, save_tiny_model
 
 from treegen import LLM, Completion, Node, SamplingParams
-from treegen.attention import latent as latents
 from treegen.common.outputs import Score
 from treegen.errors import InputError
-from treegen.plan.cost import CostModel
-from treegen.plan.requests import sample_requests
+from treegen.ops.attention import latent as latents
+from treegen.prompts.plan.cost import CostModel
+from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
 
 pytest.importorskip("llguidance")
@@ -112,7 +112,7 @@ class Mixed:
         # A form is chosen anew whenever rows change.
         dice = np.random.default_rng(int(self.rng.integers(2**32)))
         force("chosen", self.monkeypatch)
-        self.monkeypatch.setattr(CostModel, "expands", lambda *_: bool(dice.random() < 0.7))
+        self.monkeypatch.setattr(CostModel, "should_expand", lambda *_: bool(dice.random() < 0.7))
         self.monkeypatch.setattr(latents, "rows_to_expand", lambda _: float(dice.integers(1, 30)))
 
     def run(self) -> None:
@@ -137,7 +137,7 @@ class Mixed:
             for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
         ]
         tree = Node("", children=leaves, samples=0)
-        requests = sample_requests(tree, few.tokenizer, params, few.spec)
+        requests = build_sample_requests(tree, few.tokenizer, params, few.spec)
         # Of a run that is resumed, some samples are there.
         wanted = [
             [i for i in range(request.samples) if request.rows < 2 or rng.random() < 0.8]
@@ -150,7 +150,7 @@ class Mixed:
                 with alone._start(alone._plan([request]), [each], [some]) as stream:
                     want |= {(c.prompt_id, c.sample_index): c for c in stream}
         if rng.random() < 0.5 and not few.spec.states:
-            self.monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+            self.monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
             guessed(few, Knowing(want.values(), int(rng.integers(99)), strict=False))
         self.read()
         if rng.random() < 0.7:
@@ -162,8 +162,8 @@ class Mixed:
             while stream.has_work:
                 got |= {(c.prompt_id, c.sample_index): c for c in stream.step()}
                 if rng.random() < 0.15:
-                    scheduler._land()
-                    scheduler._admission.give_way()
+                    scheduler._collect_results()
+                    scheduler._admission.reclaim_pages()
                 if rng.random() < 0.02:
                     index = int(rng.integers(len(requests)))
                     scheduler.cancel(index)

@@ -15,8 +15,8 @@ from transformers import AutoConfig
 
 from treegen import SamplingParams
 from treegen.errors import ModelWarning
-from treegen.model.about import about
-from treegen.model.latent import keeps_latents
+from treegen.model.checkpoint_report import inspect_checkpoint
+from treegen.model.latent import is_latent_layer
 from treegen.model.options import EngineOptions
 
 # Widths that packed words of eight numbers divide.
@@ -36,9 +36,9 @@ def test_a_token_takes_its_latents_and_no_more(family: str, tmp_path: Path) -> N
         pytest.skip(f"this transformers has no {family}")
     path = save_tiny_model(tmp_path, family, seed=1)
     llm, config = load(path), AutoConfig.from_pretrained(path)
-    attending = [part for part in llm.model.module.modules() if keeps_latents(part)]
+    attending = [part for part in llm.model.module.modules() if is_latent_layer(part)]
     least = (config.kv_lora_rank + config.qk_rope_head_dim) * 4 * len(attending)
-    told = about(EngineOptions(model=str(path), device="cpu")).document
+    told = inspect_checkpoint(EngineOptions(model=str(path), device="cpu")).document
     plan = llm.plan(ragged(2), _PARAMS)
     stored = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -51,7 +51,7 @@ def test_a_token_takes_its_latents_and_no_more(family: str, tmp_path: Path) -> N
         assert least <= each <= 1.05 * least
     assert told["latents"]
     assert told["expanded_bytes_per_token"] == 4 * (12 + 6) * 4 * len(attending)
-    assert len(attending) == len(llm.spec.layers) and llm.model.can_copy
+    assert len(attending) == len(llm.spec.layers) and llm.model.can_expand_latents
     # What is read expanded lies in pages of the same pool, and is named beside it.
     copied = sum(segment.expanded for segment in plan.segments)
     assert (plan.copied_tokens > 0) == (copied > 0) == ("read expanded" in str(plan))

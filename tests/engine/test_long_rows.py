@@ -14,8 +14,8 @@ from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.engine.scheduler import Scheduler
 from treegen.model.batch import Batch
-from treegen.plan.compile import compile_plan
-from treegen.plan.plan import Request
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.plan import Request
 
 _PROMPT = 8  # tokens
 _PAGE = 8  # tokens

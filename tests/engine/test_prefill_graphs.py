@@ -13,14 +13,14 @@ pytest.importorskip("triton")
 from faked_graphs import faked
 from torch import Tensor
 
-from treegen.attention import HostLevel, prepare_host
-from treegen.attention.gpu.state import StaticState
-from treegen.attention.gpu.units import WorkShape
-from treegen.cache.pool import LayerKV
-from treegen.common.device import Staging
+from treegen.common.device import StagingBuffer
 from treegen.engine.compute import prefill_graphs
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.model.batch import Batch
+from treegen.ops.attention import HostLevel, prepare_host
+from treegen.ops.attention.gpu.state import StaticState
+from treegen.ops.attention.gpu.units import WorkShape
+from treegen.ops.cache.pool import LayerKV
 
 CPU = torch.device("cpu")
 POOL = LayerKV(torch.zeros(2, 64, 2, 8), torch.zeros(2, 64, 2, 8))
@@ -76,7 +76,7 @@ def test_passes_of_any_size_give_what_they_give_eagerly(patched: pytest.MonkeyPa
     for entry in found._graphs:
         batch = a_pass(rng, [3], 1)
         with torch.inference_mode():
-            prefill_graphs._fill(entry.memory, len(entry.batch.tokens_T), batch, Staging(1))
+            prefill_graphs._fill(entry.memory, len(entry.batch.tokens_T), batch, StagingBuffer(1))
         for tensor in (entry.batch.tokens_T, entry.batch.positions_T, entry.batch.slots_T):
             assert not tensor[3:].any(), "the rest writes to page 0"
     assert found.off is None and found.num_graphs > 3

@@ -10,9 +10,9 @@ import torch
 
 from treegen.engine.rows.queue import ALLOWED
 from treegen.engine.rows.table import RowPhase, RowTable
-from treegen.engine.segments.segment import RequestPhase, SegmentPhase, moved
-from treegen.sampling.draw import Draws
-from treegen.sampling.fetched import FetchedDraws
+from treegen.engine.segments.segment import RequestPhase, SegmentPhase, check_transition
+from treegen.ops.sampling.async_draws import AsyncDraws
+from treegen.ops.sampling.draw import Draws
 
 
 def test_rows_change_their_phase_as_the_table_says() -> None:
@@ -104,10 +104,10 @@ def test_requests_and_segments_move_as_their_tables_say(kind: Any) -> None:
     for before in kind:
         for after in kind:
             if after.name in told[before.name]:
-                assert moved(before, after) is after
+                assert check_transition(before, after) is after
             else:
                 with pytest.raises(AssertionError, match="may not become"):
-                    moved(before, after)
+                    check_transition(before, after)
 
 
 def test_draws_come_to_the_host_by_name_one_entry_each() -> None:
@@ -115,7 +115,7 @@ def test_draws_come_to_the_host_by_name_one_entry_each() -> None:
         torch.tensor([[1, 2], [3, 4]]), torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]),
         torch.tensor([5.0, 6.0]), None, None, torch.tensor([[7.0, 8.0], [9.0, 10.0]]),
     )  # fmt: skip
-    found = FetchedDraws(draws).wait().flat().at(np.array([1, 2]))
+    found = AsyncDraws(draws).wait().flat().at(np.array([1, 2]))
     assert found.tokens.tolist() == [2, 3] and found.logprobs.tolist() == [-2, -3]
     assert found.lse.tolist() == [5, 6]
     assert found.top_tokens is None and found.top_logprobs is None

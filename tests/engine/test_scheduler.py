@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from treegen.cache.kept import KeptPrefixes
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
-from treegen.engine.passes import inputs as passes
+from treegen.engine.passes import prefill_inputs as passes
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import CacheFullError, CapacityError, InternalError, NumericsError
 from treegen.model.batch import Batch
-from treegen.plan.compile import compile_plan
-from treegen.plan.cost import SHARING, Sharing
-from treegen.plan.plan import Plan, Request
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import SHARING, Sharing
+from treegen.prompts.plan.plan import Plan, Request
 
 
 def request(
@@ -54,7 +54,7 @@ def tokens_of(completions: list[Completion]) -> dict[tuple[str, int], tuple[int,
 
 
 def smallest_pool(plan: Plan, page_size: int) -> int:
-    return max(plan.alone_pages(i, page_size) for i in range(len(plan.requests)))
+    return max(plan.get_single_row_pages(i, page_size) for i in range(len(plan.requests)))
 
 
 prompt_lists = st.lists(
@@ -285,7 +285,7 @@ def test_kept_prefixes_and_scores_change_nothing(
     kept_pages = sum(-(-len(tokens) // page_size) + 1 for tokens in prefixes)
     pool = max(smallest_pool(plan, page_size), 2 * kept_pages) + extra_pages
     cache = model.new_cache(pool, page_size)
-    kept = KeptPrefixes(cache, kept_pages)
+    kept = PrefixCache(cache, kept_pages)
     for index, tokens in enumerate(prefixes):
         keep_prefix(f"k{index % 2}", tokens, model, cache, kept)
     wanted = [
@@ -567,7 +567,7 @@ def test_whoever_leaves_a_run_gets_what_has_ended() -> None:
     while not finished:
         finished += scheduler.step()
     assert len(finished) < 20
-    finished += scheduler.ended()
+    finished += scheduler.take_finished()
     scheduler.close()
     want = expected(model, plan, params)
     assert tokens_of(finished) == {key: want[key] for key in want if key[0] == "p0"}

@@ -17,10 +17,10 @@ from guessing import Always, Knowing, guessed
 from safetensors.torch import load_file, save_file
 
 from treegen import LLM, Completion, Node, SamplingParams
-from treegen.drafting.types import DraftContext
+from treegen.common.drafter import DraftContext
 from treegen.engine.passes.decode import DecodeSteps
-from treegen.engine.requests.finish import Endings
-from treegen.engine.requests.results import Results
+from treegen.engine.requests.output_processor import OutputProcessor
+from treegen.engine.requests.pass_results import PassResultProcessor
 from treegen.errors import InputError
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -35,7 +35,7 @@ PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
-    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,9 @@ def test_rows_that_are_over_leave_while_the_next_pass_is_computed(
 
         monkeypatch.setattr(owner, name, noted)
 
-    watch(Results, "note")
+    watch(PassResultProcessor, "note")
     watch(DecodeSteps, "verify")
-    watch(Endings, "end")
+    watch(OutputProcessor, "end")
     llm = load(checkpoint, speculate="ngram", max_rows=8, run_ahead=True)
     lengths = [replace(PARAMS, max_tokens=length) for length in (9, 16, 24)]
     llm.run(tree_of(5), lengths)
@@ -242,8 +242,8 @@ def test_rows_that_gave_way_come_back_the_same(checkpoint: Path, drafts: Path, h
                 break
             got += stream.step()
             if turn % 4 == 3 and turn < 40:
-                stream.scheduler._land()
-                stream.scheduler._admission.give_way()
+                stream.scheduler._collect_results()
+                stream.scheduler._admission.reclaim_pages()
             stream.scheduler.check()
         assert stream.usage.preemptions > 1
     got.sort(key=lambda c: (c.prompt_id, c.sample_index))

@@ -18,7 +18,7 @@ from transformers import AddedToken, AutoModelForCausalLM
 from treegen import LLM, InputError, Node, SamplingParams
 from treegen.engine.rows import grammars as row_grammars
 from treegen.prompts import grammars
-from treegen.prompts.endless import lark_ends, schema_ends
+from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 
 pytest.importorskip("llguidance")
 
@@ -353,8 +353,8 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
     llm = load(checkpoint)
     llm.stopping_of(SamplingParams(choice=["a", "b"]))
     monkeypatch.setattr(grammars, "_MOST_SECONDS", 1.2)
-    monkeypatch.setattr(grammars, "_compiled", late(grammars._compiled))
-    monkeypatch.setattr(grammars, "_warmed", late(grammars._warmed))
+    monkeypatch.setattr(grammars, "_compile_structure", late(grammars._compile_structure))
+    monkeypatch.setattr(grammars, "_warm_up", late(grammars._warm_up))
     with pytest.raises(InputError, match=r"choice takes more than 1.2 seconds"):
         llm.stopping_of(SamplingParams(choice=["a", "c"]))
 
@@ -399,7 +399,7 @@ def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
     ],
 )  # fmt: skip
 def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:
-    assert schema_ends(schema) is ends
+    assert has_finite_value(schema) is ends
 
 
 def test_what_ends_is_found_in_time_that_grows_with_the_text() -> None:
@@ -412,13 +412,13 @@ def test_what_ends_is_found_in_time_that_grows_with_the_text() -> None:
         }
         return {"$defs": {**defs, "d3000": last}, "$ref": "#/$defs/d0"}
 
-    assert schema_ends(chain({"type": "null"}, 2))
-    assert not schema_ends(chain({"$ref": "#"}, 2))
+    assert has_finite_value(chain({"type": "null"}, 2))
+    assert not has_finite_value(chain({"$ref": "#"}, 2))
     rules = "\n".join(f'r{at}: "a" r{at + 1} (r{at + 1})' for at in range(20_000))
-    assert lark_ends(f'start: r0\n{rules}\nr20000: "z"')
-    assert not lark_ends(f"start: r0\n{rules}\nr20000: r0")
-    assert lark_ends(f'start: {"(" * 50_000}"a"{")" * 50_000}')
-    assert lark_ends(f'start: "{chr(92)}"' * 50_000)  # quotes that are never closed
+    assert has_finite_text(f'start: r0\n{rules}\nr20000: "z"')
+    assert not has_finite_text(f"start: r0\n{rules}\nr20000: r0")
+    assert has_finite_text(f'start: {"(" * 50_000}"a"{")" * 50_000}')
+    assert has_finite_text(f'start: "{chr(92)}"' * 50_000)  # quotes that are never closed
 
 
 @pytest.mark.parametrize(
@@ -437,4 +437,4 @@ def test_what_ends_is_found_in_time_that_grows_with_the_text() -> None:
     ],
 )
 def test_grammars_that_never_end_are_found(grammar: str, ends: bool) -> None:
-    assert lark_ends(grammar) is ends
+    assert has_finite_text(grammar) is ends

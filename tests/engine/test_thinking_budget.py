@@ -14,10 +14,10 @@ import torch
 from transformers import AddedToken, AutoModelForCausalLM
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
-from treegen.plan.seeds import row_seed
-from treegen.sampling.batch import SamplingBatch
-from treegen.sampling.draw import draw
-from treegen.sampling.param_set import ParamSet
+from treegen.engine.param_set import ParamSet
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import draw
+from treegen.prompts.plan.seeds import row_seed
 
 OPEN, CLOSE = "<think>", "</think>"
 SIZE = tiny_models.VOCAB_SIZE + 2

@@ -8,8 +8,8 @@ from typing import Any
 from cli_cases import EXAMPLES, Command, results_of
 
 from treegen.common.outputs import Usage
-from treegen.evals.asked.settings import settle
-from treegen.evals.course.account import add_up, attention_line
+from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.progress.usage import attention_line, sum_usage
 
 
 def test_kernels_are_counted_by_level_from_the_root_to_the_own_keys() -> None:
@@ -29,7 +29,7 @@ def test_kernels_of_parts_are_added_up() -> None:
         {"samples": 1, "seconds": 1.0, "kernels": {"level 0": {"cudnn": 3, "triton": 1}}},
         {"samples": 1, "seconds": 1.0},  # by a version that did not count them
     ]
-    total = add_up(parts, num_samples=3, unshared=9, kept=9)
+    total = sum_usage(parts, num_samples=3, unshared=9, kept=9)
     assert total["kernels"] == {"level 0": {"cudnn": 5, "triton": 1}}
     assert parts[0]["kernels"] == {"level 0": {"cudnn": 2}}
     assert total["seconds"] == 3.0
@@ -67,7 +67,9 @@ def test_a_run_that_was_stored_before_kernels_were_counted_is_still_shown(
 
 def test_settings_of_speed_stay_what_a_run_was_begun_with() -> None:
     asked = {"task": "gsm8k", "model": "m"}
-    old = settle({}, {**asked, "eager": False, "compile": False, "run_ahead": False}).engine
+    old = resolve_eval_settings(
+        {}, {**asked, "eager": False, "compile": False, "run_ahead": False}
+    ).engine
     assert (old.eager, old.compile, old.run_ahead) == (False, False, False)
-    new = settle({**asked, "eager": True}).engine
+    new = resolve_eval_settings({**asked, "eager": True}).engine
     assert (new.eager, new.compile, new.run_ahead) == (True, None, None)

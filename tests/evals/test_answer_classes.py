@@ -9,7 +9,13 @@ from typing import ClassVar
 import pytest
 
 from treegen.errors import InputError
-from treegen.evals.answers import AnswerType, answer_types, check_ready, classes, unified
+from treegen.evals.answer_types import (
+    AnswerType,
+    answer_types,
+    check_ready,
+    group_equal_answers,
+    unify_answers,
+)
 from treegen.evals.verdict import Verdict
 from treegen.tasks import get_task
 
@@ -28,11 +34,11 @@ def test_classes_are_the_connected_parts_whatever_the_order() -> None:
     want = {"1": "1", "2": "1", "3": "1", "11": "11", "12": "11", "7": "7", "20": "20"}
     for seed in range(20):
         random.Random(seed).shuffle(answers)
-        assert classes(answers, near) == want
-        assert classes([*answers, *answers], near) == want
+        assert group_equal_answers(answers, near) == want
+        assert group_equal_answers([*answers, *answers], near) == want
         # It is enough that two answers are equal in one order.
-        assert classes(answers, lambda a, b: near(a, b) and int(a) > int(b)) == want
-    assert classes([], near) == {}
+        assert group_equal_answers(answers, lambda a, b: near(a, b) and int(a) > int(b)) == want
+    assert group_equal_answers([], near) == {}
 
 
 def test_random_classes_follow_from_the_answers_alone() -> None:
@@ -40,14 +46,14 @@ def test_random_classes_follow_from_the_answers_alone() -> None:
         draw = random.Random(seed)
         answers = [str(draw.randrange(60)) for _ in range(draw.randrange(40))]
         edges = {(draw.choice(answers or ["0"]), draw.choice(answers or ["0"])) for _ in range(15)}
-        found = classes(answers, partial(joined, edges))
+        found = group_equal_answers(answers, partial(joined, edges))
         for first, second in edges & {(a, b) for a in answers for b in answers}:
             assert found[first] == found[second]
         for members in ({a for a in found if found[a] == top} for top in found.values()):
             assert min(members, key=lambda a: (len(a), a)) in found.values()
             assert len({found[member] for member in members}) == 1
         draw.shuffle(answers)
-        assert found == classes(answers, partial(joined, edges))
+        assert found == group_equal_answers(answers, partial(joined, edges))
 
 
 class Near:
@@ -57,7 +63,7 @@ class Near:
         return Verdict(text, text in references)
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
-        return classes(answers, near)
+        return group_equal_answers(answers, near)
 
 
 def test_right_and_wrong_answers_are_never_one_class() -> None:
@@ -66,7 +72,7 @@ def test_right_and_wrong_answers_are_never_one_class() -> None:
     verdicts = [right, wrong, *more]
     found = [("a", {"near": verdict, "text": verdict}) for verdict in verdicts]
     found.append(("b", {"near": Verdict("5", False), "text": Verdict("5", False)}))
-    after = unified(found, {"near": Near()})
+    after = unify_answers(found, {"near": Near()})
     assert [v["near"].answer for v in after] == ["3", "2", "4", "4", None, "5"]
     assert [v["near"].correct for v in after] == [True] + [False] * 5
     assert [v["text"] for v in after] == [*verdicts, Verdict("5", False)]

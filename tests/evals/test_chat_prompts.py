@@ -9,7 +9,7 @@ import pytest
 from cli_cases import Command, build_checkpoint, results_of, samples_of, write_jsonl
 
 from treegen.errors import InputError
-from treegen.evals.asked.settings import settle, stored_choices
+from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
 from treegen.prompts.tree import prompts_of
@@ -23,7 +23,7 @@ SHOTS = [
 
 def messages(asked: Mapping[str, Any], problem: int = 0) -> list[Mapping[str, str]]:
     """The chat messages of one problem of a task."""
-    job = load_job(settle({"model": "x", "apply_chat_template": True, **asked}))
+    job = load_job(resolve_eval_settings({"model": "x", "apply_chat_template": True, **asked}))
     (node,) = prompts_of(job.tree)[problem].path[1:]
     return list(node.content)  # type: ignore[arg-type]
 
@@ -56,7 +56,7 @@ def test_a_turn_per_shot_as_in_lm_eval(gsm8k: dict[str, Any]) -> None:
 
 def test_all_shots_in_one_turn_on_request(gsm8k: dict[str, Any]) -> None:
     (only,) = messages({**gsm8k, "fewshot_as_multiturn": False})
-    plain = load_job(settle({"model": "x", **gsm8k}))
+    plain = load_job(resolve_eval_settings({"model": "x", **gsm8k}))
     text = "".join(str(node.content) for node in prompts_of(plain.tree)[0].path)
     assert only == turn("user", text)
 
@@ -68,7 +68,7 @@ def test_turns_hold_what_the_plain_prompt_holds(task: str, shots: int) -> None:
     asked = {"task": task, "num_fewshot": shots, "limit": 2, "num_samples": 1}
     if task == "needle":
         asked["extra"] = {"length": "3000", "questions": "5"}
-    plain = load_job(settle({"model": "x", **asked}))
+    plain = load_job(resolve_eval_settings({"model": "x", **asked}))
     for number in range(2):
         found = messages(asked, number)
         text = "".join(str(node.content) for node in prompts_of(plain.tree)[number].path)
@@ -96,7 +96,7 @@ def test_lm_evals_mmlu_has_its_description_as_the_system_turn(tmp_path: Path) ->
 
 def test_stops_are_those_of_lm_evals_gsm8k_cot(gsm8k: dict[str, Any]) -> None:
     def stops(**more: Any) -> tuple[str, ...]:
-        return settle({"model": "x", **gsm8k, **more}).sampling.stops
+        return resolve_eval_settings({"model": "x", **gsm8k, **more}).sampling.stops
 
     other = {"extra": {"form": "self-consistency"}}
     assert stops() == ("Q:", "</s>", "<|im_end|>")
@@ -104,8 +104,13 @@ def test_stops_are_those_of_lm_evals_gsm8k_cot(gsm8k: dict[str, Any]) -> None:
     # A chat model's reply goes on after a blank line, unless the user says otherwise.
     assert stops(apply_chat_template=True, **other) == ("Q:",)
     assert stops(apply_chat_template=True, stop=["\n\n"]) == ("\n\n",)
-    assert settle({"task": "jsonl", "model": "x"}).sampling.stops == ("\n\n",)
-    assert settle({"task": "jsonl", "model": "x", "apply_chat_template": True}).sampling.stops == ()
+    assert resolve_eval_settings({"task": "jsonl", "model": "x"}).sampling.stops == ("\n\n",)
+    assert (
+        resolve_eval_settings(
+            {"task": "jsonl", "model": "x", "apply_chat_template": True}
+        ).sampling.stops
+        == ()
+    )
     with pytest.raises(InputError, match=r"form must be one of cot, self-consistency"):
         stops(extra={"form": "maj"})
     with pytest.raises(InputError, match="needs chat: give apply_chat_template=True"):
@@ -117,15 +122,15 @@ def test_a_run_from_before_there_were_turns_continues_as_it_was(
 ) -> None:
     """Its run.json says nothing of turns: all shots were one turn; and it has the old stops."""
     chat = {"model": "x", **gsm8k, "apply_chat_template": True}
-    old = settle({**chat, "fewshot_as_multiturn": False, "stop": ["Q:", "\n\n"]})
+    old = resolve_eval_settings({**chat, "fewshot_as_multiturn": False, "stop": ["Q:", "\n\n"]})
     settings = run_settings(load_job(old), dtype="float32", fingerprint="x")
     assert "fewshot_as_multiturn" not in json.dumps(settings.identity)
     with RunDir.create(tmp_path / "run", settings) as run:
-        again = settle({}, stored_choices(run.info))
+        again = resolve_eval_settings({}, stored_choices(run.info))
     assert (again.fewshot_as_multiturn, again.sampling.stops) == (False, ("Q:", "\n\n"))
     resumed = run_settings(load_job(again), dtype="float32", fingerprint="x")
     assert resumed.fingerprint == settings.fingerprint
-    new = run_settings(load_job(settle(chat)), dtype="float32", fingerprint="x")
+    new = run_settings(load_job(resolve_eval_settings(chat)), dtype="float32", fingerprint="x")
     assert new.fingerprint != settings.fingerprint
 
 

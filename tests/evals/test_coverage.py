@@ -47,10 +47,10 @@ def least_allowed(rounds: int) -> float:
 
 
 def test_t_is_students() -> None:
-    from treegen.evals.statistics.estimators import Adjusted
+    from treegen.evals.statistics.estimators import AdjustedMean
 
     for freedom in (2, 2.5, 3, 4.7, 10, 33, 1000, 1e6):
-        low, high = Adjusted(0.0, 1.0, freedom).interval(-100, 100)
+        low, high = AdjustedMean(0.0, 1.0, freedom).interval(-100, 100)
         assert high == -low == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
 
 

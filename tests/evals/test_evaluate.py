@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import treegen
+from treegen.api.run import Run, evaluate, search_task
 from treegen.cli.eval import command as eval_command
 from treegen.cli.search import command as search_command
-from treegen.cli.terminal.flags import flagged
+from treegen.cli.terminal.flags import rename_arguments
 from treegen.errors import InputError, RunError
-from treegen.evals.registry import place_of
-from treegen.evals.running.listener import Listener, interruptible
+from treegen.evals.pipeline.listener import Listener, interruptible
+from treegen.evals.registry import get_task_name
 from treegen.llm import LLM
-from treegen.report.run import Run, evaluate, search_task
 from treegen.runs import RunDir
 from treegen.tasks.gsm8k.task import GSM8K
 
@@ -75,9 +75,9 @@ def test_it_shows_in_a_notebook_and_in_a_terminal(llm: LLM) -> None:
 
 
 def test_what_others_wrote_is_no_markup() -> None:
-    from treegen.report.tables import Listing
+    from treegen.report.tables import PrintableTable
 
-    shown = Listing(["<b>"], [["<i>&"]], title="<u>", lines=["<s>"])._repr_html_()
+    shown = PrintableTable(["<b>"], [["<i>&"]], title="<u>", lines=["<s>"])._repr_html_()
     for tag in ("<i>", "<u>", "<s>"):
         assert tag not in shown
     assert "&lt;i&gt;&amp;" in shown
@@ -93,10 +93,10 @@ def test_a_temporary_run_goes_with_its_object(llm: LLM) -> None:
 
 
 def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treegen.evals import run as draws
+    from treegen.evals import sampling as draws
 
     whole = evaluate("gsm8k", llm, **CHOICES)
-    look = draws._Watch.look
+    look = draws._ProgressTracker.look
     looks = 0
 
     def pressed(self: Any, *, last: bool) -> Any:
@@ -106,7 +106,7 @@ def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.Monk
             signal.raise_signal(signal.SIGINT)
         return look(self, last=last)
 
-    monkeypatch.setattr(draws._Watch, "look", pressed)
+    monkeypatch.setattr(draws._ProgressTracker, "look", pressed)
     with pytest.raises(KeyboardInterrupt) as stopped:
         evaluate("gsm8k", llm, **{**CHOICES, "max_tokens": 20})
     monkeypatch.undo()
@@ -147,8 +147,8 @@ def test_a_task_may_be_an_object_or_a_class(llm: LLM) -> None:
         assert run.view.task == task.name and run.accuracy is not None
         assert not run.view.notices
     assert run.view.info.free["task"].startswith("test_a_task_may_be")
-    assert place_of(OwnTask()) == f"{Path(__file__).resolve()}:OwnTask"
-    assert place_of(GSM8K()) == place_of("gsm8k") == "gsm8k"
+    assert get_task_name(OwnTask()) == f"{Path(__file__).resolve()}:OwnTask"
+    assert get_task_name(GSM8K()) == get_task_name("gsm8k") == "gsm8k"
 
 
 def test_searches_too(llm: LLM) -> None:
@@ -210,13 +210,13 @@ def test_what_is_no_model_or_task_is_refused() -> None:
     ],
 )
 def test_a_command_names_its_flags(told: str, typed: str) -> None:
-    assert flagged(told, eval_command) == typed
-    assert flagged(told, None) == told
+    assert rename_arguments(told, eval_command) == typed
+    assert rename_arguments(told, None) == told
 
 
 def test_each_command_has_flags_of_its_own() -> None:
-    assert flagged("width must be 1", search_command) == "--width must be 1"
-    assert flagged("arguments=", search_command) == "--method-arg"
+    assert rename_arguments("width must be 1", search_command) == "--width must be 1"
+    assert rename_arguments("arguments=", search_command) == "--method-arg"
 
 
 def test_ctrl_c_is_told_once_and_raised_at_the_end() -> None:
@@ -276,8 +276,8 @@ def test_a_listener_hears_nothing_by_default(capfd: pytest.CaptureFixture[str]) 
     listener.warn("a")
     listener.loading("b")
     listener.show_prompt("c")
-    listener.follow(iter(()), "d")
-    assert capfd.readouterr() == ("", "") and "resume='x'" in listener.again("x", [])
+    listener.track(iter(()), "d")
+    assert capfd.readouterr() == ("", "") and "resume='x'" in listener.resume_command("x", [])
 
 
 def test_importing_the_calls_needs_no_torch() -> None:

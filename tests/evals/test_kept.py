@@ -15,23 +15,23 @@ from cli_cases import Command
 from report_cases import make_run
 
 from treegen.errors import RunError
-from treegen.evals import calls
-from treegen.evals.asked.settings import settle
-from treegen.evals.identity import stored_job
+from treegen.evals import task_calls
+from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.identity import load_stored_job
 from treegen.evals.job import Job
-from treegen.evals.judged import kept, scoring
-from treegen.evals.verdict import Measured, Verdict
+from treegen.evals.scoring import samples, verdict_cache
+from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.load import load_run
 from treegen.runs import RunDir
-from treegen.runs.lines import decode_record, encode_record
+from treegen.runs.record_lines import decode_record, encode_record
 from treegen.runs.records import RecordFile
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where verdicts are kept, also those of small runs."""
-    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "kept"))
-    monkeypatch.setattr(kept, "_LEAST", 1)
+    monkeypatch.setenv(verdict_cache.FOLDER, str(tmp_path / "kept"))
+    monkeypatch.setattr(verdict_cache, "_LEAST", 1)
     return tmp_path / "kept"
 
 
@@ -39,13 +39,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The texts that are judged."""
     texts: list[str] = []
-    judge = calls.verdicts_on
+    judge = task_calls.score_record
 
     def noted(task: Any, problem: Any, record: Any) -> Any:
         texts.append(record["text"])
         return judge(task, problem, record)
 
-    monkeypatch.setattr(scoring, "verdicts_on", noted)
+    monkeypatch.setattr(samples, "score_record", noted)
     return texts
 
 
@@ -58,7 +58,7 @@ def told(path: Path) -> Any:
 
 def anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setenv(kept.FOLDER, "")
+        patch.setenv(verdict_cache.FOLDER, "")
         return told(path)
 
 
@@ -217,7 +217,7 @@ def test_no_verdicts_of_other_samples_are_taken(
 
 def _job(path: Path) -> Job:
     with RunDir.open(path) as run:
-        return stored_job({}, run)
+        return load_stored_job({}, run)
 
 
 def _other_problem(job: Job, **changes: Any) -> Job:
@@ -230,7 +230,8 @@ OTHERS: dict[str, Callable[[Job], Job]] = {
     "metadata": lambda job: _other_problem(job, metadata={"solution": "another"}),
     "fewer": lambda job: replace(job, data=replace(job.data, problems=job.data.problems[:-1])),
     "arguments": lambda job: replace(
-        job, settings=settle({"task": "gsm8k", "model": "m", "extra": {"form": "cot"}})
+        job,
+        settings=resolve_eval_settings({"task": "gsm8k", "model": "m", "extra": {"form": "cot"}}),
     ),
     "task": lambda job: replace(job, task=type("Other", (type(job.task),), {"version": "other"})()),
 }
@@ -239,25 +240,25 @@ OTHERS: dict[str, Callable[[Job], Job]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_verdicts_follow_from_names_them(other: str, tmp_path: Path) -> None:
     job = _job(make_run(tmp_path / "run", num_problems=5, num_samples=4))
-    assert kept._content(job) == kept._content(_job(tmp_path / "run"))
-    assert kept._content(OTHERS[other](job)) != kept._content(job)
+    assert verdict_cache._content(job) == verdict_cache._content(_job(tmp_path / "run"))
+    assert verdict_cache._content(OTHERS[other](job)) != verdict_cache._content(job)
 
 
 def test_code_and_libraries_name_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = _job(make_run(tmp_path / "run", num_problems=5, num_samples=4))
-    before = kept._content(job)
+    before = verdict_cache._content(job)
     for name, other in (("_code", lambda: "other"), ("_version", lambda library: "0")):
         with monkeypatch.context() as patch:
-            patch.setattr(kept, name, other)
-            assert kept._content(job) != before
-    assert kept._content(job) == before
+            patch.setattr(verdict_cache, name, other)
+            assert verdict_cache._content(job) != before
+    assert verdict_cache._content(job) == before
 
 
 def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
     job = _job(path)
     with RunDir.open(path) as run:
-        assert kept.KeptVerdicts.of(job, run)
+        assert verdict_cache.VerdictCache.of(job, run)
         for task in (
             "tasks.py:Mine",
             "lm-eval:gsm8k",
@@ -266,10 +267,10 @@ def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path)
             job.task,
         ):
             settings = replace(job.settings, task=task)
-            assert kept.KeptVerdicts.of(replace(job, settings=settings), run) is None
-    mine = kept.KeptVerdicts(job, folder)
+            assert verdict_cache.VerdictCache.of(replace(job, settings=settings), run) is None
+    mine = verdict_cache.VerdictCache(job, folder)
     right = Verdict("1", True)
-    mine.write("0", [{"numeric": Measured("1", True), "strict-match": right}])
+    mine.write("0", [{"numeric": MetricVerdict("1", True), "strict-match": right}])
     mine.write("0", [{"numeric": right, "strict-match": right, "another": right}])
     assert not files(folder) and mine.read("0") is None
     found = {"numeric": Verdict("1/2", True, 0.5), "strict-match": Verdict(None, False)}
@@ -286,7 +287,7 @@ def test_small_unfinished_and_stopping_runs_are_judged_each_time(
     )
     load_run(stopping)
     load_run(make_run(tmp_path / "part", num_problems=5, num_samples=5, done=[4] * 5))
-    monkeypatch.setattr(kept, "_LEAST", 21)
+    monkeypatch.setattr(verdict_cache, "_LEAST", 21)
     load_run(make_run(tmp_path / "small", num_problems=5, num_samples=4))
     assert len(judged) == 60 and not files(folder)
 
@@ -295,13 +296,13 @@ def test_the_files_have_a_bound(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    mine = kept.KeptVerdicts(_job(path), folder)
+    mine = verdict_cache.VerdictCache(_job(path), folder)
     found = dict.fromkeys(("numeric", "strict-match", "flexible-extract"), Verdict("1", True))
     for number in range(4):
         mine.write(str(number), [found])
         os.utime(mine._path(str(number)), ns=(number, number))
     assert mine.read("0")  # which is now the one that was read last
-    monkeypatch.setattr(kept, "_MOST_BYTES", 3 * files(folder)[0].stat().st_size)
+    monkeypatch.setattr(verdict_cache, "_MOST_BYTES", 3 * files(folder)[0].stat().st_size)
     mine.write("4", [found])
     assert [mine.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
 
@@ -323,8 +324,8 @@ def test_without_a_folder_all_is_judged(
     (tmp_path / "file").write_text("")
     named = {"a file": str(tmp_path / "file"), "nowhere": "", "relative": "here"}
     named["too long"] = str(tmp_path / ("x" * 300))
-    monkeypatch.setattr(kept, "_LEAST", 1)
-    monkeypatch.setenv(kept.FOLDER, named[where])
+    monkeypatch.setattr(verdict_cache, "_LEAST", 1)
+    monkeypatch.setenv(verdict_cache.FOLDER, named[where])
     monkeypatch.chdir(tmp_path)
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
     assert told(path) == told(path)
@@ -332,12 +333,12 @@ def test_without_a_folder_all_is_judged(
 
 
 def test_the_folder_is_that_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kept.FOLDER)
+    monkeypatch.delenv(verdict_cache.FOLDER)
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert kept._folder() == Path("/caches/treegen")
+    assert verdict_cache._folder() == Path("/caches/treegen")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/ann")
-    assert kept._folder() == Path("/home/ann/.cache/treegen")
+    assert verdict_cache._folder() == Path("/home/ann/.cache/treegen")
 
 
 def test_processes_at_once(folder: Path, tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ import torch
 from cli_cases import Command, build_checkpoint, copy_part, samples_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from treegen.evals.asked.settings import settle
-from treegen.evals.course.account import sharing_line
+from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import run_settings
 from treegen.evals.job import load_job
-from treegen.evals.judged.results import write_results
-from treegen.evals.run import sample
+from treegen.evals.progress.usage import format_sharing
+from treegen.evals.sampling import sample
+from treegen.evals.scoring.results import write_results
 from treegen.llm import LLM
 from treegen.prompts.tree import prompts_of
 from treegen.runs import RunDir
@@ -189,7 +189,7 @@ def test_what_sharing_did_is_told_in_its_own_words(computed: int, told: str) -> 
         "prompt_tokens_computed": computed, "prompt_tokens_unshared": 100, "samples": 1,
         "samples_accounted": 1,
     }  # fmt: skip
-    assert sharing_line(usage).endswith(f"({told})")
+    assert format_sharing(usage).endswith(f"({told})")
 
 
 def test_a_stopped_run_continues_and_can_be_scored_again(
@@ -212,14 +212,14 @@ def test_stopping_between_passes_keeps_what_is_scored(
     checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
     asked = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
-    job = load_job(settle(asked))
+    job = load_job(resolve_eval_settings(asked))
     llm = LLM(str(checkpoint), prefill_chunk=32, memory="4MiB")
     settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
         steps = list(sample(job, run, llm, stop=lambda: len(run.done) >= 9))
         assert 9 <= len(run.done) < 40
         assert [step.done for step in steps] == sorted(step.done for step in steps)
-        assert llm.kept() == [] and llm.cache.pool.num_used == 0
+        assert llm.list_prefixes() == [] and llm.cache.pool.num_used == 0
         list(sample(job, run, llm))
         results, _ = write_results(job, run)
         assert results["complete"] and results["usage"]["samples_accounted"] == 40
@@ -323,5 +323,5 @@ def test_show_counts_the_choices_among_the_tokens_that_sharing_saves(
     out = tmp_path / "run"
     usage = command("eval", "winogrande", "-M", checkpoint, "-o", out).document["runs"][0]["usage"]
     shown = command("show", out)
-    line = sharing_line(usage)
+    line = format_sharing(usage)
     assert line is not None and line in shown.out and "times more" not in shown.out

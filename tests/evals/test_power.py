@@ -14,9 +14,9 @@ from treegen.evals.statistics.power import (
     Variances,
     correlation_of,
     difference_for,
+    estimate_variances,
     power,
     problems_for,
-    spread_of,
 )
 from treegen.report.compare import _difference
 
@@ -91,7 +91,7 @@ def test_variances_of_a_run_are_without_bias() -> None:
     found = []
     for _ in range(300):
         chances = rng.beta(2, 2, 40)
-        found.append(spread_of(_rights(chances, 3, rng)))
+        found.append(estimate_variances(_rights(chances, 3, rng)))
     between, within = np.mean(found, axis=0)
     assert between == pytest.approx(0.05, abs=0.003)  # of Beta(2, 2)
     assert within == pytest.approx(0.2, abs=0.003)
@@ -130,8 +130,8 @@ def test_what_has_no_power() -> None:
         lambda: difference_for(spread, 10, 1, wanted=1.0),
         lambda: Variances(between=0.3, within=0.1, correlation=0.5),
         lambda: Variances(between=0.1, within=0.1, correlation=2),
-        lambda: spread_of([(1, 2)]),
-        lambda: spread_of([(1, 1), (0, 1)]),
+        lambda: estimate_variances([(1, 2)]),
+        lambda: estimate_variances([(1, 1), (0, 1)]),
     ):
         with pytest.raises(InputError):
             wrong()

@@ -12,7 +12,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, AsyncLLM, InputError, ModelError, ModelWarning, SamplingParams
 from treegen.model.config import load_spec
-from treegen.model.recommended import difference_from_generate, recommended_sampling
+from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
 QWEN = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [1]}
 SMALL = ("--limit", "2", "--n-samples", "2", "--max-tokens", "6", "--memory", "4MiB")
@@ -77,7 +77,7 @@ def test_whoever_takes_it_is_warned(tmp_path: Path, treegen: Command) -> None:
     model = recommend(build_checkpoint(tmp_path / "model"), **QWEN, typical_p=0.9)
     llm = LLM(str(model), device="cpu", memory="4MiB", check=False)
     with pytest.warns(ModelWarning, match="does not apply its typical_p"):
-        SamplingParams.recommended(llm)
+        SamplingParams.from_generation_config(llm)
     assert "does not apply its typical_p" in treegen("models", model).out
     words = ("eval", "gsm8k", "--model", model, *SMALL)
     done = treegen(*words, "--sampling", "recommended", "-o", tmp_path / "best")
@@ -93,14 +93,14 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
 def test_python_takes_it(checkpoint: Path, tmp_path: Path) -> None:
     llm = LLM(str(checkpoint), device="cpu", memory="4MiB", check=False)
     want = SamplingParams(temperature=0.6, top_p=0.95, top_k=20, max_tokens=7)
-    assert SamplingParams.recommended(llm, max_tokens=7) == want
-    assert SamplingParams.recommended(llm, temperature=1).temperature == 1
+    assert SamplingParams.from_generation_config(llm, max_tokens=7) == want
+    assert SamplingParams.from_generation_config(llm, temperature=1).temperature == 1
     with AsyncLLM(llm) as served:
-        assert SamplingParams.recommended(served, max_tokens=7) == want
+        assert SamplingParams.from_generation_config(served, max_tokens=7) == want
     save_tiny_model(tmp_path, "llama")
     plain = load_spec(tmp_path)
     with pytest.raises(InputError, match="recommends no sampling"):
-        SamplingParams.recommended(type("Fake", (), {"spec": plain})())
+        SamplingParams.from_generation_config(type("Fake", (), {"spec": plain})())
 
 
 def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen: Command) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from treegen.evals.statistics import replay
-from treegen.evals.statistics.replay import DrawnProblem, plain, until_decided
+from treegen.evals.statistics.replay import DrawnProblem, replay_early_stopping, replay_majority
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import Verdict
 from treegen.search.strategies.majority import is_decided
@@ -33,7 +33,7 @@ def test_stopping_when_decided_is_the_rule_in_each_order(batch: int, chance: flo
             votes.append(tally(mine[:end]).maj_at_k(end))
             tokens.append(sum(drawn.tokens[i] for i in order[:end]))
             samples.append(end)
-        (found,) = until_decided(drawn, [chance], batch, orders=16, seed=seed)
+        (found,) = replay_early_stopping(drawn, [chance], batch, orders=16, seed=seed)
         assert found.vote == pytest.approx(math.fsum(votes) / 16)
         assert found.tokens == pytest.approx(math.fsum(tokens) / 16)
         assert found.samples == pytest.approx(math.fsum(samples) / 16)
@@ -49,7 +49,7 @@ def test_the_replay_is_unbiased() -> None:
     votes, tokens = [], []
     for _ in range(300):
         mine = [Verdict(a, a == "a") for a in answers(16)]
-        (found,) = until_decided(DrawnProblem(mine, [1] * 16), [0.9], 2, orders=8)
+        (found,) = replay_early_stopping(DrawnProblem(mine, [1] * 16), [0.9], 2, orders=8)
         votes.append(found.vote)
         tokens.append(found.tokens)
     real_votes, real_tokens = [], []
@@ -66,7 +66,7 @@ def test_the_replay_is_unbiased() -> None:
 
 def test_a_majority_and_what_is_missing() -> None:
     drawn = _drawn(1)
-    assert plain(drawn, 20).tokens == pytest.approx(sum(drawn.tokens))
-    assert plain(drawn, 5).vote == pytest.approx(tally(drawn.verdicts).maj_at_k(5))
+    assert replay_majority(drawn, 20).tokens == pytest.approx(sum(drawn.tokens))
+    assert replay_majority(drawn, 5).vote == pytest.approx(tally(drawn.verdicts).maj_at_k(5))
     silent = DrawnProblem([Verdict(None, False)] * 3, [1, 2, 3])
-    assert until_decided(silent, [0.9], 2)[0].vote == 0.0
+    assert replay_early_stopping(silent, [0.9], 2)[0].vote == 0.0

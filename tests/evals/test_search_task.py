@@ -15,21 +15,21 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.errors import InputError, RunError, TaskError
-from treegen.evals.course.progress import RunProgress
 from treegen.evals.identity import run_settings
+from treegen.evals.progress.run_progress import RunProgress
 from treegen.evals.search.job import SearchJob, load_search_job
-from treegen.evals.search.methods import METHODS, having
+from treegen.evals.search.method_types import TreeSettings
+from treegen.evals.search.methods import METHODS, methods_with_setting
 from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import search_function
-from treegen.evals.search.settings import settle_search, stored_search_choices
+from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
 from treegen.evals.search.task import Evaluator
-from treegen.evals.search.tools import Knobs
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchResult
 
-TREES = list(having("expand"))
+TREES = list(methods_with_setting("expand"))
 SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")
 PUZZLES = [([1, 2, 3], 6), ([2, 3, 7], 13), ([1, 5, 5, 9], 20), ([2, 2], 4), ([3, 4, 7], 49)]
 # In letters, each of which is a token of the toy model.
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def job_of(data: str, **choices: Any) -> SearchJob:
     asked = {"task": "countdown", "data": data, "model": "toy", "budget": BUDGET, "num_fewshot": 1}
-    return load_search_job(settle_search({**asked, **choices}))
+    return load_search_job(resolve_search_settings({**asked, **choices}))
 
 
 def results_of(job: SearchJob, llm: ToyLLM, names: list[str] | None = None) -> list[SearchResult]:
@@ -65,7 +65,7 @@ def records_of(job: SearchJob, llm: ToyLLM) -> list[dict[str, Any]]:
 
 
 def test_knobs_are_settings() -> None:
-    known = {knob.name for knob in fields(Knobs)}
+    known = {knob.name for knob in fields(TreeSettings)}
     assert {knob for method in METHODS.values() for knob in method.knobs} == known
 
 
@@ -81,7 +81,7 @@ def test_each_method_finds_right_solutions_within_its_budget(method: str, data: 
         assert record["usage"]["tokens_decoded"] <= 2000 + 40
         if record["solved"]:
             text = tree.path_text(record["best"])
-            assert job.task.solved(problem, text) and record["text"] == text
+            assert job.task.is_solved(problem, text) and record["text"] == text
             assert record["answer"] == problem.answer and record["best"] in record["candidates"]
             assert record["stopped"] == "solved" and not tree.nodes[record["best"]].pruned
         else:
@@ -195,7 +195,9 @@ def test_mcts_plays_rollouts_on_puzzles_unless_told_otherwise(data: str) -> None
         drawn[rollouts] = sum(node.text.count("\n") != 1 for node in tree.nodes[1:])
         assert record["error"] is None
     assert drawn[0] == 0 < drawn[1]
-    assert settle_search({"task": "countdown", "model": "m", "method": "mcts"}).rollouts == 1
+    assert (
+        resolve_search_settings({"task": "countdown", "model": "m", "method": "mcts"}).rollouts == 1
+    )
 
 
 def test_faults_of_a_task_name_the_method_and_the_problem(
@@ -232,7 +234,7 @@ def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: s
     }  # fmt: skip
     found = {}
     for method in METHODS:
-        job = load_search_job(settle_search({**asked, "method": method}))
+        job = load_search_job(resolve_search_settings({**asked, "method": method}))
         (record,) = records_of(job, ToyLLM(words_model(end)))
         assert record["stopped"] != "solved" and record["error"] is None
         found[method] = record
@@ -266,7 +268,9 @@ def words_model(end: str = "") -> ToyModel:
 def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 7"}])
     asked = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
-    job = load_search_job(settle_search({**asked, "method": "beam", "budget": {"tokens": 60}}))
+    job = load_search_job(
+        resolve_search_settings({**asked, "method": "beam", "budget": {"tokens": 60}})
+    )
     (record,) = records_of(job, ToyLLM(words_model()))
     assert record["stopped"] == "budget of 60 tokens reached"
     assert (record["answer"], record["text"], record["solved"]) == (None, None, False)
@@ -281,7 +285,7 @@ def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, meth
     }  # fmt: skip
     found = {}
     for choose in ("best", "vote"):
-        job = load_search_job(settle_search({**asked, "choose": choose}))
+        job = load_search_job(resolve_search_settings({**asked, "choose": choose}))
         (found[choose],) = records_of(job, ToyLLM(words_model()))
     assert found["best"]["nodes"] == found["vote"]["nodes"] and not found["best"]["votes"]
     votes, job_task = found["vote"]["votes"], job.task
@@ -302,10 +306,10 @@ def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, meth
 
 
 def test_settings_come_from_the_task_and_the_user(data: str) -> None:
-    plain = settle_search({"task": "countdown", "model": "m"})
+    plain = resolve_search_settings({"task": "countdown", "model": "m"})
     assert (plain.method, plain.budget.tokens, plain.evaluate) == ("tot-bfs", 2000, "judge")
     assert plain.step.include_stop and plain.step.stops == ("\n",)
-    given = settle_search({
+    given = resolve_search_settings({
         "task": "countdown", "model": "m", "method": "beam", "width": 2, "temperature": 0.5,
         "seed": 3, "max_tokens": 99, "step_tokens": 9, "budget": {"calls": 7},
         "evaluate": "logprob",
@@ -342,7 +346,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
 )
 def test_settings_that_cannot_be(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
-        settle_search({"task": "countdown", "model": "m", **choices})
+        resolve_search_settings({"task": "countdown", "model": "m", **choices})
 
 
 # Run directories
@@ -492,7 +496,7 @@ def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: st
         fingerprint=asked.fingerprint, created="", identity=asked.identity, free=asked.free,
         problem_ids=tuple(asked.problem_ids), planned=5, versions={}, resumes=(),
     )  # fmt: skip
-    again = settle_search({}, stored_search_choices(info))
+    again = resolve_search_settings({}, stored_search_choices(info))
     assert (again.rollouts, again.choose) == (0, "best")
     new = job_of(data, method="mcts", choose="vote")
     assert asked_by(new).fingerprint != asked.fingerprint
@@ -513,7 +517,7 @@ def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: Searc
     free = job_of(data, method="best-first", concurrency=3, memory="1GiB")
     with SearchRunDir.resume(whole, asked_by(free)) as run:
         assert stored_search_choices(run.info)["concurrency"] == 3
-        again = settle_search({}, stored_search_choices(run.info))
+        again = resolve_search_settings({}, stored_search_choices(run.info))
     assert again == free.settings
 
 

@@ -20,8 +20,8 @@ from treegen.evals.statistics.estimators import (
     pass_at_k,
 )
 from treegen.evals.statistics.majority import (
-    _estimated,
     _win,
+    _win_probability_float,
     _without,
     maj_at_k,
     tie_at_k,
@@ -159,8 +159,8 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
             assert _win(*counts) == pytest.approx(won, rel=1e-15, abs=0)
             single = float(count_wins(size, others, invalid, k, False))
             # What takes over where there are more samples.
-            assert _estimated(*counts, True) == pytest.approx(won, abs=1e-12)
-            assert _estimated(*counts, False) == pytest.approx(single, abs=1e-12)
+            assert _win_probability_float(*counts, True) == pytest.approx(won, abs=1e-12)
+            assert _win_probability_float(*counts, False) == pytest.approx(single, abs=1e-12)
         k = rng.randint(1, num)
         ties = 1 - Fraction(math.comb(invalid, k), math.comb(num, k))
         for place, each in enumerate(sizes):

@@ -15,7 +15,7 @@ from cli_cases import OWN_TASK
 
 from treegen.errors import InputError
 from treegen.evals.job import load_task_data
-from treegen.evals.registry import ENTRY_POINT_GROUP, load_file, place_of
+from treegen.evals.registry import ENTRY_POINT_GROUP, get_task_name, load_file
 from treegen.evals.selection import parse_limit
 from treegen.tasks import (
     Problem,
@@ -200,7 +200,7 @@ def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> Non
     for name, task in zip(("first", "second"), found, strict=True):
         assert f'"say {name}"' in inspect.getsource(type(task))
         assert inspect.getfile(type(task)) == str(tmp_path / name / "task.py")
-        assert place_of(task) == f"{tmp_path / name / 'task.py'}:Echo"
+        assert get_task_name(task) == f"{tmp_path / name / 'task.py'}:Echo"
         (problem,) = task.load(TaskOptions()).problems
         assert problem.question == f"say {name}"
 

@@ -10,7 +10,7 @@ from puzzle_model import ToyLLM, puzzle_model
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS
 from treegen.evals.search.searcher import search_function
-from treegen.evals.search.settings import settle_search
+from treegen.evals.search.settings import resolve_search_settings
 from treegen.search.tree.result import SearchResult
 
 DEFAULTS = {
@@ -33,7 +33,7 @@ OTHERS = {
 
 def test_defaults_are_part_of_the_settings() -> None:
     for method in METHODS:
-        settings = settle_search({"task": "countdown", "model": "m", "method": method})
+        settings = resolve_search_settings({"task": "countdown", "model": "m", "method": method})
         assert settings.arguments == DEFAULTS.get(method, {})
         assert settings.identity()["search"].get("arguments", {}) == settings.arguments
 
@@ -49,7 +49,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
             "method": method, "budget": {"calls": 50}, "arguments": arguments,
             "evaluate": "logprob", "exploration": 0.1, "rollouts": 0,
         }  # fmt: skip
-        job = load_search_job(settle_search(asked))
+        job = load_search_job(resolve_search_settings(asked))
         fn = search_function(job.task, job.data, job.settings)
         (result,) = ToyLLM(puzzle_model(mistakes=0.0)).search_stream(
             fn, list(job.roots.items()), job.settings.whole, concurrency=1,

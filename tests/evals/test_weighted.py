@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from treegen.errors import InputError
-from treegen.evals.judged.vote_tables import Votes, vote_table
+from treegen.evals.scoring.vote_tables import VoteInputs, vote_table
 from treegen.evals.statistics.majority import maj_at_k
 from treegen.evals.statistics.weighted import NUMBERS, VoteRule, weighted_at_k
 from treegen.evals.verdict import SampleScore, Verdict
@@ -162,7 +162,7 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
         *_samples("q", "aab", logprob=[-0.5, -0.6, -0.1]),
     ]
     given = {"p": (0.9, 0.2, 0.3), "q": (0.1, 0.2, 0.9)}
-    votes = Votes(
+    votes = VoteInputs(
         scores={(name, i): score for name, each in given.items() for i, score in enumerate(each)},
         picks={"p": (0, 3), "q": (2, 3)},
     )
@@ -185,6 +185,6 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     ):
         (row,) = vote_table(scores, ["f"], [name], [3]).rows
         assert told in str(row[0]) and row[2:] == (None,) * 7
-    worse = Votes(scores={key: -score for key, score in votes.scores.items()})
+    worse = VoteInputs(scores={key: -score for key, score in votes.scores.items()})
     (row, best) = vote_table(scores, ["f"], ["score", "score:best"], [3], worse).rows
     assert "cannot have -0.9 votes" in str(row[0]) and row[3] is None and best[3] == 0.5

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from treegen import LLM, SamplingParams
 from treegen.errors import InputError, ModelError
 from treegen.model import load
+from treegen.model.base_weights import share_base_weights
 from treegen.model.checkpoint.adapter import read_adapter
 from treegen.model.checkpoint.files import fingerprint
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.model.held import one_base
 from treegen.model.load import load_model
 
 peft = pytest.importorskip("peft")
@@ -235,7 +235,7 @@ def test_several_adapters_read_the_weights_below_them_once(
         return auto_class(*given, **more)
 
     monkeypatch.setattr(load, "auto_class", counted)
-    with one_base():
+    with share_base_weights():
         found = [weights(path) for path in paths]
         assert len(read) == 1
         load_model(base, device="cpu", adapter=paths[0], dtype="bfloat16", check=False)

@@ -17,7 +17,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.bnb import expand_4_bits, expand_8_bits
+from treegen.model.checkpoint.bnb import dequantize_4bit, dequantize_8bit
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 
@@ -85,7 +85,7 @@ def test_any_matrix_is_expanded_to_the_bit(seed: int) -> None:
     shape = (2 * rows, 2 * columns) if layout.endswith("bfloat16") else (rows, columns)
     block = 2 ** int(generator.integers(1, 13))  # with a block that is not full, most of the time
     parts, exact = pack(shape, layout, generator, block)
-    found = (expand_8_bits if layout == "int8" else expand_4_bits)(parts)
+    found = (dequantize_8bit if layout == "int8" else dequantize_4bit)(parts)
     assert torch.equal(found, exact)
 
 
@@ -119,7 +119,7 @@ def test_four_bits_are_the_librarys(kind: str, double: bool) -> None:
                     quant_type=kind, quant_storage=storage,
                 )  # fmt: skip
                 parts = {f"weight.{k}": v for k, v in state.as_dict(packed=True).items()}
-                found = expand_4_bits({"weight": stored, **parts})
+                found = dequantize_4bit({"weight": stored, **parts})
                 assert torch.equal(found, by_library(stored, state)), (block, shape)
 
 
@@ -128,7 +128,7 @@ def test_eight_bits_are_the_librarys() -> None:
     torch.manual_seed(0)
     for shape in ((24, 40), (7, 9), (1, 1), (130, 3)):
         stored, largest, _ = bnb.int8_vectorwise_quant(torch.randn(shape, dtype=torch.float16))
-        found = expand_8_bits({"weight": stored, "SCB": largest})
+        found = dequantize_8bit({"weight": stored, "SCB": largest})
         assert torch.equal(found, bnb.int8_vectorwise_dequant(stored, largest))
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention import Level, prepare
-from treegen.cache.pool import LayerKV
 from treegen.model.batch import Batch
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.ops.attention import Level, prepare
+from treegen.ops.cache.pool import LayerKV
 
 # Tokens of each pass and the position of the first; one token alone is a graph of its own.
 PASSES = [(5, 0), (9, 5), (1, 14), (20, 15), (1, 35), (3, 36)]

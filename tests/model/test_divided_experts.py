@@ -16,8 +16,8 @@ import tiny_models
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError
 from treegen.model.config import load_spec
-from treegen.model.leading import Group
 from treegen.model.load import load_model
+from treegen.model.rank_processes import RankGroup
 
 TREE = Node(
     "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2,
@@ -53,9 +53,9 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
+def group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with Group(2, "cpu") as group:
+    with RankGroup(2, "cpu") as group:
         yield group
 
 
@@ -65,7 +65,7 @@ def save(folder: Path, family: str, **settings: Any) -> None:
     tiny_models.save_tiny_model(folder, family, **settings)
 
 
-def assert_same_draws(path: Path, group: Group) -> LLM:
+def assert_same_draws(path: Path, group: RankGroup) -> LLM:
     """Compare greedy draws of two processes with those of one; returns rank 0's part."""
     one = LLM(str(path), device="cpu", memory="4MiB", max_rows=16).run(TREE, GREEDY)
     model = group.load(partial(load_model, str(path)))
@@ -81,7 +81,9 @@ def assert_same_draws(path: Path, group: Group) -> LLM:
     "family",
     [name if name in FAST else pytest.param(name, marks=pytest.mark.soak) for name in DIVIDED],
 )
-def test_two_ranks_draw_what_one_process_draws(family: str, group: Group, tmp_path: Path) -> None:
+def test_two_ranks_draw_what_one_process_draws(
+    family: str, group: RankGroup, tmp_path: Path
+) -> None:
     save(tmp_path, family)
     assert_same_draws(tmp_path, group)
 
@@ -95,7 +97,9 @@ def test_two_ranks_draw_what_one_process_draws(family: str, group: Group, tmp_pa
                        "phimoe")),
     ],
 )  # fmt: skip
-def test_experts_too_narrow_to_be_cut_stay_whole(family: str, group: Group, tmp_path: Path) -> None:
+def test_experts_too_narrow_to_be_cut_stay_whole(
+    family: str, group: RankGroup, tmp_path: Path
+) -> None:
     own = tiny_models.EXACT[family][1]
     # Where a family has both names, the experts of some are the first, of some the second.
     widths = {"moe_intermediate_size", "intermediate_size"} & own.keys() or {"intermediate_size"}
@@ -106,7 +110,7 @@ def test_experts_too_narrow_to_be_cut_stay_whole(family: str, group: Group, tmp_
     assert shapes and all(shape[0] == 2 and 2 * NARROW in shape for shape in shapes)
 
 
-def test_each_rank_has_whole_experts_of_gpt_oss(group: Group, tmp_path: Path) -> None:
+def test_each_rank_has_whole_experts_of_gpt_oss(group: RankGroup, tmp_path: Path) -> None:
     save(tmp_path, "gpt_oss")
     module = assert_same_draws(tmp_path, group).model.module
     weights = dict(module.named_parameters())

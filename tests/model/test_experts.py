@@ -15,10 +15,10 @@ from chosen import CUDA, DEVICES, choose
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from treegen.attention.types import FP8
 from treegen.model.linear import blocks, experts
 from treegen.model.linear.experts import GroupedExperts, GroupedLayers, fused_experts
-from treegen.model.linear.fp8 import quantized
+from treegen.model.linear.fp8 import quantize_rows
+from treegen.ops.attention.types import FP8
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
@@ -33,7 +33,7 @@ SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
 
 def route(chosen_TX: Tensor, num: int) -> tuple[Tensor, Tensor]:
     if not INTERPRETED:
-        routes: tuple[Tensor, Tensor] = experts.routed(chosen_TX, num)
+        routes: tuple[Tensor, Tensor] = experts.group_by_expert(chosen_TX, num)
         return routes
     from treegen.model.linear.expert_kernels import sort_pairs
 
@@ -80,8 +80,8 @@ def test_products_are_those_of_float64(
     weight = torch.randn(num, *sizes, device=device)
     scale_M = scale_EN = bias = None
     if kind == "fp8":
-        rows, scale_M = quantized(rows)
-        weight, scale_R = quantized(weight.flatten(0, 1))
+        rows, scale_M = quantize_rows(rows)
+        weight, scale_R = quantize_rows(weight.flatten(0, 1))
         weight, scale_EN = weight.view(num, *sizes), scale_R.view(num, -1)
     else:
         rows, weight = rows.to(dtype), weight.to(dtype)
@@ -200,7 +200,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
 
     def product(some: slice) -> Tensor:
         scales = None if scale_M is None else scale_M[some]
-        routes = experts.routed(chosen_TX[some], 8)
+        routes = experts.group_by_expert(chosen_TX[some], 8)
         out: Tensor = experts.grouped_product(
             rows[some], scales, weight, scale_EN, None, *routes, 2, False, torch.bfloat16
         )

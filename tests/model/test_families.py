@@ -14,9 +14,6 @@ from tiny_models import EXACT, HYBRID, REFUSED, config_of, known, save_tiny_mode
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from treegen.attention import Level, prepare
-from treegen.cache.pool import LayerKV
-from treegen.cache.states import NO_STATE
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint import families, quantized
@@ -26,7 +23,10 @@ from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.recurrent.layer_states import LayerStates
 from treegen.model.recurrent.layers import RecurrentLayer, SlotPass, StatePass
-from treegen.model.recurrent.states import Piece, states_of_pieces
+from treegen.model.recurrent.state_batch import Piece, states_of_pieces
+from treegen.ops.attention import Level, prepare
+from treegen.ops.cache.pool import LayerKV
+from treegen.ops.cache.state_cache import NO_STATE
 
 PREFIX = 13
 PROBLEMS = (3, 7, 1)
@@ -214,11 +214,11 @@ def test_a_family_is_refused_if_and_only_if_the_installed_transformers_bypasses_
     kind = auto_class(config_of(model_type))._model_mapping[type(config_of(model_type))]
     calls_it = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[kind.__module__])
     if calls_it:
-        assert families.way_of(model_type) == "exact" and families.inputs_of(model_type)
+        assert families.get_support(model_type) == "exact" and families.inputs_of(model_type)
         assert load_model(tmp_path, device="cpu").spec.model_type == model_type
         # As the class of older versions says of itself.
         monkeypatch.setattr(kind, "_supports_attention_backend", False)
-        assert families.way_of(model_type) == "refused" and not families.inputs_of(model_type)
+        assert families.get_support(model_type) == "refused" and not families.inputs_of(model_type)
     with pytest.raises(ModelError, match="without transformers' attention interface"):
         load_spec(tmp_path)
 

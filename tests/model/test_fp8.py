@@ -16,14 +16,20 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention.types import FP8
 from treegen.errors import InputError
-from treegen.model.check import check_model
 from treegen.model.linear import fp8
-from treegen.model.linear.fp8 import Fp8Linear, fp8_linear, quantize_linears, quantized, smooth
-from treegen.model.linear.joined import JoinedLinears
+from treegen.model.linear.fp8 import (
+    Fp8Linear,
+    disable_input_rounding,
+    fp8_linear,
+    quantize_linears,
+    quantize_rows,
+)
+from treegen.model.linear.merged import MergedLinears
 from treegen.model.load import load_model
+from treegen.model.load_check import check_model
 from treegen.model.options import EngineOptions
+from treegen.ops.attention.types import FP8
 
 DEVICES = [
     "cpu",
@@ -53,10 +59,10 @@ def test_products_are_those_of_rounded_numbers(
 
     input, weight = numbers(rows, width), numbers(outputs, width)
     bias = numbers(outputs) if has_bias else None
-    weight8, scale_N = quantized(weight)
+    weight8, scale_N = quantize_rows(weight)
     assert weight8.dtype == FP8
     got = fp8_linear(input, weight8, scale_N, bias).double()
-    rounded, scale_M = quantized(input)
+    rounded, scale_M = quantize_rows(input)
     exact_weight = weight8.double() * scale_N.double()[:, None]
     # No number is off by more than a sixteenth, or what is left of the largest in its row.
     off = (exact_weight - weight.double()).abs()
@@ -69,7 +75,7 @@ def test_products_are_those_of_rounded_numbers(
 
 
 def test_rows_of_zeros_stay_zeros() -> None:
-    weight8, scale_N = quantized(torch.zeros(16, 32))
+    weight8, scale_N = quantize_rows(torch.zeros(16, 32))
     assert fp8_linear(torch.zeros(3, 32), weight8, scale_N, None).eq(0).all()
 
 
@@ -129,7 +135,7 @@ def test_the_device_never_holds_more_than_the_quantised_weights(
 
 def test_a_matrix_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     part = nn.Linear(48, 32)
-    whole = quantized(part.weight.data)
+    whole = quantize_rows(part.weight.data)
     monkeypatch.setattr(fp8, "_PIECE", 5 * 48)
     quantize_linears(nn.Sequential(part), torch.device("cpu"))
     assert isinstance(part, Fp8Linear)
@@ -151,7 +157,7 @@ def test_joined_layers_give_the_same_numbers() -> None:
     layer, x = Layer().requires_grad_(False), torch.randn(5, 2, 32)
     quantize_linears(layer, torch.device("cpu"))
     want = layer(x)
-    joined = JoinedLinears(layer, lambda: layer(x))
+    joined = MergedLinears(layer, lambda: layer(x))
     assert type(layer.q) is not Fp8Linear and layer(x).equal(want)
     joined.undo()
     assert type(layer.q) is Fp8Linear and layer(x).equal(want)
@@ -179,7 +185,7 @@ def test_the_load_check_does_not_round_inputs(tmp_path: Path) -> None:
     part = next(p for p in model.module.modules() if isinstance(p, Fp8Linear))
     x = torch.randn(3, part.in_features)
     rounded = part(x)
-    with smooth(model.module):
+    with disable_input_rounding(model.module):
         exact = part(x)
     assert not exact.equal(rounded) and part(x).equal(rounded)
     check_model(model)
@@ -221,7 +227,7 @@ def test_a_run_goes_on_as_it_was_quantised(tmp_path: Path, treegen: Command) -> 
 def test_bits_of_a_row_do_not_depend_on_the_others(outputs: int, inputs: int) -> None:
     """By the library, of as many rows as a reproducible pass has at least, or more."""
     torch.manual_seed(0)
-    weight, scale_N = quantized(torch.randn(outputs, inputs, device="cuda"))
+    weight, scale_N = quantize_rows(torch.randn(outputs, inputs, device="cuda"))
     x = torch.randn(4096, inputs, device="cuda", dtype=torch.bfloat16)
     whole = fp8_linear(x, weight, scale_N, None)
     for begin, end in ((0, 64), (100, 180), (17, 401), (512, 1536), (1000, 4096)):

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from treegen.attention.types import FP8
-from treegen.model.linear.fp8 import quantized, smooth
+from treegen.model.linear.fp8 import disable_input_rounding, quantize_rows
 from treegen.model.linear.fp8_experts import (
     Fp8Experts,
     quantize_matrices,
     rounding_experts,
 )
 from treegen.model.load import load_model
+from treegen.ops.attention.types import FP8
 
 CUDA = torch.cuda.is_available()
 DEVICES = [
@@ -78,17 +78,17 @@ def test_experts_compute_with_rounded_numbers(
     want = torch.zeros(9, 48, dtype=torch.float64)
     for t in range(9):
         for expert, weight in zip(chosen[t].tolist(), weights[t].tolist(), strict=True):
-            inner = up[expert] @ wide(*quantized(x[t : t + 1]))[0]
+            inner = up[expert] @ wide(*quantize_rows(x[t : t + 1]))[0]
             if family == "nemotron_h":
                 inner = inner.relu().square()
             else:
                 gate, other = inner.chunk(2)
                 inner = (gelu(gate) if settings else silu(gate)) * other
-            want[t] += weight * (down[expert] @ wide(*quantized(inner.float()[None]))[0])
+            want[t] += weight * (down[expert] @ wide(*quantize_rows(inner.float()[None]))[0])
     # A number may be rounded to its other neighbour, for it was computed in other steps.
     assert (got - want).norm() <= 0.02 * want.norm()
     assert (got - stock.cpu().double()).norm() <= 0.1 * want.norm()
-    with smooth(model):
+    with disable_input_rounding(model):
         exact = part(x, chosen, weights).cpu().double()
     assert (exact - stock.cpu().double()).norm() < (got - stock.cpu().double()).norm()
     assert part.gate_up_proj.dtype == FP8 if part.has_gate else part.up_proj.dtype == FP8

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, relu, silu
 
-from treegen.model.linear.fp8 import Fp8Linear, quantize_linears, quantized
-from treegen.model.linear.gated import GatedLinears, silu_quantized
-from treegen.model.linear.joined import JoinedLinears
+from treegen.model.linear.fp8 import Fp8Linear, quantize_linears, quantize_rows
+from treegen.model.linear.gated import GatedLinears, silu_mul_quantize
+from treegen.model.linear.merged import MergedLinears
 
 Activation = Callable[..., torch.Tensor]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -56,9 +56,9 @@ def test_rows_are_activated_and_rounded(
     torch.manual_seed(rows + width)
     gate_up = (torch.randn(rows, 2 * width, device=device) * 3).to(dtype)
     gate_up[rows // 2 :: 3] = 0  # rows of zeros
-    rounded, scales = silu_quantized(gate_up)
+    rounded, scales = silu_mul_quantize(gate_up)
     gate, up = gate_up.float().chunk(2, -1)
-    want, want_scales = quantized(silu(gate) * up)
+    want, want_scales = quantize_rows(silu(gate) * up)
     assert rounded.dtype == want.dtype and rounded.shape == want.shape
     torch.testing.assert_close(scales, want_scales, rtol=1e-5, atol=0)
     # A number on the edge between two of FP8 may go either way.
@@ -75,7 +75,7 @@ def test_gated_layers_are_found_and_give_the_same(compiled: bool, device: str) -
     x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(2)).to(device)
     quantize_linears(stack, x.device)
     want = stack(x)
-    joined = JoinedLinears(stack, lambda: stack(x[:1]))
+    joined = MergedLinears(stack, lambda: stack(x[:1]))
     gated = GatedLinears(stack, lambda: stack(x[:1]))
     downs = [block.down for block in stack.blocks]
     assert all(type(down) is not Fp8Linear for down in downs)
@@ -102,6 +102,6 @@ def test_other_layers_stay_as_they_are() -> None:
             nn.init.zeros_(block.gate.bias)
             nn.init.zeros_(block.down.bias)
         quantize_linears(stack, x.device)
-        JoinedLinears(stack, partial(stack, given))
+        MergedLinears(stack, partial(stack, given))
         GatedLinears(stack, partial(stack, given))
         assert all(type(block.down) is Fp8Linear for block in stack.blocks)

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from killed_ranks import kill_ranks
 
 from treegen.errors import WorkerError
-from treegen.model import leading
-from treegen.model.leading import Group
-from treegen.model.parallel.ranks import Lead, join, leave
+from treegen.model import rank_processes
+from treegen.model.parallel.ranks import RankLeader, join, leave
+from treegen.model.rank_processes import RankGroup
 
 DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
 
@@ -25,7 +25,7 @@ class Alone:
 
     failed = ""
 
-    def tell(self, name: str, *arguments: object) -> None:
+    def call_followers(self, name: str, *arguments: object) -> None:
         """Nobody is told."""
 
     def check(self) -> None:
@@ -35,7 +35,7 @@ class Alone:
         """Nobody ends."""
 
 
-def leave_and_note(lead: Lead, still: list[bool]) -> None:
+def leave_and_note(lead: RankLeader, still: list[bool]) -> None:
     leave(lead)
     still.append(dist.is_initialized())
 
@@ -71,9 +71,11 @@ def test_threads_that_leave_at_once_abort_the_group_once(
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 would wait for it until gloo's or NCCL's own limit of time."""
     die = DIE
-    monkeypatch.setattr(leading, "_START", leading._START.replace("main()", f"{die}; main()"))
+    monkeypatch.setattr(
+        rank_processes, "_START", rank_processes._START.replace("main()", f"{die}; main()")
+    )
     with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
-        Group(2, "cpu")
+        RankGroup(2, "cpu")
     assert not dist.is_initialized()
 
 

@@ -19,7 +19,7 @@ GPU = torch.device("cuda:0")
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that a GPU says are free."""
     free = [0]
-    monkeypatch.setattr(memory, "free_unused", lambda device: None)
+    monkeypatch.setattr(memory, "empty_device_cache", lambda device: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 2**40))
     return free
 

@@ -14,20 +14,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 
-from treegen.attention import Level, attend, prepare
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
-from treegen.model.about import about
 from treegen.model.batch import Batch
-from treegen.model.check import check_model
+from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.linear.experts import fused_experts
-from treegen.model.linear.mxfp4 import Mxfp4Experts, expanded
+from treegen.model.linear.mxfp4 import Mxfp4Experts, dequantize_mxfp4
 from treegen.model.load import load_model
+from treegen.model.load_check import check_model
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions
 from treegen.model.tokenizer import load_tokenizer
+from treegen.ops.attention import Level, attend, prepare
 
 
 @pytest.fixture(scope="session")
@@ -503,7 +503,7 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
         for name in ("gate_up_proj", "down_proj"):
             blocks, scales = (getattr(part, f"{name}_{end}") for end in ("blocks", "scales"))
             made = torch.stack(
-                [expanded(*each) for each in zip(blocks.flatten(2), scales, strict=True)]
+                [dequantize_mxfp4(*each) for each in zip(blocks.flatten(2), scales, strict=True)]
             )
             assert torch.equal(made.transpose(1, 2), getattr(other.module, name).float())
     got, stock = one_pass(model, [0, 1, 2]), one_pass(want, [0, 1, 2])
@@ -523,7 +523,7 @@ def test_what_experts_in_mxfp4_take_is_told(
 ) -> None:
     save_in_mxfp4(tmp_path)
     monkeypatch.setattr("treegen.model.load.can_keep", lambda *given: True)
-    found = about(EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16"))
+    found = inspect_checkpoint(EngineOptions(model=str(tmp_path), device="cpu", dtype="bfloat16"))
     stored = load_file(tmp_path / "model.safetensors").values()
     assert found.quantization == "mxfp4"
     assert found.weight_bytes == sum(each.numel() * each.element_size() for each in stored)

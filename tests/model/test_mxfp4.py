@@ -14,7 +14,7 @@ from shared_races import RaceError, Walk, barriers, parse
 from torch import Tensor
 
 from treegen.model.linear import blocks, experts
-from treegen.model.linear.mxfp4 import expanded, mxfp4_product
+from treegen.model.linear.mxfp4 import dequantize_mxfp4, mxfp4_product
 
 NEEDS_COMPILER = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
@@ -53,14 +53,16 @@ def test_products_are_those_of_float64(
     weight, scale = stored(num, *sizes)
     bias = torch.randn(num, sizes[0]).bfloat16() if with_bias else None
     chosen_TX = choose(tokens, each, num)
-    routes = experts.routed(chosen_TX.to(device), num)
+    routes = experts.group_by_expert(chosen_TX.to(device), num)
     given = (each.to(device) if each is not None else None for each in (weight, scale, bias))
     got = mxfp4_product(halves_of(rows).to(device), *given, *routes, each)
     assert got.dtype == torch.bfloat16
     live_S = chosen_TX.reshape(-1) < num
     at_S = chosen_TX.reshape(-1).clamp(max=num - 1)
     a = rows.double().repeat_interleave(each, 0)
-    b = torch.stack([expanded(*pair) for pair in zip(weight, scale, strict=True)]).double()[at_S]
+    b = torch.stack([dequantize_mxfp4(*pair) for pair in zip(weight, scale, strict=True)]).double()[
+        at_S
+    ]
     want = torch.einsum("sk,snk->sn", a, b)
     size = torch.einsum("sk,snk->sn", a.abs(), b.abs()) + 1e-6
     if bias is not None:
@@ -78,11 +80,11 @@ def test_all_bytes_times_all_scales_are_exact(device: str) -> None:
     for first in range(0, 248, 8):
         scale = torch.arange(first, first + 8, dtype=torch.uint8).expand(1, 256, 8).contiguous()
         rows = torch.eye(256).bfloat16()
-        routes = experts.routed(torch.zeros(256, 1, dtype=torch.int64, device=device), 1)
+        routes = experts.group_by_expert(torch.zeros(256, 1, dtype=torch.int64, device=device), 1)
         got = mxfp4_product(
             halves_of(rows).to(device), weight.to(device), scale.to(device), None, *routes, 1
         )
-        want = expanded(weight[0], scale[0]).T
+        want = dequantize_mxfp4(weight[0], scale[0]).T
         # The device may take what is below the least normal number for 0.
         tiny = torch.finfo(torch.bfloat16).tiny
         far = (got.cpu().float() - want).abs()
@@ -98,7 +100,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change() -> None:
     chosen_TX = torch.rand(2048, 8, device="cuda").argsort(1)[:, :2]
 
     def product(some: slice) -> Tensor:
-        routes = experts.routed(chosen_TX[some], 8)
+        routes = experts.group_by_expert(chosen_TX[some], 8)
         out: Tensor = mxfp4_product(halves[some], weight, scale, None, *routes, 2)
         return out
 
@@ -133,7 +135,7 @@ def compiled(capability: int, rows: int) -> Any:
         mxfp4_kernels._mxfp4_product, types | dict.fromkeys(constants, "constexpr"), constants,
         aligned,
     )  # fmt: skip
-    stages = mxfp4_kernels.stages(rows, divmod(capability, 10))
+    stages = mxfp4_kernels.choose_num_stages(rows, divmod(capability, 10))
     options = {"num_warps": 8, "num_stages": stages}
     return compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 

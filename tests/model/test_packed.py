@@ -16,7 +16,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.packed import expand
+from treegen.model.checkpoint.packed_weights import dequantize
 from treegen.model.checkpoint.quantized import Packing, quantisation_of
 from treegen.model.config import load_spec, read_config
 from treegen.model.load import load_model
@@ -112,7 +112,7 @@ def test_any_matrix_is_expanded_to_the_bit(seed: int, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "quantization_config": settings_of(layout)}))
-    found = expand(packing_of(tmp_path), **parts)
+    found = dequantize(packing_of(tmp_path), **parts)
     assert torch.equal(found.double(), exact)
 
 
@@ -121,7 +121,7 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
     word = torch.tensor([[0x8F000120 - 0x11111111]], dtype=torch.int64).to(torch.int32)
     stored = torch.full((1, 8), 0x11111111, dtype=torch.int32)
     scales = torch.ones(1, 8)
-    found = expand(Packing("gptq", -1), stored, word, scales)
+    found = dequantize(Packing("gptq", -1), stored, word, scales)
     assert (1 - found)[0].tolist() == [0, 2, 1, 0, 0, 0, 15, 8]
     assert torch.equal(found, (1 - torch.tensor([0, 2, 1, 0, 0, 0, 15, 8.0])).expand(8, 8))
 

@@ -16,19 +16,19 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention.types import FP8
 from treegen.errors import ModelError, ModelWarning
-from treegen.evals.model import look_at_model
+from treegen.evals.model import load_model_facts
 from treegen.model import load
 from treegen.model.checkpoint import quantized
 from treegen.model.checkpoint.quantized import FP8_METHODS
 from treegen.model.config import load_spec
 from treegen.model.linear.fp8 import Fp8Linear
-from treegen.model.linear.fp8_checkpoint import by_row
+from treegen.model.linear.fp8_checkpoint import requantize_per_row
 from treegen.model.linear.fp8_experts import Fp8Experts, rounding_experts
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.options import EngineOptions
+from treegen.ops.attention.types import FP8
 
 # One scale for each output holds what they store; in MXFP8 scales differ by powers of two.
 EXACT = ("tensor", "channel", "modelopt", "mxfp8")
@@ -155,7 +155,7 @@ def test_blocks_of_an_output_get_the_scale_of_the_largest() -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(32, 48, generator=generator).to(FP8)
     grid = torch.rand(2, 3, generator=generator) + 0.1
-    rounded, scale_N, changed, whole = by_row(weight, grid)
+    rounded, scale_N, changed, whole = requantize_per_row(weight, grid)
     want = expanded(weight, grid).double()
     got = rounded.double() * scale_N.double()[:, None]
     assert torch.equal(scale_N, grid.amax(1).repeat_interleave(16))
@@ -165,7 +165,7 @@ def test_blocks_of_an_output_get_the_scale_of_the_largest() -> None:
     for block, at in enumerate(largest):
         rows, columns = slice(block * 16, block * 16 + 16), slice(at * 16, at * 16 + 16)
         assert torch.equal(rounded[rows, columns].float(), weight[rows, columns].float())
-    zeros, scales, _, _ = by_row(weight, torch.zeros(2, 3))
+    zeros, scales, _, _ = requantize_per_row(weight, torch.zeros(2, 3))
     assert zeros.float().eq(0).all() and scales.eq(1).all()
 
 
@@ -192,7 +192,7 @@ def test_a_run_names_fp8_where_it_computes_in_it(
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
     monkeypatch.setattr(load, "can_multiply", lambda device: capable)
     options = {"model": str(tmp_path / "fp8"), "quantization": quantization, "device": "cpu"}
-    facts = look_at_model(EngineOptions(**options))  # type: ignore[arg-type]
+    facts = load_model_facts(EngineOptions(**options))  # type: ignore[arg-type]
     assert facts.quantization == ("fp8" if stays else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModelWarning)

@@ -24,7 +24,7 @@ from treegen.model.config import load_spec
 from treegen.model.load import from_module, load_model
 from treegen.model.memory import cache_size
 from treegen.model.recurrent.layer_states import CACHE_ARGUMENTS, LayerStates, cache_argument
-from treegen.model.recurrent.layers import StateProbe, on_states, wrap_recurrent
+from treegen.model.recurrent.layers import StateProbe, use_states, wrap_recurrent
 
 
 def test_windows_and_states_are_those_of_transformers_own_cache() -> None:
@@ -108,7 +108,7 @@ def test_layers_get_their_states_whatever_the_cache_is_called(
     x = torch.randn(1, 4, 2, generator=torch.Generator().manual_seed(0))
     for given in (None, *CACHE_ARGUMENTS):
         states = StateProbe()
-        with on_states(states):
+        with use_states(states):
             # A model of transformers passes its own cache on, which is None here.
             out = model[0](x, **({} if given is None else {given: None}))
         assert torch.equal(out, x)

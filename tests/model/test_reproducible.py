@@ -15,25 +15,25 @@ import torch._inductor.compile_fx
 import torch._inductor.config
 
 from treegen import LLM, Node, SamplingParams
-from treegen.attention import HostLevel, prepare_host
-from treegen.cache.pool import LayerKV
 from treegen.errors import InputError
 from treegen.model.batch import Batch
-from treegen.model.compiled import CompiledLayers, passing
+from treegen.model.compiled import CompiledLayers, use_batch
 from treegen.model.config import load_spec
-from treegen.model.recurrent.states import StateBatch
+from treegen.model.recurrent.state_batch import StateBatch
 from treegen.model.reproducible import (
     ALIGN,
+    build_warmup_batch,
     check_dtype,
     check_reproducible,
     compiler_options,
-    first_batch,
+    pad_batch,
     reproducible_spec,
-    with_rows,
 )
-from treegen.plan.compile import compile_plan
-from treegen.plan.plan import Request
-from treegen.recurrence import RowSlots
+from treegen.ops.attention import HostLevel, prepare_host
+from treegen.ops.cache.pool import LayerKV
+from treegen.ops.recurrence import RowSlots
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.plan import Request
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -128,12 +128,12 @@ def test_a_pass_has_rows_to_spare_which_nothing_reads() -> None:
         torch.tensor([5, 6, 7]), positions, torch.arange(4, 7), torch.tensor([2]),
         prepare_host([level], positions, CPU), [LayerKV(zeros, zeros)],
     )  # fmt: skip
-    longer = with_rows(batch)
+    longer = pad_batch(batch)
     assert longer.tokens_T.tolist() == [5, 6, 7, *[0] * 61]
     assert longer.slots_T.tolist() == [4, 5, 6, *[0] * 61]
     assert longer.levels.positions_T is not None and len(longer.levels.positions_T) == 64
     assert longer.logits_at_S.tolist() == [2]
-    assert with_rows(longer) is longer
+    assert pad_batch(longer) is longer
 
 
 def test_rows_to_spare_have_nobodys_states() -> None:
@@ -203,7 +203,7 @@ def test_no_kernel_is_chosen_by_timing_whatever_was_compiled_before(
     for options in (None, OPTIONS):
         llm = LLM("demo", device="cpu", memory="2MiB")
         layers = CompiledLayers(llm.engine.model.module, llm.cache.layers, options=options)
-        with passing(first_batch(llm.cache.layers, CPU, "auto")):
+        with use_batch(build_warmup_batch(llm.cache.layers, CPU, "auto")):
             llm.engine.model.module(torch.zeros(1, 1024, dtype=torch.int64), use_cache=False)
         layers.undo()
     torch._dynamo.reset()

@@ -16,12 +16,12 @@ from guessing import Always, Knowing, guessed
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
-from treegen.engine.compute.execute import Executor
+from treegen.engine.compute.model_runner import ModelRunner
 from treegen.errors import InputError, ModelError
 from treegen.model.config import load_spec
-from treegen.model.leading import Group
 from treegen.model.load import load_model
-from treegen.plan.cost import CostModel
+from treegen.model.rank_processes import RankGroup
+from treegen.prompts.plan.cost import CostModel
 from treegen.search import SearchNode
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
@@ -45,13 +45,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
+def group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with Group(2, "cpu") as group:
+    with RankGroup(2, "cpu") as group:
         yield group
 
 
-def load(group: Group, path: Path) -> LLM:
+def load(group: RankGroup, path: Path) -> LLM:
     model = group.load(partial(load_model, str(path)))
     return LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16)
 
@@ -74,7 +74,9 @@ STRUCTURED = find_spec("llguidance") is not None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_path: Path) -> None:
+def test_two_ranks_draw_and_score_as_one_process(
+    family: str, group: RankGroup, tmp_path: Path
+) -> None:
     tiny_models.save_tiny_model(tmp_path, family, **FAMILIES[family])
     one, two = alone(tmp_path), load(group, tmp_path)
     for params in (
@@ -94,7 +96,9 @@ def test_two_ranks_draw_and_score_as_one_process(family: str, group: Group, tmp_
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
-def test_products_in_one_order_are_added_up_too(family: str, group: Group, tmp_path: Path) -> None:
+def test_products_in_one_order_are_added_up_too(
+    family: str, group: RankGroup, tmp_path: Path
+) -> None:
     tiny_models.save_tiny_model(tmp_path, family)
     want = alone(tmp_path).run(tree_of(3), SamplingParams(max_tokens=12, seed=3))
     model = group.load(partial(load_in_order, str(tmp_path)))
@@ -118,10 +122,10 @@ _TOGETHER: list[dict[str, Any]] = [
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 @pytest.mark.parametrize("how", ["plain", "guesses"])
 def test_two_ranks_where_samples_have_everything(
-    family: str, how: str, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, how: str, group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Penalties, grammars, budgets and log-probabilities of prompts, with few pages."""
-    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
     tiny_models.save_tiny_model(tmp_path, family)
     params = [
         SamplingParams(n=3, seed=5 + i, max_tokens=24, **each) for i, each in enumerate(_TOGETHER)
@@ -151,7 +155,9 @@ def test_two_ranks_where_samples_have_everything(
         assert score.top.logprobs == pytest.approx(wanted.top.logprobs, abs=TOLERANCE)
 
 
-def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(group: Group, tmp_path: Path) -> None:
+def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(
+    group: RankGroup, tmp_path: Path
+) -> None:
     tiny_models.save_tiny_model(tmp_path)
     two = load(group, tmp_path)
     assert [layer.kv_heads for layer in two.spec.layers] == [1, 1]
@@ -163,14 +169,14 @@ def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(group: Group, tmp_pa
     assert weights["lm_head.weight"].shape == (160, 32)
 
 
-def test_a_tied_output_matrix_takes_no_memory(group: Group, tmp_path: Path) -> None:
+def test_a_tied_output_matrix_takes_no_memory(group: RankGroup, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, tie_word_embeddings=True)
     module = load(group, tmp_path).model.module
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
     assert head.weight.untyped_storage().data_ptr() == embedding.weight.untyped_storage().data_ptr()
 
 
-def test_searches_preemption_cancelling_and_kept_prefixes(group: Group, tmp_path: Path) -> None:
+def test_searches_preemption_cancelling_and_kept_prefixes(group: RankGroup, tmp_path: Path) -> None:
     """Whatever rank 0 decides, the other one computes the same passes."""
     tiny_models.save_tiny_model(tmp_path)
 
@@ -196,7 +202,7 @@ def test_searches_preemption_cancelling_and_kept_prefixes(group: Group, tmp_path
     assert drawn[0] == drawn[1]
 
 
-def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
+def test_run_ahead_and_compiled_layers(group: RankGroup, tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     params = SamplingParams(max_tokens=20, seed=3)
     want = alone(tmp_path).run(tree_of(3), params)
@@ -205,8 +211,8 @@ def test_run_ahead_and_compiled_layers(group: Group, tmp_path: Path) -> None:
     assert tokens_of(llm.run(tree_of(3), params).completions) == tokens_of(want.completions)
 
 
-def test_guessed_tokens(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.engine.guessing.guesser.Pace", Always)
+def test_guessed_tokens(group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
     tiny_models.save_tiny_model(tmp_path, "llama")
     params = SamplingParams(max_tokens=20, seed=3, ignore_eos=True)
     plain = alone(tmp_path).run(tree_of(4), params)
@@ -248,23 +254,23 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=3, reproducible=True)
 
 
-def test_columns_that_ranks_gather_are_dense(group: Group) -> None:
+def test_columns_that_ranks_gather_are_dense(group: RankGroup) -> None:
     """Kernels read them by their sizes alone, and the compiler counts on it."""
     gathered: Any = group.load(gather_one_column)
     assert gathered.is_contiguous()
     assert gathered.tolist() == [[[0, 10], [1, 11], [2, 12]], [[3, 13], [4, 14], [5, 15]]]
 
 
-def test_a_second_group_in_one_process_is_refused(group: Group) -> None:
+def test_a_second_group_in_one_process_is_refused(group: RankGroup) -> None:
     with pytest.raises(InputError, match="this process has a tensor-parallel model already"):
-        Group(2, "cpu")
+        RankGroup(2, "cpu")
 
 
 def test_ranks_read_copies_of_latents(
-    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    group: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads are divided, latents are not; each rank makes the copies of its own heads."""
-    monkeypatch.setattr(CostModel, "expands", lambda *_: True)
+    monkeypatch.setattr(CostModel, "should_expand", lambda *_: True)
     tiny_models.save_tiny_model(tmp_path, "minicpm3")
     one = alone(tmp_path)
     model = group.load(partial(load_model, str(tmp_path)))
@@ -274,13 +280,13 @@ def test_ranks_read_copies_of_latents(
     assert two.spec.kv_bytes_per_token == one.spec.kv_bytes_per_token
     assert two.spec.latent is not None and two.spec.latent.heads == 2
     copied: list[int] = []
-    write = Executor.write_copies
+    write = ModelRunner.write_copies
 
-    def noted(self: Executor, slots: Any, targets: Any) -> None:
+    def noted(self: ModelRunner, slots: Any, targets: Any) -> None:
         copied.append(len(slots))
         write(self, slots, targets)
 
-    monkeypatch.setattr(Executor, "write_copies", noted)
+    monkeypatch.setattr(ModelRunner, "write_copies", noted)
     params = SamplingParams(max_tokens=12, seed=3)
     want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
     assert tokens_of(got.completions) == tokens_of(want.completions) and copied

@@ -19,9 +19,9 @@ from processes import descendants, living
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
-from treegen.model.leading import Followers, Group
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.rank_processes import FollowerProcesses, RankGroup
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 
@@ -40,7 +40,7 @@ def test_ranks_that_share_a_key_head_and_one_that_is_killed(tmp_path: Path) -> N
     tiny_models.save_tiny_model(tmp_path, num_key_value_heads=1)
     params = SamplingParams(max_tokens=10, seed=3)
     want = LLM(str(tmp_path), device="cpu", memory="4MiB").run(tree_of(3), params)
-    with Group(2, "cpu") as group:
+    with RankGroup(2, "cpu") as group:
         model = group.load(partial(load_model, str(tmp_path)))
         llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
         assert [layer.kv_heads for layer in llm.spec.layers] == [1, 1]
@@ -67,7 +67,7 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; see wh"):
-        Group(2, "cpu")
+        RankGroup(2, "cpu")
     killer.join()
     assert children() == before
 
@@ -80,7 +80,7 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
     ],
 )
 def test_an_error_of_one_rank_is_told(what: Callable[..., Model], told: str) -> None:
-    with Group(2, "cpu") as group, pytest.raises(WorkerError, match=told):
+    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=told):
         group.load(what)
 
 
@@ -106,13 +106,13 @@ def test_ranks_that_start_do_not_hold_up_ctrl_c(monkeypatch: pytest.MonkeyPatch)
         waits[-1] = None
         return code
 
-    def interrupted(followers: Followers, rank: int, connection: object) -> None:
+    def interrupted(followers: FollowerProcesses, rank: int, connection: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess.Popen, "wait", waiting)
-    monkeypatch.setattr(Followers, "_await", interrupted)
+    monkeypatch.setattr(FollowerProcesses, "_await", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Group(2, "cpu")
+        RankGroup(2, "cpu")
     assert waits == [None]
 
 

@@ -25,12 +25,12 @@ from killed_ranks import kill_ranks
 from torch import Tensor
 
 from treegen import LLM, Node, RunResult, SamplingParams
-from treegen.engine.compute.execute import PrefillInputs
-from treegen.engine.compute.layout import make_level
+from treegen.engine.compute.levels import make_level
+from treegen.engine.compute.model_runner import PrefillInputs
 from treegen.errors import InputError, WorkerError
-from treegen.model.leading import Group
 from treegen.model.load import load_model
 from treegen.model.model import Model
+from treegen.model.rank_processes import RankGroup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,7 +104,7 @@ class Pairs:
         """Nothing is started."""
         self.folder = folder
         self._ones: dict[str, LLM] = {}
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._two: tuple[str, bool, LLM] | None = None
 
     def one(self, family: str) -> LLM:
@@ -115,10 +115,10 @@ class Pairs:
         return self._ones[family]
 
     @contextmanager
-    def group(self, longest: float = LONGEST) -> Iterator[Group]:
+    def group(self, longest: float = LONGEST) -> Iterator[RankGroup]:
         """Two GPUs. An error ends them, and so does the time, in seconds."""
         if self._group is None:
-            self._group = Group(2)
+            self._group = RankGroup(2)
         watch = threading.Timer(longest, self._kill, [longest, self._group.pids])
         watch.start()
         try:

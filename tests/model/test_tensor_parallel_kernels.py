@@ -16,8 +16,8 @@ import tiny_models
 import torch
 
 from treegen import LLM, Node, SamplingParams
-from treegen.model.leading import Group
 from treegen.model.load import load_model
+from treegen.model.rank_processes import RankGroup
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(),
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
+def group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with Group(2, "cpu") as group:
+    with RankGroup(2, "cpu") as group:
         yield group
 
 
@@ -41,7 +41,7 @@ def group() -> Iterator[Group]:
     ],
 )
 def test_two_ranks_attend_and_draw_in_parts(
-    family: str, settings: dict[str, Any], group: Group, tmp_path: Path
+    family: str, settings: dict[str, Any], group: RankGroup, tmp_path: Path
 ) -> None:
     tiny_models.save_tiny_model(tmp_path, family, **settings)
     leaves = [Node(text, samples=2, id=text) for text in ("Q: Bob has 2 caps.\nA:", "Q: Cy?\nA:")]

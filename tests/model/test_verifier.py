@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from treegen.errors import InputError, ModelError
-from treegen.model.judges.scorer import CAUSAL, load_scorer
-from treegen.model.judges.verifier import Verifier
+from treegen.model.scorers.scorer import CAUSAL, load_scorer
+from treegen.model.scorers.verifier import Verifier
 
 CLASSES: dict[str, Any] = {
     "sequence": LlamaForSequenceClassification,

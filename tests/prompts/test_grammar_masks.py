@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from treegen.bench.tiny import word_tokenizer
-from treegen.prompts.grammars import Grammar, Structure, _compiled
+from treegen.prompts.grammars import Grammar, Structure, _compile_structure
 
 pytest.importorskip("llguidance")
 
@@ -55,7 +55,7 @@ def test_masks_of_copies_are_those_of_matchers_that_share_nothing(seed: int) -> 
     )
 
     def separate(text: list[int]) -> Any:
-        made = LLMatcher(plain, _compiled(*structure), log_level=0)
+        made = LLMatcher(plain, _compile_structure(*structure), log_level=0)
         assert made.consume_tokens(text), made.get_error()
         return made
 
@@ -100,5 +100,5 @@ def test_masks_of_words_are_made_in_half_the_time_of_a_walk_through_all_tokens()
         return min(taken)
 
     grammar = Grammar(structure, tokenizer, [EOS], size)
-    plain_start = LLMatcher(plain, _compiled(*structure), log_level=0)
+    plain_start = LLMatcher(plain, _compile_structure(*structure), log_level=0)
     assert seconds(grammar.start()) < seconds(plain_start) / 2

@@ -147,7 +147,7 @@ def test_tokens_may_come_as_arrays() -> None:
     ids = np.array(ids_of("the quick brown fox", "llama2"), dtype=np.int32)
     assert Detokenizer(trained("llama2")).text(ids[:2], ids[2:]).endswith("fox")
     stops = StopStrings(trained("llama2"), ["fox"], len(trained("llama2")))
-    assert stops.hit(ids[:1], ids[1:], num_new=1) is not None
+    assert stops.find_stop(ids[:1], ids[1:], num_new=1) is not None
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -186,8 +186,8 @@ def test_searching_the_tail_finds_what_searching_everything_finds(
     strings = StopStrings(trained(name), stops, 700)
     start = ids_of(prompt, name)
     for stop in range(num_new, len(tokens) + 1):
-        found = strings.hit(start, tokens[:stop])
-        assert strings.hit(start, tokens[:stop], num_new=num_new) == found
+        found = strings.find_stop(start, tokens[:stop])
+        assert strings.find_stop(start, tokens[:stop], num_new=num_new) == found
         if found is not None:
             break
 
@@ -211,7 +211,7 @@ def test_no_stop_strings_end_nothing() -> None:
     strings = StopStrings(trained("gpt2"), [], 700)
     assert not strings.may_end.any()
     assert strings.find("text") is None
-    assert strings.hit([], ids_of("text", "gpt2")) is None
+    assert strings.find_stop([], ids_of("text", "gpt2")) is None
 
 
 def test_a_decoder_that_shows_spaces_late_gets_no_table() -> None:
@@ -241,11 +241,11 @@ def test_hit_cuts_the_text_and_looks_at_generated_text_only() -> None:
     strings = StopStrings(trained(name), ["fox j"], len(trained(name)))
     prompt = ids_of("the fox jumps", name)
     tokens = spelled(" over the fox jumps", name)
-    assert strings.hit(prompt, tokens) == (" over the ", "fox j")
-    assert strings.hit(prompt, tokens[:-5], num_new=1) is None
-    assert strings.hit(prompt, tokens[:-4], num_new=1) == (" over the ", "fox j")
+    assert strings.find_stop(prompt, tokens) == (" over the ", "fox j")
+    assert strings.find_stop(prompt, tokens[:-5], num_new=1) is None
+    assert strings.find_stop(prompt, tokens[:-4], num_new=1) == (" over the ", "fox j")
     # One that begins in the prompt does not count.
-    assert strings.hit(ids_of("the fox", name), spelled(" jumps", name)) is None
+    assert strings.find_stop(ids_of("the fox", name), spelled(" jumps", name)) is None
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], [3]])

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from trained_tokenizers import BUILDERS, random_text, trained
 
 from treegen.prompts.token_bytes import token_bytes
-from treegen.prompts.token_text import NamedToken, Text, chat_logprobs
+from treegen.prompts.token_text import NamedToken, TokenText, chat_logprobs
 
 HARD = "I say \U0001f600\U0001f468\u200d\U0001f469 na\u00efve \u65e5\u672c\u8a9e <tool_call>\u00e9"
 BY_BYTES = [name for name in BUILDERS if token_bytes(trained(name)) is not None]
@@ -26,7 +26,7 @@ def with_added(name: str) -> Any:
 
 def named(tokenizer: Any, before: list[int], ids: list[int]) -> list[NamedToken]:
     tops = [[(id, 0.0), (ids[-1], -1.0)] for id in ids]
-    return list(Text(tokenizer).named(before, ids, [0.0] * len(ids), tops))
+    return list(TokenText(tokenizer).iter_named_tokens(before, ids, [0.0] * len(ids), tops))
 
 
 @pytest.mark.parametrize("name", BY_BYTES)
@@ -36,7 +36,7 @@ def test_bytes_joined_are_the_text_and_characters_add_up(name: str) -> None:
     for text in (HARD, *(random_text(seed, 10) for seed in range(20))):
         ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
         found = named(tokenizer, before, ids)
-        want = Text(tokenizer).of(before, ids)
+        want = TokenText(tokenizer).of(before, ids)
         assert b"".join(each.bytes for each in found).decode() == want
         assert sum(each.num_characters for each in found) == len(want)
         assert all(each.top[0].bytes == each.bytes for each in found)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from treegen.errors import InputError
 from treegen.prompts.splice import shared_starts
-from treegen.prompts.tokens import Appender, Given, encode_texts, tokenize
+from treegen.prompts.tokens import GivenPrompt, PromptAppender, encode_texts, tokenize
 from treegen.prompts.tree import Node, prompts_of
 
 # Random texts may begin with the BOS token that a tokenizer adds.
@@ -110,9 +110,9 @@ def test_a_flat_list_is_tokenised_as_whole_texts(
 def test_prompts_that_text_is_appended_to_are_tokenised_as_whole_texts(
     name: str, start: str, added: list[str], cut: int
 ) -> None:
-    appender = Appender(trained(name))
+    appender = PromptAppender(trained(name))
     text = start[: max(0, len(start) - cut)]
-    prompt, ids = Given.of(text), np.array(whole(text, name), dtype=np.int32)
+    prompt, ids = GivenPrompt.of(text), np.array(whole(text, name), dtype=np.int32)
     for more in added:
         prompt, ids = appender.append(prompt, ids, more)
         text += more
@@ -125,15 +125,15 @@ def test_prompts_that_text_is_appended_to_are_tokenised_as_whole_texts(
 def test_token_ids_that_text_is_appended_to_stay_unless_they_are_those_of_a_text(
     name: str, text: str, more: str, seed: int
 ) -> None:
-    appender, ids = Appender(trained(name)), whole(text, name, special=False)
+    appender, ids = PromptAppender(trained(name)), whole(text, name, special=False)
     read = trained(name).decode(ids)
-    _, got = appender.append(Given.of(ids), np.array(ids, dtype=np.int32), more)
+    _, got = appender.append(GivenPrompt.of(ids), np.array(ids, dtype=np.int32), more)
     if ids == whole(read, name, special=False):
         assert got.tolist() == whole(read + more, name, special=False)
     else:
         assert got[: len(ids)].tolist() == ids
     drawn = random.Random(seed).choices(range(len(trained(name))), k=9)
-    _, got = appender.append(Given.of(drawn), np.array(drawn, dtype=np.int32), more)
+    _, got = appender.append(GivenPrompt.of(drawn), np.array(drawn, dtype=np.int32), more)
     if drawn != whole(trained(name).decode(drawn), name, special=False):
         assert got[:9].tolist() == drawn
 

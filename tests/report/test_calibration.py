@@ -12,11 +12,11 @@ from report_cases import make_run
 from treegen.evals.statistics.estimators import estimate
 from treegen.evals.verdict import Verdict
 from treegen.report.calibration import (
-    binned,
+    bin_values,
     by_probability,
     by_tokens,
+    compute_within_problem_auc,
     expected_error,
-    likelier_is_right,
     middle_lengths,
     problem_points,
     token_probability,
@@ -53,7 +53,7 @@ def test_bins_have_equally_many_and_hold_every_value() -> None:
     rng = random.Random(4)
     values = [rng.random() for _ in range(1000)]
     right = [float(rng.random() < value) for value in values]
-    found = binned(values, right)
+    found = bin_values(values, right)
     assert [each.num for each in found] == [100] * 10
     ranked = sorted(zip(values, right, strict=True))
     for number, each in enumerate(found):
@@ -62,14 +62,14 @@ def test_bins_have_equally_many_and_hold_every_value() -> None:
         assert each.right.value == estimate([r for _, r in mine]).value
     # What is drawn as likely as it says is calibrated, up to noise.
     assert expected_error(found) < 0.06
-    assert expected_error(binned(values, [1 - r for r in right])) > 0.3
+    assert expected_error(bin_values(values, [1 - r for r in right])) > 0.3
 
 
 def test_equal_values_share_a_bin() -> None:
-    assert [each.num for each in binned([0.5] * 30, [1.0] * 30)] == [30]
-    found = binned([1.0] * 50 + [2.0, 3.0], [1.0] * 52)
+    assert [each.num for each in bin_values([0.5] * 30, [1.0] * 30)] == [30]
+    found = bin_values([1.0] * 50 + [2.0, 3.0], [1.0] * 52)
     assert sum(each.num for each in found) == 52 and found[0].mean == 1.0
-    assert binned([], []) == []
+    assert bin_values([], []) == []
 
 
 def test_problems_are_the_unit_of_intervals_over_samples(run: RunView) -> None:
@@ -101,10 +101,10 @@ def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> 
         ("b", "1", True, -2.0, 1), ("b", "2", False, -2.0, 1), ("b", "3", False, -1.0, 1),
         ("c", "1", True, -9.0, 1), ("c", "1", True, None, 1),
     ]  # fmt: skip
-    found = likelier_is_right(with_samples(run, samples), "numeric")
+    found = compute_within_problem_auc(with_samples(run, samples), "numeric")
     assert found is not None and found.num_problems == 2
     assert found.value == pytest.approx((1.0 + 0.25) / 2)
-    assert likelier_is_right(with_samples(run, samples[-2:]), "numeric") is None
+    assert compute_within_problem_auc(with_samples(run, samples[-2:]), "numeric") is None
 
 
 def test_points_are_the_votes_of_the_report(run: RunView) -> None:

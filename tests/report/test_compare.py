@@ -213,9 +213,11 @@ def test_runs_of_other_sizes_are_compared_by_what_both_have(tmp_path: Path) -> N
 
 
 def other_task(a: Path, b: Path) -> None:
-    from treegen.runs.settings import _compared, _fingerprint
+    from treegen.runs.settings import _comparable_fields, _fingerprint
 
-    change(b, lambda identity: identity["task"].update(version="0"), _compared, _fingerprint)
+    change(
+        b, lambda identity: identity["task"].update(version="0"), _comparable_fields, _fingerprint
+    )
 
 
 def change(path: Path, edit: Any, compared: Any, fingerprint: Any) -> None:

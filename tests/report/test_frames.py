@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from report_cases import make_run, make_search_run, make_timeline, make_trees
 
+from treegen.api.run import open_run
 from treegen.errors import InputError, RunError
 from treegen.report.load import load_run
-from treegen.report.run import open_run
 
 pytest.importorskip("pandas")
 

@@ -20,12 +20,12 @@ import pytest
 from cli_cases import Command, results_of
 from report_cases import HOSTILE, make_run, make_search_run, make_timeline, make_trees
 
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.errors import InputError
-from treegen.evals.course.account import stored_parts
-from treegen.evals.course.timeline import read_timeline
-from treegen.evals.judged.results import write_results
 from treegen.evals.problem import Problem
+from treegen.evals.progress.timeline import read_timeline
+from treegen.evals.progress.usage import load_attempts
+from treegen.evals.scoring.results import write_results
 from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.tables import Grid, Table, table_by
@@ -36,7 +36,7 @@ from treegen.report.page import write_page
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
-from treegen.runs.lines import encode_record
+from treegen.runs.record_lines import encode_record
 from treegen.tasks.gsm8k.task import GSM8K
 
 
@@ -390,15 +390,15 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
 
 
 def test_metrics_stay_when_the_problems_are_gone(treegen: Command, tmp_path: Path) -> None:
-    from treegen.evals.asked.settings import settle, stored_choices
+    from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
     from treegen.evals.job import load_job
     from treegen.runs import RunDir
 
     run = make_run(tmp_path / "run")
     with RunDir.open(run) as opened:
-        job = load_job(settle({}, stored_choices(opened.info)))
+        job = load_job(resolve_eval_settings({}, stored_choices(opened.info)))
         write_results(job, opened)
-        assert stored_parts(opened) == []
+        assert load_attempts(opened) == []
     report_before = load_run(run).report
     (tmp_path / "run-data.jsonl").unlink()
     assert load_run(run).report == report_before

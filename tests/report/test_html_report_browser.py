@@ -8,7 +8,7 @@ import pytest
 from browsing import Visit
 from report_cases import HOSTILE, make_run, make_timeline, make_trees
 
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.evals.verdict import Verdict
 from treegen.report.load import load_run
 from treegen.report.page import write_page

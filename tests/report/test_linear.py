@@ -12,13 +12,13 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run
 
-from treegen.evals.judged.scoring import _Once
+from treegen.api.run import open_run
+from treegen.evals.scoring.samples import _VerdictInterner
 from treegen.evals.statistics import majority, votes
 from treegen.evals.verdict import Verdict
+from treegen.report.live_server import WatchedPage
 from treegen.report.load import load_run
-from treegen.report.run import open_run
-from treegen.report.watching import Watched
-from treegen.runs import lines
+from treegen.runs import record_lines
 from treegen.runs.fields import check_record
 
 SMALL, LARGE = 30, 240
@@ -55,7 +55,7 @@ def work_at_both_sizes(run: Callable[[int], object], decoded: int, monkeypatch: 
         found.append(record)
         check_record(record)
 
-    monkeypatch.setattr(lines, "check_record", checking)
+    monkeypatch.setattr(record_lines, "check_record", checking)
     run(SMALL)  # imports, and fills what is kept of votes
     work = {}
     for size in (SMALL, LARGE):
@@ -132,7 +132,7 @@ def test_work_of_pages_and_frames_is_linear(
 ) -> None:
     def run(size: int) -> object:
         if live:
-            return Watched(runs[size][:1]).page()
+            return WatchedPage(runs[size][:1]).page()
         return open_run(runs[size][0]).problems
 
     work_at_both_sizes(run, 1, monkeypatch)
@@ -146,7 +146,7 @@ def test_a_run_is_opened_without_decoding(
     with RunDir.open(runs[SMALL][0]) as run:
         known = set(run.done)
         assert known == {(r["problem_id"], r["sample_index"]) for r in run.records()}
-    monkeypatch.setattr(lines, "parse_json", lambda text: pytest.fail("it was decoded"))
+    monkeypatch.setattr(record_lines, "parse_json", lambda text: pytest.fail("it was decoded"))
     with RunDir.open(runs[SMALL][0]) as run:
         assert set(run.done) == known
 
@@ -154,14 +154,16 @@ def test_a_run_is_opened_without_decoding(
 def test_a_finished_run_is_resumed_without_a_look_at_its_model(
     runs: dict[int, list[Path]], treegen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from treegen.evals.running import work
+    from treegen.evals.pipeline import execution
 
     path = runs[SMALL][0]
     assert treegen("score", path, "-q").code == 0
     before = [(path / name).read_bytes() for name in ("results.json", "run.json")]
     with monkeypatch.context() as patch:
-        patch.setattr(work, "look_at_model", lambda *asked: pytest.fail("it was looked at"))
-        patch.setattr(work, "numbers_of", lambda *asked: pytest.fail("it was looked at"))
+        patch.setattr(execution, "load_model_facts", lambda *asked: pytest.fail("it was looked at"))
+        patch.setattr(
+            execution, "resolve_precision", lambda *asked: pytest.fail("it was looked at")
+        )
         assert treegen("eval", "--resume", path, "-q").code == 0
     assert [(path / name).read_bytes() for name in ("results.json", "run.json")] == before
     heavy = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules));"
@@ -175,7 +177,7 @@ def test_a_finished_run_is_resumed_without_a_look_at_its_model(
 
 
 def test_equal_verdicts_are_one_object() -> None:
-    once, rng = _Once(), random.Random(0)
+    once, rng = _VerdictInterner(), random.Random(0)
     found: dict[tuple[str, bool], object] = {}
     for _ in range(2000):  # verdicts that nobody keeps, so that others take their places
         answer, right = str(rng.randrange(9)), rng.random() < 0.5

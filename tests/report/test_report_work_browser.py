@@ -14,13 +14,13 @@ from browsing import Visit
 from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run, make_trees
 
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.report.compare import compare_runs
 from treegen.report.curves import vote_shares
 from treegen.report.graphs import to_dot, to_mermaid
 from treegen.report.load import load_run
 from treegen.report.page import write_page
-from treegen.runs.lines import encode_record
+from treegen.runs.record_lines import encode_record
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

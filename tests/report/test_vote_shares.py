@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from treegen.evals.statistics.votes import counted, distinct, majority_vote, tally
+from treegen.evals.statistics.votes import count_distinct, count_verdicts, majority_vote, tally
 from treegen.evals.verdict import Verdict
 from treegen.report.curves import vote_shares
 
@@ -56,7 +56,7 @@ def test_counts_are_those_of_a_slow_count(seed: int) -> None:
     for num in range(40):
         group = _drawn(rng, num)
         pairs = [(v.answer, v.correct) for v in group]
-        counts = counted(distinct(group))
+        counts = count_verdicts(count_distinct(group))
         assert list(counts.items()) == [(p, pairs.count(p)) for p in dict.fromkeys(pairs)]
         votes = tally(group)
         assert votes.num_samples == num

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 import pytest
 from cli_cases import Command, assert_same_samples, results_of, samples_of
 
-from treegen.grading.store import read_records, slot_of
+from treegen.evals.judging.judgement_files import get_slot, read_records
 from treegen.runs import RunDir
 
 SERVER = """
 import json, os, signal, sys
-import treegen.llm, treegen.evals.judged.results, treegen.evals.run
+import treegen.llm, treegen.evals.scoring.results, treegen.evals.sampling
 from transformers.models.llama import modeling_llama
 from treegen.cli.main import main
 
@@ -263,7 +263,7 @@ def test_killed_many_times_runs_are_judged_in_the_end(
             command = resume if (path / "run.json").exists() else [*begin, path]
             pid = server.start(*command)
             if chance.random() < 0.5:  # as samples or judgements are stored
-                pattern = chance.choice(["samples.jsonl", "judged/*/judgements.jsonl"])
+                pattern = chance.choice(["samples.jsonl", "evals/scoring/*/judgements.jsonl"])
                 goal = sum(each.stat().st_size for each in path.glob(pattern)) + 1
                 while alive(pid) and sum(e.stat().st_size for e in path.glob(pattern)) < goal:
                     time.sleep(0.001)
@@ -296,7 +296,7 @@ def judgements_of(path: Path) -> dict[Any, list[float]]:
     """The chances of the choices, by what is judged; nothing is judged twice."""
     (folder,) = (path / "judged").iterdir()
     records = [*read_records(path, folder.name)]
-    found = {(r["problem_id"], slot_of(r)): r["choice_logprobs"] for r in records}
+    found = {(r["problem_id"], get_slot(r)): r["choice_logprobs"] for r in records}
     assert len(found) == len(records)
     return found
 

@@ -13,12 +13,12 @@ import pytest
 from cli_cases import Command
 from report_cases import make_run, make_search_run
 
+from treegen.api.run import open_run
 from treegen.errors import RunError, TreegenError
-from treegen.evals.course.progress import RunProgress
-from treegen.evals.course.timeline import NAME, Timeline, read_timeline
-from treegen.exchange import export_run
+from treegen.evals.progress.run_progress import RunProgress
+from treegen.evals.progress.timeline import NAME, Timeline, read_timeline
+from treegen.report.exchange import export_run
 from treegen.report.load import load_run
-from treegen.report.run import open_run
 from treegen.runs.files import Lock, check_no_link, read_json
 from treegen.runs.records import RecordFile
 

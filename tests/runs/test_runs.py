@@ -21,23 +21,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.signals import SIGNALS
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
     RunDir,
     RunSettings,
     SearchRunDir,
     StopFlag,
-    appending,
     graceful_signals,
+    open_for_append,
     versions,
 )
 from treegen.runs.files import Lock
-from treegen.runs.leftovers import hold, sweep
-from treegen.runs.lines import encode_record
-from treegen.runs.made import check_directory
+from treegen.runs.new_directory import check_directory
+from treegen.runs.record_lines import encode_record
 from treegen.runs.records import RecordFile
 from treegen.runs.settings import SCHEMA, from_json
-from treegen.runs.signals import SIGNALS
 
 HOSTILE_IDS = (
     "../../etc/passwd",
@@ -511,7 +511,7 @@ import os, sys
 from pathlib import Path
 from treegen.errors import RunError
 from treegen.runs import RunDir, RunSettings
-from treegen.runs.made import check_directory
+from treegen.runs.new_directory import check_directory
 
 folder = Path(sys.argv[1])
 asked = RunSettings(identity={}, problem_ids=["q"], planned=2)
@@ -889,8 +889,9 @@ def test_other_versions_are_told_in_one_line(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treegen.runs.leftovers import hold
-with hold(Path(sys.argv[1]) / "results.1.tmp"), hold(Path(sys.argv[1]) / "c-1", folder=True):
+from treegen.common.files.temporary_files import create_held
+with create_held(Path(sys.argv[1]) / "results.1.tmp"), create_held(Path(sys.argv[1]) / "c-1",
+folder=True):
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -938,7 +939,7 @@ def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
         for number in range(300):
             folder = number % 2 == 0
             path = fast / f"x{number % 3}"
-            with hold(path, folder=folder):
+            with create_held(path, folder=folder):
                 assert path.exists()
                 shutil.rmtree(path) if folder else path.unlink()
     finally:
@@ -1052,17 +1053,20 @@ def test_outside_the_main_thread_nothing_is_installed() -> None:
 def test_a_file_that_commands_append_to_is_made_locked_and_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     for index in range(2):
-        with appending(path, "notes.lock") as file:
+        with open_for_append(path, "notes.lock") as file:
             assert list(file.keys) == [("a", each) for each in range(index)]
             file.append({"problem_id": "a", "sample_index": index})
-            with pytest.raises(RunError, match="in use by process"), appending(path, "notes.lock"):
+            with (
+                pytest.raises(RunError, match="in use by process"),
+                open_for_append(path, "notes.lock"),
+            ):
                 pass
     with pytest.raises(RunError, match="cannot write in"):
-        appending(tmp_path / "none" / "notes.jsonl", "notes.lock").__enter__()
+        open_for_append(tmp_path / "none" / "notes.jsonl", "notes.lock").__enter__()
     path.write_bytes(b"{}\n" + path.read_bytes())
     with (
         pytest.raises(RunError, match="delete this line and run the same command again"),
-        appending(path, "notes.lock"),
+        open_for_append(path, "notes.lock"),
     ):
         pass
     Lock(tmp_path / "notes.lock").release()  # which the failure has given back

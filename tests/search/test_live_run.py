@@ -22,13 +22,13 @@ from live_search import spec_of
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.common.spec import DeltaSpec
+from treegen.engine.param_set import ParamSet
 from treegen.engine.rows.param_table import ParamTable
 from treegen.errors import CacheFullError, InputError
-from treegen.plan.compile import compile_plan
-from treegen.plan.cost import Sharing
-from treegen.plan.plan import Request
-from treegen.plan.unnamed import origin_of
-from treegen.sampling.param_set import ParamSet
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.draw_counts import hash_prompt
+from treegen.prompts.plan.plan import Request
 from treegen.search.live.run import LiveRun
 
 _SHARED = [5, 9, 3, 3, 8, 2, 7, 11, 4, 6, 2, 2]
@@ -56,7 +56,7 @@ def run_of(
 def request_of(tokens: list[int], params: SamplingParams) -> Request:
     rows = 1 if params.temperature == 0 else params.n
     array = np.array(tokens, dtype=np.int32)
-    return Request("", array, params.n, rows, params.max_tokens, origin=origin_of(array))
+    return Request("", array, params.n, rows, params.max_tokens, origin=hash_prompt(array))
 
 
 def params_of(draw: random.Random) -> SamplingParams:
@@ -113,7 +113,7 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
         for number, result in run.step():
             assert number not in cancelled
             found.setdefault(number, []).append(result)
-        for news in run.news(wanted):
+        for news in run.take_deltas(wanted):
             assert news.number not in cancelled
             told.setdefault((news.number, news.sample), []).extend(news.tokens)
             assert len(news.top) == (len(news.tokens) if wanted[news.number][1].logprobs else 0)
@@ -126,7 +126,7 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
         if number not in cancelled:
             assert [c.sample_index for c in results] == list(range(params.n))
         for each in results:
-            name = origin_of(prompt)
+            name = hash_prompt(prompt)
             alone = sample_alone(
                 model, prompt, name, first + each.sample_index, params, limit=params.max_tokens
             )
@@ -164,7 +164,7 @@ def test_what_prompts_share_is_computed_once_whatever_their_order() -> None:
 def test_a_prompt_that_comes_again_leaves_rows_the_state_that_they_go_on_from(
     delta: DeltaSpec | None, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.model.recurrent.states.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold", fold_hashes)
     model = HistoryModel(eos_bias=-20.0, recurrent=True, delta=delta)
     prompt, params = _SHARED[:9], SamplingParams(n=4, max_tokens=9)
     for steps in (3, 10, 12):  # of the first call, before the second one comes
@@ -180,7 +180,7 @@ def test_a_prompt_that_comes_again_leaves_rows_the_state_that_they_go_on_from(
         for number, sample in found:
             assert isinstance(sample, Completion)
             index = 4 * number + sample.sample_index
-            name = origin_of(prompt)
+            name = hash_prompt(prompt)
             assert sample.tokens == sample_alone(model, prompt, name, index, params, limit=9)
         assert len(found) == 8
         run.close()

@@ -12,13 +12,13 @@ import pytest
 from toy_search import MODEL, at_length, find, run, start, texts
 
 from treegen.errors import InputError
-from treegen.plan.seeds import row_seed
+from treegen.prompts.plan.seeds import row_seed
 from treegen.search import posterior
 from treegen.search.evaluate import by_function
 from treegen.search.propose import Step
 from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 # Draws, written slowly
 
@@ -100,7 +100,7 @@ def slow_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
 )
 def test_the_mixed_model_is_that_of_the_big_normal_distribution(groups: Any) -> None:
     for seed in range(3):
-        found = posterior.mixed(groups, 2, random.Random(seed))
+        found = posterior.draw_mixed(groups, 2, random.Random(seed))
         assert found == pytest.approx(slow_mixed(groups, 2, random.Random(seed)), abs=1e-6)
 
 
@@ -119,7 +119,7 @@ def test_the_grid_is_near_to_the_model() -> None:
     weights = np.exp(logs - logs.max())
     weights /= weights.sum()
     wanted = own + noise[:, None] * rng.normal(size=(size, 4))
-    draws = np.array([posterior.mixed(groups, 1, random.Random(seed)) for seed in range(4000)])
+    draws = np.array([posterior.draw_mixed(groups, 1, random.Random(seed)) for seed in range(4000)])
     for place in range(4):
         mean = weights @ wanted[:, place]
         spread = math.sqrt(weights @ (wanted[:, place] - mean) ** 2)
@@ -131,15 +131,15 @@ def test_draws_have_the_distributions_that_they_claim() -> None:
     stats = pytest.importorskip("scipy.stats")
     scores = [0.2, 0.9, 0.4]
     rng = random.Random(1)
-    means = [posterior.gaussian(scores, rng) for _ in range(3000)]
+    means = [posterior.draw_gaussian(scores, rng) for _ in range(3000)]
     centre, kappa, nu = 1.5 / 4, 4, 4
     tau2 = (0.1 + sum((s - 0.5) ** 2 for s in scores) + 3 * 0.25 / 4) / nu
     wanted = stats.t(nu, centre, math.sqrt(tau2 / kappa))
     assert stats.kstest(means, wanted.cdf).pvalue > 0.001
-    shares = [posterior.beta(scores, rng) for _ in range(3000)]
+    shares = [posterior.draw_beta(scores, rng) for _ in range(3000)]
     assert stats.kstest(shares, stats.beta(2.0, 2.0).cdf).pvalue > 0.001
     with pytest.raises(InputError, match="values from 0 to 1"):
-        posterior.beta([1.5], rng)
+        posterior.draw_beta([1.5], rng)
 
 
 # The search, written slowly
@@ -272,7 +272,7 @@ def test_nodes_are_generated_where_the_rules_say(
     log: list[str] = []
     observed: dict[SearchNode, list[float]] = {}
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         steps = {name: step_of(make[name], counts, log, name) for name in arms}
         return await ab_mcts(
             root, steps if len(arms) > 1 else steps[""],
@@ -311,7 +311,7 @@ def test_a_good_generator_and_good_nodes_get_most_of_the_budget(rule: Any) -> No
     def always(letter: str) -> Callable[[str, int], str]:
         return lambda text, index: text + letter
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         ways = {name: step_of(always(name), {}, log, name) for name in "ab"}
         return await ab_mcts(
             root, ways, by_function(worth), lambda _: False, iterations=60, rule=rule, batch=4
@@ -329,7 +329,7 @@ def test_batches_choose_before_they_generate() -> None:
         sizes.append(n)
         return await node.sample(n, stop=(), max_tokens=2)
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         value = by_function(lambda node: node.path_text.count("a") / len(node.path_text))
         return await ab_mcts(root, step, value, at_length(6), iterations=40, batch=8, rule="a")
 
@@ -342,7 +342,7 @@ def test_solutions_may_be_refined() -> None:
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
         return await node.sample(n, stop=(), max_tokens=2)
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         value = by_function(lambda node: 1 - abs(len(node.path_text) - 4) / 4)
         return await ab_mcts(
             root, step, value, lambda _: True, iterations=40, depth=3, refine=True, rule="m"

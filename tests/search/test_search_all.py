@@ -31,9 +31,9 @@ from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 DONE = at_length(4)
 STEPS = sample_steps(3, stop=(), max_tokens=1)
@@ -69,7 +69,7 @@ def test_same_seed_same_tree_whatever_runs_beside_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_failing_function_fails_its_search_alone_and_keeps_the_tree(name: str) -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         found = await ALL[name](root)
         if root.search.name == "bad":
             raise ValueError("no\nway")
@@ -95,7 +95,7 @@ def test_a_root_without_next_steps_finds_nothing(name: str) -> None:
         "dvts": lambda root: dvts(root, nothing, mean_logprob, DONE, subtrees=2, depth=2),
         "rebase": lambda root: rebase(root, nothing, mean_logprob, DONE, width=2, depth=2),
     }
-    assert find(strategies[name]) == Found(None)
+    assert find(strategies[name]) == SearchOutcome(None)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, True, "3"])

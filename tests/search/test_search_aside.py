@@ -16,15 +16,15 @@ from live_search import backend_of, run_of
 from toy_search import hashed, start
 
 from treegen.errors import InputError
-from treegen.search.aside import Threads, Together
 from treegen.search.ask_tell import AskTell, SampleRequest
 from treegen.search.budget import Budget
 from treegen.search.evaluate import Evaluate, by_function
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import BatchedFunction, Threads
 from treegen.search.propose import sample_steps
 from treegen.search.strategies.dvts import dvts
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 Fn = Callable[[SearchNode], Awaitable[object]]
 
@@ -37,7 +37,7 @@ def results_of(fn: Fn, num: int = 4, budget: Budget | None = None) -> list[Searc
 
 
 def by_dvts(evaluate: Evaluate) -> Fn:
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         propose = sample_steps(3, stop=(), max_tokens=2)
         return await dvts(root, propose, evaluate, lambda n: False, subtrees=3, depth=4)
 
@@ -172,17 +172,17 @@ def test_items_of_many_searches_are_computed_together() -> None:
         sizes.append(len(nodes))
         return [worth(node) for node in nodes]
 
-    def search(together: Together[SearchNode, float]) -> Fn:
+    def search(together: BatchedFunction[SearchNode, float]) -> Fn:
         async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
             return await together(nodes[0], nodes)
 
         return by_dvts(evaluate)
 
-    found = [shown(results_of(search(Together(compute, size=64, patience=9**9)), 8))]
+    found = [shown(results_of(search(BatchedFunction(compute, size=64, patience=9**9)), 8))]
     num = sum(sizes)
     assert len(sizes) == 4 and num > 200  # each step of 8 searches in one go
     sizes.clear()
-    found.append(shown(results_of(search(Together(compute, size=1, patience=0)), 8)))
+    found.append(shown(results_of(search(BatchedFunction(compute, size=1, patience=0)), 8)))
     assert sum(sizes) == num
     assert found[0] == found[1] == shown(results_of(by_dvts(by_function(worth, threads=0)), 8))
 
@@ -193,7 +193,7 @@ def test_only_the_search_whose_items_fail_fails() -> None:
             raise ValueError("three")
         return [2 * item for item in items]
 
-    together = Together(compute)
+    together = BatchedFunction(compute)
 
     async def fn(root: SearchNode) -> object:
         return await together(root, [int(root.search.name), 7])
@@ -201,7 +201,7 @@ def test_only_the_search_whose_items_fail_fails() -> None:
     results = results_of(fn, 6)
     assert [r.value for r in results if r.error is None] == [[2 * i, 14] for i in (0, 1, 2, 4, 5)]
     assert results[3].error == "ValueError: three"
-    short: Together[int, int] = Together(lambda items: items[:-1])
+    short: BatchedFunction[int, int] = BatchedFunction(lambda items: items[:-1])
 
     async def lacks(root: SearchNode) -> object:
         return await short(root, [1, 2])
@@ -216,7 +216,7 @@ def test_searches_of_ask_and_tell_use_both() -> None:
         sizes.append(len(texts))
         return [len(text) for text in texts]
 
-    together = Together(compute)
+    together = BatchedFunction(compute)
 
     async def fn(root: SearchNode) -> object:
         (child,) = await root.sample(1)

@@ -23,8 +23,8 @@ from treegen.search.evaluate import choice_scores, value_prompt
 from treegen.search.propose import sample_steps
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.majority import majority
-from treegen.search.tree.node import Search, SearchNode, ended
-from treegen.search.tree.result import Found
+from treegen.search.tree.node import Search, SearchNode, is_ended
+from treegen.search.tree.result import SearchOutcome
 
 MODEL = hashed("abc.", eos=0.02)
 PARAMS = SamplingParams(max_tokens=6, seed=3)
@@ -35,12 +35,12 @@ def done(node: SearchNode) -> bool:
     return len(node.path_text) > 8
 
 
-async def by_beam(root: SearchNode) -> Found:
+async def by_beam(root: SearchNode) -> SearchOutcome:
     value = value_prompt(lambda node: f"V{node.path_text}", len, n=2)
     return await beam(root, STEPS, value, done, width=3, depth=4)
 
 
-async def by_choice(root: SearchNode) -> Found:
+async def by_choice(root: SearchNode) -> SearchOutcome:
     judge = choice_scores(lambda node: node.path_text, {"a": 1.0, ".": 0.0})
     return await beam(root, STEPS, judge, done, width=2, depth=3)
 
@@ -141,7 +141,7 @@ def test_ids_are_the_same_in_every_run() -> None:
 
 
 def test_what_a_vote_no_longer_needs_is_withdrawn() -> None:
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         return await majority(root, lambda node: node.text, batch=8)
 
     searches = AskTell(fn, ["q"])
@@ -320,7 +320,7 @@ def test_a_text_ends_as_it_shows(
 ) -> None:
     async def once(root: SearchNode) -> list[object]:
         (node,) = await root.sample(1, **overrides)
-        return [node.finish_reason, node.stop, ended(node), node.num_context_tokens]
+        return [node.finish_reason, node.stop, is_ended(node), node.num_context_tokens]
 
     searches = AskTell(once, ["a"], count_tokens=letters_of)
     searches.tell(searches.ask()[0], [text])
@@ -333,11 +333,11 @@ def test_a_text_by_which_the_model_ends_is_not_gone_on_from() -> None:
     """Steps of lines, of which the model's last one has no newline."""
     texts = {"q": "one\n", "qone\n": "two\n", "qone\ntwo\n": "The end."}
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         async def length(nodes: Sequence[SearchNode]) -> list[float]:
             return [float(len(node.path_text)) for node in nodes]
 
-        return await beam(root, sample_steps(1, "\n"), length, ended, width=1, depth=9)
+        return await beam(root, sample_steps(1, "\n"), length, is_ended, width=1, depth=9)
 
     searches = AskTell(fn, ["q"], count_tokens=letters_of)
     while requests := searches.ask():
@@ -349,13 +349,13 @@ def test_a_text_by_which_the_model_ends_is_not_gone_on_from() -> None:
 
 
 def test_seconds_end_a_wait_for_a_tool() -> None:
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         (node,) = await root.sample(1)
         try:
             await asyncio.sleep(1000)
         except BudgetReached as end:
-            return Found(node, (node,), stopped=str(end))
-        return Found(None)
+            return SearchOutcome(node, (node,), stopped=str(end))
+        return SearchOutcome(None)
 
     searches = AskTell(fn, ["a", "b"], budget=Budget(seconds=0.05))
     while requests := searches.ask():

@@ -14,7 +14,7 @@ from treegen.common.params import SamplingParams
 from treegen.prompts.expansion import Expand
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
 from treegen.search.propose import propose_lines, sample_step, sample_steps
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
@@ -24,9 +24,9 @@ from treegen.search.strategies.expand import expand
 from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 MODEL = hashed("abc", eos=0.1)
 
@@ -41,7 +41,7 @@ LISTED = propose_lines(
 )
 VALUE = value_prompt(lambda node: node.path_text + "a", len, n=2, max_tokens=3)
 PLAY = rollouts(2, done, mean_logprob, stop=(), max_tokens=4)
-ALL: dict[str, Callable[[SearchNode], Awaitable[Found]]] = {
+ALL: dict[str, Callable[[SearchNode], Awaitable[SearchOutcome]]] = {
     "best_of_n": lambda root: best_of_n(root, 6, mean_logprob, max_tokens=4),
     "best_of_n by prompt": lambda root: best_of_n(root, 6, VALUE, max_tokens=4),
     "majority": lambda root: majority(root, lambda node: node.text[:1] or None, max_tokens=5),
@@ -111,7 +111,7 @@ def test_a_large_budget_changes_nothing(name: str) -> None:
 def test_stopping_a_search_ends_it_with_what_it_has(name: str) -> None:
     search, _ = start(MODEL, params=SamplingParams(max_tokens=5))
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         search.stop("enough of it")
         return await ALL[name](root)
 

@@ -12,24 +12,24 @@ from treegen.search.strategies.ab_mcts import ab_mcts
 from treegen.search.strategies.costs import Costs
 from treegen.search.strategies.mcts import mcts
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 value = by_function(lambda node: (sum(map(ord, node.path_text)) % 97) / 97)
 played = rollouts(2, at_length(12), value, stop=(), max_tokens=3)
 
 
-async def by_mcts(root: SearchNode, batch: int = 8) -> Found:
+async def by_mcts(root: SearchNode, batch: int = 8) -> SearchOutcome:
     steps = sample_steps(3, stop=(), max_tokens=3)
     return await mcts(root, steps, value, at_length(12), iterations=99, batch=batch)
 
 
-async def by_ab_mcts(root: SearchNode) -> Found:
+async def by_ab_mcts(root: SearchNode) -> SearchOutcome:
     step = sample_step(stop=(), max_tokens=3)
     return await ab_mcts(root, step, value, at_length(12), iterations=99, batch=8)
 
 
 def searched(
-    fn: Callable[[SearchNode], Awaitable[Found]], budget: Budget
+    fn: Callable[[SearchNode], Awaitable[SearchOutcome]], budget: Budget
 ) -> tuple[SearchResult, list[SearchNode]]:
     search, _ = start(MODEL, budget=budget)
     return run(search, fn), search.nodes()
@@ -38,7 +38,7 @@ def searched(
 @pytest.mark.parametrize("tokens", [72, 90, 117, 135])
 @pytest.mark.parametrize("fn", [by_mcts, by_ab_mcts])
 def test_no_token_goes_into_samples_that_cannot_end(
-    fn: Callable[[SearchNode], Awaitable[Found]], tokens: int
+    fn: Callable[[SearchNode], Awaitable[SearchOutcome]], tokens: int
 ) -> None:
     # All steps have 3 tokens, and 3 of them are drawn together, so 9 divides what can be spent.
     result, nodes = searched(fn, Budget(tokens=tokens))
@@ -56,7 +56,7 @@ def test_room_is_kept_for_values(budget: Budget) -> None:
         valued.append(len(nodes))
         return values
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         steps = sample_steps(3, stop=(), max_tokens=3)
         return await mcts(root, steps, noted, at_length(12), iterations=99, batch=8)
 
@@ -85,13 +85,13 @@ def test_costs_are_means_of_each_kind() -> None:
         return "spent"
 
     async def whole(root: SearchNode) -> None:
-        assert costs.fit(steps=10**6) and costs.most(5, "steps") == 5
+        assert costs.fits_budget(steps=10**6) and costs.most(5, "steps") == 5
         assert await costs.of("steps", 2, spend(6, 1)) == "spent"
         await costs.of("values", 1, spend(2, 2))
         # 8 of 20 tokens and 3 of 9 calls are gone. A step takes 3 and 1/2, a value 2 and 2.
-        assert costs.fit(steps=4) and not costs.fit(steps=5)
-        assert costs.fit(steps=2, values=2) and not costs.fit(steps=3, values=2)
-        assert costs.fit(values=3) and not costs.fit(values=4)
+        assert costs.fits_budget(steps=4) and not costs.fits_budget(steps=5)
+        assert costs.fits_budget(steps=2, values=2) and not costs.fits_budget(steps=3, values=2)
+        assert costs.fits_budget(values=3) and not costs.fits_budget(values=4)
         assert costs.most(9, "steps", "values") == 2 and costs.most(1, "steps") == 1
         await costs.of("steps", 1, spend(12, 0))
         assert costs.most(9, "steps") == 1

@@ -12,7 +12,7 @@ from treegen.prompts.expansion import Expand, LevelBound, bound_levels, sum_leve
 from treegen.prompts.tree import Node, expansions_of, prompts_of
 from treegen.search.strategies.expand import expand
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 THOUGHTS = [
     Expand(5, stop=".", max_tokens=40),
@@ -26,7 +26,7 @@ def run_levels(
 ) -> tuple[SearchResult, SearchNode]:
     search, _ = start(model or hashed("abc."), "ab", params=SamplingParams(**params))
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         return await expand(root, levels)
 
     return run(search, fn), search.root

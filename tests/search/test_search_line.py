@@ -17,7 +17,7 @@ from live_search import backend_of, run_of
 from treegen import LLM, SamplingParams
 from treegen.search import AskTell, Budget, SearchNode, SearchResult
 from treegen.search.evaluate import mean_logprob, rollouts, value_prompt
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
 from treegen.search.propose import propose_lines, sample_step, sample_steps
 from treegen.search.session import Session
 from treegen.search.strategies.ab_mcts import ab_mcts
@@ -28,7 +28,7 @@ from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.majority import majority
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.rebase import rebase
-from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 
 
 def done(node: SearchNode) -> bool:

@@ -13,9 +13,9 @@ from treegen.errors import InputError
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function, sum_logprob
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.majority import agreement, is_decided, majority, vote
+from treegen.search.strategies.majority import is_decided, lead_probability, majority, vote
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
 def beta_above_half(a: int, b: int) -> Fraction:
@@ -39,7 +39,7 @@ def beta_above_half(a: int, b: int) -> Fraction:
 @pytest.mark.parametrize("a", [0, 1, 3, 4, 9, 20])
 @pytest.mark.parametrize("b", [0, 1, 2, 9, 20])
 def test_agreement_is_the_integral(a: int, b: int) -> None:
-    assert agreement(a, b) == pytest.approx(float(beta_above_half(a, b)), abs=1e-12)
+    assert lead_probability(a, b) == pytest.approx(float(beta_above_half(a, b)), abs=1e-12)
 
 
 def test_when_a_vote_is_decided() -> None:
@@ -68,8 +68,8 @@ def first_letter(node: SearchNode) -> str | None:
     return node.text[:1] or None
 
 
-def elect(model: ToyModel, **options: object) -> tuple[Found, SearchNode]:
-    found: list[Found] = []
+def elect(model: ToyModel, **options: object) -> tuple[SearchOutcome, SearchNode]:
+    found: list[SearchOutcome] = []
     budget = options.pop("budget", None)
     assert budget is None or isinstance(budget, Budget)
     seed = random.randrange(10**6)
@@ -117,7 +117,7 @@ def test_what_is_counted_does_not_depend_on_what_ends_first() -> None:
     """Samples have lengths of 1 to 40, so that later ones end before earlier ones."""
     model = hashed("xyz", eos=0.1)
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         return await majority(root, first_letter, batch=6, max_samples=24)
 
     params = SamplingParams(max_tokens=40, seed=random.randrange(1000))
@@ -135,7 +135,7 @@ def test_those_still_drawn_are_cancelled() -> None:
     for batch in (4, 40):
         search, backend = start(model, params=SamplingParams(max_tokens=2000))
 
-        async def fn(root: SearchNode, batch: int = batch) -> Found:
+        async def fn(root: SearchNode, batch: int = batch) -> SearchOutcome:
             return await majority(root, first_letter, batch=batch)
 
         result = run(search, fn)
@@ -163,7 +163,7 @@ def test_of_tied_answers_the_first_wins() -> None:
 
 
 def test_candidates_of_another_search_vote() -> None:
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         found = await best_of_n(root, 30, by_function(lambda node: node.text == "y"))
         plain, weighted = vote(found, letter), vote(found, letter, lambda node: node.value or 0)
         counts = Counter(node.text for node in root.children)
@@ -180,7 +180,7 @@ def test_candidates_of_another_search_vote() -> None:
 def test_a_log_probability_is_no_weight() -> None:
     """Two likely samples of one answer against an unlikely one of another."""
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         found = await best_of_n(root, 60, sum_logprob)
         for wrong in (lambda node: node.value, lambda node: math.nan, lambda node: math.inf):
             with pytest.raises(InputError, match="votes; weigh by finite numbers from 0 on"):

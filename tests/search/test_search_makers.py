@@ -22,9 +22,9 @@ from treegen.search.evaluate import (
     value_prompt,
     vote_prompt,
 )
-from treegen.search.loop import gather
-from treegen.search.propose import either, lines, propose_lines, sample_steps
-from treegen.search.tree.node import SearchNode, ended
+from treegen.search.event_loop import gather
+from treegen.search.propose import combine_proposers, lines, propose_lines, sample_steps
+from treegen.search.tree.node import SearchNode, is_ended
 
 T = TypeVar("T")
 MODEL = hashed("abc.")
@@ -59,7 +59,7 @@ def test_sampled_steps_end_with_their_delimiter() -> None:
     steps = at_root(sample_steps(8, ".", max_tokens=200))
     assert len(steps) == 8
     assert all(step.text.endswith(".") and step.text.count(".") == 1 for step in steps)
-    assert all(step.finish_reason == "stop" and not ended(step) for step in steps)
+    assert all(step.finish_reason == "stop" and not is_ended(step) for step in steps)
 
 
 def test_steps_of_a_number_of_tokens() -> None:
@@ -71,7 +71,7 @@ def test_no_step_follows_the_end_of_the_text() -> None:
     async def fn(root: SearchNode) -> None:
         propose = sample_steps(2, ".")
         (end,) = await root.sample(1)
-        assert ended(end) and await propose(end) == []
+        assert is_ended(end) and await propose(end) == []
         assert await propose_lines(lambda node: "P")(end) == []
 
     at_root(fn, certain("ab"))
@@ -102,7 +102,7 @@ def test_either_way() -> None:
     async def fn(root: SearchNode) -> list[str]:
         listed = propose_lines(lambda node: "P", lambda text, node: [text])
         sampled = sample_steps(2, (), max_tokens=1)
-        return [step.text for step in await either(listed, sampled)(root)]
+        return [step.text for step in await combine_proposers(listed, sampled)(root)]
 
     assert at_root(fn, certain("ab")) == ["ab", "a", "a"]
 

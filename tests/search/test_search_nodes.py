@@ -22,10 +22,10 @@ from toy_search import hashed, run, run_all, start
 from treegen.errors import InputError
 from treegen.search.ask_tell import AskTell
 from treegen.search.session import Session
-from treegen.search.tree.detached import detach
-from treegen.search.tree.found import leaving
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found, SearchResult, warn_if_all_failed
+from treegen.search.tree.node_registry import pickling_for_other_process
+from treegen.search.tree.result import SearchOutcome, SearchResult, warn_if_all_failed
+from treegen.search.tree.tracebacks import detach
 
 
 def session_of(model: HistoryModel | None = None) -> Session:
@@ -89,7 +89,10 @@ def test_a_pickled_node_is_found_again() -> None:
 
 def test_nodes_are_not_sent_to_other_processes() -> None:
     root = session_of().root("acde")
-    with leaving(), pytest.raises(InputError, match="cannot be sent to another process"):
+    with (
+        pickling_for_other_process(),
+        pytest.raises(InputError, match="cannot be sent to another process"),
+    ):
         pickle.dumps([root])
     assert pickle.loads(pickle.dumps(root)) is root
 
@@ -192,9 +195,9 @@ def other_root() -> SearchNode:
         (lambda root: [root.children[0], None], "a list of SearchNode, NoneType"),
         (lambda root: other_root(), "'other/', which is not in its tree"),
         (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),
-        (lambda root: Found(other_root()), "'other/', which is not in its tree"),
-        (lambda root: Found(None, (other_root(),)), "'other/', which is not in its tree"),
-        (lambda root: Found(cast(Any, "text")), "with 'text', which is no node"),
+        (lambda root: SearchOutcome(other_root()), "'other/', which is not in its tree"),
+        (lambda root: SearchOutcome(None, (other_root(),)), "'other/', which is not in its tree"),
+        (lambda root: SearchOutcome(cast(Any, "text")), "with 'text', which is no node"),
         (lambda root: root.search.prompt("b"), "'toy/@1/', which is not in its tree"),
     ],
 )

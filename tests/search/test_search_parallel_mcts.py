@@ -11,10 +11,10 @@ from toy_search import MODEL, at_length, find, hashed, moves, run, start, table
 from treegen.errors import InputError
 from treegen.search.evaluate import by_function, rollouts
 from treegen.search.propose import sample_steps
-from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.mcts import mcts
+from treegen.search.strategies.node_statistics import MCTSRules, NodeStatistics, likelihood_priors
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
 class SlowTree:
@@ -30,7 +30,7 @@ class SlowTree:
         depth: int,
         c: float,
         worth: Callable[[str], float],
-        rules: Rules,
+        rules: MCTSRules,
         prior: Callable[[str], float] | None,
     ) -> None:
         self.letters, self.depth, self.c, self.worth, self.rules = letters, depth, c, worth, rules
@@ -123,7 +123,7 @@ RULES = [
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("rules", RULES)
 def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) -> None:
-    salt, chosen = random.random(), Rules(**rules)
+    salt, chosen = random.random(), MCTSRules(**rules)
 
     def worth(text: str) -> float:
         return random.Random(f"{salt}{text}").random()
@@ -133,14 +133,14 @@ def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) 
 
     slow = SlowTree("abc", 4, 0.9, worth, chosen, prior if priors else None)
     slow.run(70, batch)
-    arms: dict[SearchNode, Arm] = {}
+    arms: dict[SearchNode, NodeStatistics] = {}
     batches: list[list[str]] = []
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         batches.append([node.path_text for node in nodes])
         return [worth(node.path_text) for node in nodes]
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await mcts(
             root, moves("abc"), evaluate, at_length(4), iterations=70, c=0.9, batch=batch,
             rules=chosen, priors=by_function(lambda n: prior(n.path_text)) if priors else None,
@@ -167,13 +167,13 @@ def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) 
 def test_output_rules() -> None:
     values = {"a": 0.3, "aa": 0.4, "ab": 0.1, "b": 0.2, "ba": 0.0, "bb": 0.95, "c": 0.0}
 
-    def outcome(output: Any, **more: Any) -> tuple[str, dict[str, Arm]]:
-        arms: dict[SearchNode, Arm] = {}
+    def outcome(output: Any, **more: Any) -> tuple[str, dict[str, NodeStatistics]]:
+        arms: dict[SearchNode, NodeStatistics] = {}
 
-        async def search(root: SearchNode) -> Found:
+        async def search(root: SearchNode) -> SearchOutcome:
             return await mcts(
                 root, moves("abc"), table(values), at_length(2), iterations=23, c=0.4,
-                rules=Rules(output=output, **more), arms=arms,
+                rules=MCTSRules(output=output, **more), arms=arms,
             )  # fmt: skip
 
         found = find(search)
@@ -183,7 +183,7 @@ def test_output_rules() -> None:
 
     for output in ("value", "reward"):
         assert outcome(output)[0] == "bb"
-    keys: dict[str, Callable[[Arm], float]] = {
+    keys: dict[str, Callable[[NodeStatistics], float]] = {
         "visits": lambda arm: arm.visits,
         "mean": lambda arm: arm.mean,
     }
@@ -198,12 +198,12 @@ def test_output_rules() -> None:
 
 
 def test_priors_are_the_models_own_probabilities() -> None:
-    arms: dict[SearchNode, Arm] = {}
+    arms: dict[SearchNode, NodeStatistics] = {}
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         steps = sample_steps(12, stop=(), max_tokens=1)
         return await mcts(
-            root, steps, table({}), at_length(1), iterations=3, priors=likelihood, arms=arms
+            root, steps, table({}), at_length(1), iterations=3, priors=likelihood_priors, arms=arms
         )
 
     find(search, hashed("abc", salt=5))
@@ -216,7 +216,7 @@ def test_priors_are_the_models_own_probabilities() -> None:
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_a_batch_draws_and_plays_side_by_side(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         won = by_function(lambda node: node.text.count("a"))
         play = rollouts(2, at_length(6), won, stop=(), max_tokens=2)
         steps = sample_steps(3, stop=(), max_tokens=2)
@@ -246,7 +246,7 @@ def test_a_batch_draws_and_plays_side_by_side(batch: int, monkeypatch: pytest.Mo
 
 def test_rules_that_are_not_known_are_refused() -> None:
     with pytest.raises(InputError, match="backup must be one of mean, max, got 'median'"):
-        Rules(backup="median")  # type: ignore[arg-type]
+        MCTSRules(backup="median")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch must be at least 1"):
         find(lambda root: mcts(root, moves("a"), table({}), at_length(1), iterations=1, batch=0))
     with pytest.raises(InputError, match="priors must be weights from 0 on, got -1"):

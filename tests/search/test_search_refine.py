@@ -9,16 +9,16 @@ import pytest
 from toy_search import MODEL, at_length, find, run, start, table, texts
 
 from treegen.errors import InputError
-from treegen.plan.seeds import row_seed
+from treegen.prompts.plan.seeds import row_seed
 from treegen.search.budget import Budget
 from treegen.search.evaluate import by_function
 from treegen.search.propose import Step
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.lats import lats
 from treegen.search.strategies.mutual import mutual
-from treegen.search.strategies.refine import prompted, self_refine
+from treegen.search.strategies.refine import answer_after, self_refine
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
 def fake(salt: object, text: str, letters: str = "abc") -> str:
@@ -50,7 +50,7 @@ def test_attempts_follow_feedback_until_it_is_enough(salt: int) -> None:
 
         return ask
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         enough = lambda told: told.text == "c"  # noqa: E731
         return await self_refine(root, say("abc"), say("cxx"), say("abc"), enough, rounds=4)
 
@@ -60,11 +60,17 @@ def test_attempts_follow_feedback_until_it_is_enough(salt: int) -> None:
 
 
 def test_chains_end_with_the_budget_and_the_last_attempts_come_first() -> None:
-    say = prompted("b", stop=(), max_tokens=2)
+    say = answer_after("b", stop=(), max_tokens=2)
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await self_refine(
-            root, prompted("", stop=(), max_tokens=3), say, say, lambda _: False, rounds=9, chains=3
+            root,
+            answer_after("", stop=(), max_tokens=3),
+            say,
+            say,
+            lambda _: False,
+            rounds=9,
+            chains=3,
         )
 
     problem, _ = start(MODEL, budget=Budget(calls=11))
@@ -172,7 +178,7 @@ def test_lats_plays_and_learns_as_its_paper_says(salt: int, depth: int) -> None:
         ends.append(node.path_text)
         return f"not {node.path_text}"
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await lats(
             root, propose, evaluate, at_length(depth), reward, reflect, iterations=12,
             depth=depth, c=0.7, num_lessons=2,
@@ -224,7 +230,7 @@ def test_mutual_checking_ranks_as_its_paper_says(salt: int, checks: int) -> None
     def value(text: str) -> float:
         return random.Random(f"{salt}{text}").random()
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         found = await beam(
             root, propose, by_function(lambda node: value(node.path_text)), at_length(5),
             width=12, depth=5,
@@ -266,16 +272,18 @@ def test_mutual_checking_ranks_as_its_paper_says(salt: int, checks: int) -> None
 def test_whole_solutions_are_checked_from_the_prompt_and_short_ones_in_their_middle() -> None:
     log: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         ends = [root.extend("aa"), root.extend("b").extend("a")]
-        return await mutual(Found(None, tuple(ends)), lambda node: "x", completing(1, 2, log))
+        return await mutual(
+            SearchOutcome(None, tuple(ends)), lambda node: "x", completing(1, 2, log)
+        )
 
     find(search)
     assert log == ["", "b"]
 
 
 def test_a_budget_that_ends_the_checks_leaves_an_order() -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         found = await beam(root, prompted_steps, table({}, 0.5), at_length(4), width=4, depth=2)
         return await mutual(found, lambda node: node.path_text[-1], whole)
 
@@ -289,4 +297,4 @@ def test_a_budget_that_ends_the_checks_leaves_an_order() -> None:
     result = run(problem, search)
     assert result.stopped == "budget of 7 calls reached" and len(result.candidates) == 4
     with pytest.raises(InputError, match="low and high must be shares"):
-        find(lambda root: mutual(Found(None), lambda _: None, whole, low=0.9, high=0.1))
+        find(lambda root: mutual(SearchOutcome(None), lambda _: None, whole, low=0.9, high=0.1))

@@ -27,7 +27,7 @@ from treegen.search.strategies.best_of_n import best_of_n
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 from treegen.search.verifier import load_verifier
 
 
@@ -87,7 +87,7 @@ def test_best_of_n_by_a_reward_model(tmp_path: Path) -> None:
     save(tmp_path)
     evaluate = reward_model(tmp_path, text_of=lambda node: node.path_text, device="cpu")
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         return await best_of_n(root, 12, evaluate, max_tokens=10)
 
     result = run(start(hashed("abc"), "a")[0], fn)
@@ -106,11 +106,11 @@ def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: 
         def shares(self, rows: Any, ends: Any) -> list[list[float]]:
             sizes.append(len(rows))
             assert judge.reader is not None
-            return judge.reader.shares(rows, ends)
+            return judge.reader.score_prefixes(rows, ends)
 
     evaluate = by_verifier(replace(judge, reader=Counting()), name="judge", batch_size=10**6)
 
-    async def fn(root: SearchNode) -> Found:
+    async def fn(root: SearchNode) -> SearchOutcome:
         propose = sample_steps(3, stop=(), max_tokens=3)
         if root.search.name in "01":
             found = await best_of_n(root, 6, evaluate, max_tokens=9)

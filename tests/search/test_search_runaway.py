@@ -74,7 +74,7 @@ def test_a_search_that_polls_does_not_hold_up_others() -> None:
     results: dict[str, SearchResult] = {}
     while len(results) < 2:
         run.step()
-        results |= {result.name: result for result in run.ended()}
+        results |= {result.name: result for result in run.take_results()}
     assert {name: result.value for name, result in results.items()} == {"1": 2, "2": 2}
     run.close()
 
@@ -83,7 +83,7 @@ def test_one_may_look_around_while_a_search_spins() -> None:
     run = run_of(backend_of(HistoryModel()), spins, 1)
     for _ in range(5):
         run.step()  # returns, so that Ctrl-C is noticed
-        assert not run.ended()
+        assert not run.take_results()
     run.close()
 
 

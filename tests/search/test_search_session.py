@@ -21,10 +21,10 @@ from treegen.common.params import SamplingParams
 from treegen.engine.passes import prefill as prefilling
 from treegen.errors import CapacityError, InputError
 from treegen.model.batch import Batch
-from treegen.plan.cost import Sharing
-from treegen.plan.seeds import row_seed
-from treegen.sampling.batch import SamplingBatch
-from treegen.sampling.draw import draw
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import draw
+from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.seeds import row_seed
 from treegen.search.budget import Budget, BudgetReached
 from treegen.search.live.backend import LiveBackend
 from treegen.search.propose import sample_steps
@@ -32,8 +32,8 @@ from treegen.search.run import SearchRun
 from treegen.search.session import Session, Started
 from treegen.search.strategies.beam import beam
 from treegen.search.tree.node import SearchFn, SearchNode
-from treegen.search.tree.problems import named
-from treegen.search.tree.result import Found
+from treegen.search.tree.problems import name_problems
+from treegen.search.tree.result import SearchOutcome
 
 
 def text_ids(text: str) -> list[int]:
@@ -626,7 +626,13 @@ def test_prompts_made_before_the_first_is_computed_share_what_searches_share(
     model, prompts = HistoryModel(eos_bias=-9.0), alike(10, 295, 13)
     backend = backend_of(model, page_size=page_size, sharing=sharing, num_pages=4000)
     run = SearchRun(
-        backend, one_token, named(prompts, str), params=PARAMS, concurrency=10, budget=None, rows=1
+        backend,
+        one_token,
+        name_problems(prompts, str),
+        params=PARAMS,
+        concurrency=10,
+        budget=None,
+        rows=1,
     )
     assert len(list(run)) == 10
     wanted = backend.scheduler.usage.prompt_tokens_computed
@@ -757,7 +763,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
 # Time
 
 
-async def beside_a_tool(root: SearchNode) -> Found:
+async def beside_a_tool(root: SearchNode) -> SearchOutcome:
     """A strategy whose judge is a tool that takes for ever."""
 
     async def judge(nodes: Sequence[SearchNode]) -> list[float]:

@@ -9,8 +9,8 @@ from treegen import LLM, SamplingParams
 from treegen.errors import InputError
 from treegen.search import (
     Budget,
-    Found,
     SearchNode,
+    SearchOutcome,
     ab_mcts,
     by_function,
     gather,
@@ -63,7 +63,7 @@ def test_each_llm_goes_on_from_what_the_others_wrote(llms: dict[str, LLM]) -> No
 
 
 def test_llms_are_arms_of_adaptive_branching(llms: dict[str, LLM]) -> None:
-    async def solve(root: SearchNode) -> Found:
+    async def solve(root: SearchNode) -> SearchOutcome:
         ways = {name: sample_step((), llm=name, max_tokens=3) for name in llms}
         value = by_function(lambda node: min(1.0, len(node.path_text) / 30))
         return await ab_mcts(

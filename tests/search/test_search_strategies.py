@@ -23,9 +23,9 @@ from treegen.search.propose import sample_steps
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
-from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
 async def logprob_of_text(nodes: Sequence[SearchNode]) -> list[float]:
@@ -43,7 +43,7 @@ def test_beam_of_full_width_finds_the_likeliest_text(seed: int) -> None:
     model = hashed("abc", salt=f"{seed}")
     ways = dict(model.continuations("", 3))
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await beam(root, moves("abc"), logprob_of_text, at_length(3), width=27, depth=3)
 
     found = find(search, model)
@@ -68,7 +68,7 @@ def test_beam_keeps_the_best_at_each_step(width: int) -> None:
         longer = [text + letter for text in kept for letter in "abc"]
         kept = sorted(longer, key=lambda text: -values[text])[:width]
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await beam(root, moves("abc"), table(values), at_length(4), width=width, depth=4)
 
     assert texts(find(search).candidates) == kept
@@ -92,7 +92,7 @@ def test_finished_paths_keep_their_places_in_the_beam() -> None:
 
 
 def test_of_equal_samples_one_is_kept() -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         steps = sample_steps(30, stop=(), max_tokens=1)
         return await beam(root, steps, mean_logprob, at_length(2), width=9, depth=2)
 
@@ -101,7 +101,7 @@ def test_of_equal_samples_one_is_kept() -> None:
 
 
 def test_depth_limit_is_told() -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await beam(root, moves("ab"), table({"aa": 1}), lambda _: False, width=2, depth=2)
 
     found = find(search)
@@ -133,7 +133,7 @@ def test_bfs_goes_level_by_level_and_ends_at_the_first_solution() -> None:
     def done(node: SearchNode) -> bool:
         return node.path_text == "aba"
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         propose = moves("abc", visited)
         return await bfs(root, propose, table(values), done, breadth=2, depth=9, prune_below=0.0)
 
@@ -146,7 +146,7 @@ def test_bfs_prunes_what_is_worth_too_little() -> None:
     visited: list[str] = []
     values = {"a": 0.5, "b": 0.9, "ba": 0.2, "bb": 0.6, "aa": 0.55}
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         propose = moves("abc", visited)
         return await bfs(
             root, propose, table(values), at_length(3), breadth=5, depth=3, prune_below=0.3
@@ -160,7 +160,7 @@ def test_bfs_prunes_what_is_worth_too_little() -> None:
 def test_bfs_full_breadth_is_exhaustive() -> None:
     visited: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await bfs(
             root, moves("ab", visited), table({}), at_length(4), breadth=99, depth=4, solutions=None
         )
@@ -197,7 +197,7 @@ def test_dfs_backtracks_as_recursion_does(prune_below: float) -> None:
     goal = random.choice(list(values)[-81:])
     visited: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await dfs(
             root,
             moves("abc", visited),
@@ -240,7 +240,7 @@ def test_depth_counts_steps_and_not_nodes() -> None:
     async def propose(node: SearchNode) -> list[SearchNode]:
         return [node.extend(letter).extend("c") for letter in "ab"]
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await dfs(root, propose, table({}), at_length(6), depth=3, solutions=None)
 
     assert len(find(search).candidates) == 8
@@ -249,7 +249,7 @@ def test_depth_counts_steps_and_not_nodes() -> None:
 def test_dfs_stops_after_max_visits() -> None:
     visited: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await dfs(
             root, moves("ab", visited), table({}), lambda _: False, depth=9, max_visits=4
         )
@@ -267,7 +267,7 @@ def test_best_first_expands_in_order_of_value(batch: int) -> None:
     goal = random.choice(list(values)[-81:])
     visited: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         async def propose(node: SearchNode) -> Sequence[SearchNode]:
             return await moves("abc" if len(node.path_text) < 4 else "", visited)(node)
 
@@ -290,7 +290,7 @@ def test_best_first_expands_in_order_of_value(batch: int) -> None:
 def test_best_first_stops_after_max_expansions() -> None:
     visited: list[str] = []
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await best_first(
             root, moves("ab", visited), table({}), lambda _: False, max_expansions=5, batch=2
         )
@@ -312,7 +312,7 @@ def test_best_first_stops_after_max_expansions() -> None:
     ],
 )
 def test_best_of_n_with_each_scorer(scorer: Evaluate, score: Callable[[SearchNode], float]) -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await best_of_n(root, 20, scorer, max_tokens=6)
 
     found = find(search, hashed("abc", eos=0.2, salt=random.random()))

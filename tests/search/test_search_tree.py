@@ -16,8 +16,8 @@ from treegen.search.budget import Budget
 from treegen.search.strategies.common import prune
 from treegen.search.tree.draw import draw_tree
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.records import NodeRecord, SearchTree, rounded
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.records import NodeRecord, SearchTree, round_value
+from treegen.search.tree.result import SearchOutcome, SearchResult
 
 FIELDS = [
     "id", "parent_id", "depth", "text", "score", "logprob", "n_tokens", "leaf", "pruned",
@@ -25,14 +25,14 @@ FIELDS = [
 ]  # fmt: skip
 
 
-async def grow(root: SearchNode) -> Found:
+async def grow(root: SearchNode) -> SearchOutcome:
     """A tree of three levels with values, a given text and a pruned branch."""
     first, second = await root.sample(2, max_tokens=3)
     tool = second.extend("\u2028a tool's\nresult\x1b[31m")
     last = await tool.sample(2, max_tokens=2)
     first.value, last[0].value, last[1].value = 0.25, math.pi, -1.0
     first.pruned = True
-    return Found(last[0], (last[0], last[1]), ("x", None), {"x": 1}, "tired")
+    return SearchOutcome(last[0], (last[0], last[1]), ("x", None), {"x": 1}, "tired")
 
 
 def grown() -> SearchResult:
@@ -125,7 +125,7 @@ def test_records_have_what_strategies_and_users_noted() -> None:
 def test_numbers_of_records_are_without_noise() -> None:
     values = (0.0, 24, -0.5, 12345.67891, 0.98765432, -0.000123456, 1e-300)
     want = (0.0, 24.0, -0.5, 12345.6789, 0.9877, -0.0001235, 1e-300)
-    assert tuple(map(rounded, values)) == want
+    assert tuple(map(round_value, values)) == want
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "{", "[]", "1", '{"id": 0}', "[" * 100_000])

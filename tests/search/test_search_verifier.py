@@ -27,9 +27,9 @@ from transformers import (
 from transformers import LlamaConfig as Config
 
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
-from treegen.model.judges.scorer import load_scorer
-from treegen.model.judges.verifier import Verifier
-from treegen.search.live.reading import TreeReader
+from treegen.model.scorers.scorer import load_scorer
+from treegen.model.scorers.verifier import Verifier
+from treegen.search.live.prefix_scorer import PrefixScorer
 from treegen.search.verifier import load_verifier
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -85,7 +85,7 @@ def test_shared_prefixes_give_what_whole_texts_give(
 ) -> None:
     shared, whole = both(save(tmp_path, kind, **changes), **settings)
     rng, reader = random.Random(3), shared.reader
-    assert isinstance(reader, TreeReader) and whole.reader is None
+    assert isinstance(reader, PrefixScorer) and whole.reader is None
     pairs = tree_of_texts(rng, 40)
     want = whole.values(pairs)
     got: list[list[float]] = []
@@ -257,7 +257,7 @@ def test_a_gpu_shares_prefixes_too(tmp_path: Path, dtype: torch.dtype) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     shared = load_verifier(tmp_path, memory="64MiB")
     whole = load_verifier(tmp_path, share=False)
-    assert isinstance(shared.reader, TreeReader) and whole.scorer.model.device.type == "cuda"
+    assert isinstance(shared.reader, PrefixScorer) and whole.scorer.model.device.type == "cuda"
     pairs = tree_of_texts(random.Random(4), 200)
     limit = 2e-3 if dtype == torch.float32 else 0.03
     got, num_read = [], 0

@@ -22,12 +22,12 @@ from treegen.search.evaluate import (
     sum_logprob,
 )
 from treegen.search.propose import sample_steps
-from treegen.search.strategies.arms import Arm
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.mcts import mcts
+from treegen.search.strategies.node_statistics import NodeStatistics
 from treegen.search.strategies.rebase import allocate, rebase
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 # Monte Carlo tree search
 
@@ -74,9 +74,9 @@ def test_mcts_visits_what_the_formula_says(c: float, letters: str) -> None:
     slow = SlowMcts(letters, 4, c, worth)
     for _ in range(60):
         slow.iterate()
-    arms: dict[SearchNode, Arm] = {}
+    arms: dict[SearchNode, NodeStatistics] = {}
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await mcts(
             root,
             moves(letters),
@@ -108,12 +108,12 @@ def test_mcts_converges_to_the_best_arm() -> None:
         win = chance.get(text[:1], 0.5)
         return [0.0, win, 1 - win, 0.0]
 
-    arms: dict[SearchNode, Arm] = {}
+    arms: dict[SearchNode, NodeStatistics] = {}
 
     def done(node: SearchNode) -> bool:
         return len(node.path_text) == 2
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         won = by_function(lambda node: node.path_text.endswith("a"))
         play = rollouts(1, done, won, stop=(), max_tokens=1)
         return await mcts(root, moves("abc"), play, done, iterations=400, depth=1, arms=arms)
@@ -138,7 +138,7 @@ def test_mcts_prunes_dead_ends_and_ends_when_nothing_is_left() -> None:
 
 
 def test_mcts_ends_with_a_solution_that_is_good_enough() -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         worth = table({"b": 0.3, "ba": 1.0})
         return await mcts(root, moves("ab"), worth, at_length(2), iterations=500, enough=1.0)
 
@@ -151,7 +151,7 @@ def test_mcts_ends_with_a_solution_that_is_good_enough() -> None:
 
 
 def test_dvts_grows_greedy_subtrees_apart_from_each_other() -> None:
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         steps = sample_steps(3, stop=(), max_tokens=2)
         return await dvts(root, steps, sum_logprob, at_length(6), subtrees=4, depth=3)
 
@@ -219,7 +219,7 @@ def test_rebase_draws_its_width_at_each_level() -> None:
         asked.append((node.path_text, n))
         return [node.extend(letter) for letter in "abcdefghijkl"[:n]]
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await rebase(root, step, table(values, 0.5), at_length(3), width=3, depth=3)
 
     found = find(search)
@@ -237,7 +237,7 @@ def test_rebase_solutions_take_from_the_width() -> None:
         totals[node.depth] = totals.get(node.depth, 0) + n
         return [node.extend(letter) for letter in "abcdefghijkl"[:n]]
 
-    async def search(root: SearchNode) -> Found:
+    async def search(root: SearchNode) -> SearchOutcome:
         return await rebase(
             root,
             step,

@@ -21,7 +21,7 @@ from treegen.tasks.common.answers import (
 )
 from treegen.tasks.common.arithmetic import plain_digits, result
 from treegen.tasks.common.hedges import is_hedged
-from treegen.tasks.common.whole import is_whole
+from treegen.tasks.common.number_context import is_whole
 from treegen.tasks.gsm8k.task import GSM8K
 
 
@@ -236,7 +236,9 @@ def _plain_number(text: str) -> str | None:
     if found := answers._answer_line(text):
         return found[0]
     every = [
-        (line, found) for line in text.split("\n") for found in answers._meant(line, 0, len(line))
+        (line, found)
+        for line in text.split("\n")
+        for found in answers._iterate_asserted(line, 0, len(line))
     ]
     return result(every[-1][1][0]) if every and is_whole(*every[-1]) else None
 

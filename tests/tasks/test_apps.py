@@ -13,10 +13,10 @@ from treegen.evals.task import TaskOptions
 from treegen.prompts.tree import prompts_of
 from treegen.tasks.apps.compare import COMPARERS
 from treegen.tasks.apps.data import LoadedRows, load_bundled_shots, load_rows
-from treegen.tasks.apps.judging import PACKAGES
-from treegen.tasks.apps.prompts import ask, program_in, with_tabs
+from treegen.tasks.apps.prompts import ask, extract_program, with_tabs
 from treegen.tasks.apps.task import APPS
-from treegen.tasks.judge import Judge, Limits
+from treegen.tasks.programs.scoring import PACKAGES
+from treegen.tasks.sandbox import Limits, SandboxPool
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)\n"
 
@@ -204,17 +204,17 @@ def test_solutions_are_shown_with_tabs() -> None:
     ],
 )
 def test_programs_in_completions(text: str, raw: str | None, fenced: str | None) -> None:
-    assert program_in(text, "raw") == (text if raw == "same" else raw)
-    assert program_in(text, "fenced") == fenced
+    assert extract_program(text, "raw") == (text if raw == "same" else raw)
+    assert extract_program(text, "fenced") == fenced
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(packages=PACKAGES, limits=Limits()) as judge:
+def judge() -> Iterator[SandboxPool]:
+    with SandboxPool(packages=PACKAGES, limits=Limits()) as judge:
         yield judge
 
 
-def rejected(judge: Judge, loaded: LoadedRows) -> list[tuple[str, str, str]]:
+def rejected(judge: SandboxPool, loaded: LoadedRows) -> list[tuple[str, str, str]]:
     """Judge all reference solutions under both comparers; return those that are not accepted."""
     jobs = [
         (r.id, name, judge.submit(cases.program(source), cases.tests, cases.compare))
@@ -228,12 +228,12 @@ def rejected(judge: Judge, loaded: LoadedRows) -> list[tuple[str, str, str]]:
     return [result for result in results if result[2] != "accepted"]
 
 
-def test_bundled_solutions_are_accepted(judge: Judge) -> None:
+def test_bundled_solutions_are_accepted(judge: SandboxPool) -> None:
     assert rejected(judge, load_rows(None, None)) == []
     assert rejected(judge, load_bundled_shots()) == []
 
 
-def test_published_solutions_are_accepted(judge: Judge, data_dir: Path) -> None:
+def test_published_solutions_are_accepted(judge: SandboxPool, data_dir: Path) -> None:
     loaded = load_rows(str(data_dir / "apps"), "train")
     assert loaded.skipped == () and len(loaded.rows) == len(
         list((data_dir / "apps/train").iterdir())

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.tasks.apps.compare import COMPARERS, Comparer, _rounded
+from treegen.tasks.apps.compare import COMPARERS, Comparer, _round_sets
 from treegen.tasks.apps.suite import read_suite
 
 STRICT, OFFICIAL = COMPARERS["strict"], COMPARERS["apps-official"]
@@ -198,4 +198,4 @@ def test_rounded_sets_are_equal_as_sets_are(ours: list[Any], theirs: list[Any]) 
         except ValueError:
             return False
 
-    assert equal(_rounded) == equal(as_sets)
+    assert equal(_round_sets) == equal(as_sets)

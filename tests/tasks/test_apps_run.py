@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from cli_cases import Command, build_checkpoint, results_of, write_jsonl
 
-from treegen.evals.asked.settings import settle
+from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.identity import run_settings
 from treegen.evals.job import Job, load_job
-from treegen.evals.judged.execution import Execution
-from treegen.evals.judged.results import write_results
+from treegen.evals.scoring.code_execution import ExecutionOptions
+from treegen.evals.scoring.results import write_results
 from treegen.runs import RecordFile, RunDir
 from treegen.tasks.apps.compare import Comparer
-from treegen.tasks.apps.judging import ProgramJudging
 from treegen.tasks.apps.task import APPS
+from treegen.tasks.programs.scoring import SandboxScoring
 
 ALLOW = "--allow-code-execution"
 TESTS = {"inputs": ["1 2\n", "5 5\n", "3 3\n"], "outputs": ["3\n", "10\n", "6\n"]}
@@ -59,7 +59,7 @@ def make_run(data: Path, tmp_path: Path) -> Callable[..., tuple[Job, Path]]:
     def make(texts: list[str], **extra: str) -> tuple[Job, Path]:
         extra = {"timeout": "0.3", "memory": "400MiB", **extra}
         job = load_job(
-            settle(
+            resolve_eval_settings(
                 {
                     "task": "apps",
                     "data": str(data),
@@ -135,10 +135,10 @@ def test_judging_goes_on_where_it_stopped(make_run: MakeRun, command: Command) -
     job, path = make_run([ADD, "print(3)", "print(4)"])
     assert isinstance(job.task, APPS)
     with RunDir.open(path) as run:
-        judging = job.task.judging(run, Execution())
+        judging = job.task.judging(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
-        assert len(list(judging.rest(lambda: True))) == 0
+        assert len(list(judging.finish(lambda: True))) == 0
         judging.close()
     assert command("score", path, ALLOW).code == 0
     whole = (path / "results.json").read_text()
@@ -219,20 +219,20 @@ def test_another_comparer_has_verdicts_of_its_own(make_run: MakeRun, command: Co
 def test_same_programs_run_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     job, path = make_run([ADD, "print(3)", ADD, ADD, "print(3)"])
     started: list[str] = []
-    submit = ProgramJudging._submit
+    submit = SandboxScoring._submit
 
-    def counting(self: ProgramJudging, flight: Any) -> None:
+    def counting(self: SandboxScoring, flight: Any) -> None:
         started.append(flight.source)
         submit(self, flight)
 
-    monkeypatch.setattr(ProgramJudging, "_submit", counting)
+    monkeypatch.setattr(SandboxScoring, "_submit", counting)
     assert isinstance(job.task, APPS)
     with RunDir.open(path) as run:
-        judging = job.task.judging(run, Execution())
+        judging = job.task.judging(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
         assert judging.missing == 5
-        last = list(judging.rest(lambda: None))[-1]
+        last = list(judging.finish(lambda: None))[-1]
         judging.close()
     assert (last.done, last.planned, last.accuracy) == (5, 5, 0.6)
     assert sorted(set(started)) == sorted({ADD, "print(3)"})
@@ -250,10 +250,10 @@ def test_judge_errors_are_no_scores(make_run: MakeRun) -> None:
 
     task.comparer = Comparer("strict", broken, task.comparer.value, task.comparer.arguments)
     with RunDir.open(path) as run:
-        judging = task.judging(run, Execution())
+        judging = task.judging(run, ExecutionOptions())
         for record in run.records():
             judging.add(record)
-        list(judging.rest(lambda: None))
+        list(judging.finish(lambda: None))
         results, report = write_results(job, run, judging)
         judging.close()
     assert report is not None and (report.num_samples, len(report.incomplete)) == (1, 1)

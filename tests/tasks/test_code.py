@@ -16,17 +16,23 @@ from treegen.errors import DataError, InputError
 from treegen.evals.chat import as_chat
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
-from treegen.tasks.apps.verdicts import Outcome
 from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.lcb_tests import packed_text, read_tests, same_lines, same_value
 from treegen.tasks.code.livecodebench import LiveCodeBench
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus
-from treegen.tasks.code.plus_compare import OTHER, CallValue, same, wanted
+from treegen.tasks.code.plus_compare import OTHER, CallValue, build_expected, is_expected
 from treegen.tasks.code.plus_inputs import mbpp_arguments
 from treegen.tasks.code.task import CodeTask
-from treegen.tasks.judge import Judge, JudgeError, JudgeVerdict, ProgramResult, values
+from treegen.tasks.programs.outcomes import ProgramOutcome
+from treegen.tasks.sandbox import (
+    ProgramResult,
+    ProgramStatus,
+    SandboxError,
+    SandboxPool,
+    value_json,
+)
 
 NAMES = ("humaneval", "humaneval-plus", "livecodebench", "mbpp", "mbpp-plus")
 
@@ -42,7 +48,7 @@ def prompts(task: CodeTask, options: TaskOptions) -> list[str]:
 
 
 def run(task: CodeTask, samples: list[tuple[str, str]]) -> list[ProgramResult]:
-    with Judge(limits=task.limits, packages=("numpy",)) as judge:
+    with SandboxPool(limits=task.limits, packages=("numpy",)) as judge:
         flights = []
         for problem_id, text in samples:
             source, cases = task.program(problem_id, text), task.cases(problem_id, judge)
@@ -263,8 +269,8 @@ def test_evalplus_rules_for_single_tasks() -> None:
     def right(
         name: str, out: Any, expected: Any, inputs: list[Any], kind: str = "mbpp", atol: float = 0
     ) -> bool:
-        (goal,) = wanted(kind, name, atol, [_result(expected)])
-        return same(kind, name, inputs, _result(out), goal)
+        (goal,) = build_expected(kind, name, atol, [_result(expected)])
+        return is_expected(kind, name, inputs, _result(out), goal)
 
     assert right("sum_div", 0, 6, [7]) and not right("sum_div", 1, 6, [7])
     assert right("are_equivalent", "anything", True, [1, 2])
@@ -289,12 +295,17 @@ def _result(value: Any) -> CallValue:
 
 
 def test_evalplus_keeps_a_tolerance_from_the_first_floats_on() -> None:
-    found = wanted("humaneval", "f", 0, [_result(value) for value in (3, [0.5], [1, 0.5], 3)])
+    found = build_expected(
+        "humaneval", "f", 0, [_result(value) for value in (3, [0.5], [1, 0.5], 3)]
+    )
     assert [each.atol for each in found] == [0, 1e-6, 1e-6, 1e-6]
     assert [each.before for each in found] == [0, 0, 1e-6, 1e-6]
-    assert same("humaneval", "f", [], _result([1, 0.5 + 1e-9]), found[2])
-    assert not same("humaneval", "f", [], _result(4), found[0])
-    assert [each.atol for each in wanted("mbpp", "f", 0.1, [_result(0.5)] * 2)] == [0.1, 0.1]
+    assert is_expected("humaneval", "f", [], _result([1, 0.5 + 1e-9]), found[2])
+    assert not is_expected("humaneval", "f", [], _result(4), found[0])
+    assert [each.atol for each in build_expected("mbpp", "f", 0.1, [_result(0.5)] * 2)] == [
+        0.1,
+        0.1,
+    ]
 
 
 def test_mbpp_inputs_become_what_json_does_not_have() -> None:
@@ -312,7 +323,7 @@ def test_mbpp_inputs_become_what_json_does_not_have() -> None:
     assert mbpp_arguments("Mbpp/3", [[1]]) == [[1]]
     with pytest.raises(ValueError, match="has not the form of task Mbpp/2"):
         mbpp_arguments("Mbpp/2", [1])
-    assert values.loads(values.dumps([1 + 2j, {(1j,): 2}])) == [1 + 2j, {(1j,): 2}]
+    assert value_json.loads(value_json.dumps([1 + 2j, {(1j,): 2}])) == [1 + 2j, {(1j,): 2}]
 
 
 # Reading programs
@@ -365,7 +376,7 @@ def test_programs_are_judged_by_each_task() -> None:
     sums = "```\na, b = map(int, input().split())\nprint(a + b)\n```"
     found = run(task, [("own_d", good), ("own_d", bad), ("own_a", sums), ("own_b", sums)])
     assert [result.accepted for result in found] == [True, False, True, False]
-    assert found[3].verdict is JudgeVerdict.RUNTIME_ERROR
+    assert found[3].verdict is ProgramStatus.RUNTIME_ERROR
     plus: CodeTask = HumanEvalPlus()
     plus.load(TaskOptions(ids=["Own/1"]))
     (result,) = run(plus, [("Own/1", "    return sum(numbers) / len(numbers)\n")])
@@ -375,12 +386,12 @@ def test_programs_are_judged_by_each_task() -> None:
 def test_evalplus_has_a_verdict_for_each_part() -> None:
     task = HumanEvalPlus()
     task.load(TaskOptions())
-    outcome = Outcome("x", "wrong_answer", "AW")
+    outcome = ProgramOutcome("x", "wrong_answer", "AW")
     verdicts = task.verdicts("Own/0", outcome)
     assert (verdicts["base"].correct, verdicts["plus"].correct) == (True, False)
     assert verdicts["plus"].credit is None and verdicts["plus"].outcome == "wrong_answer"
-    assert task.verdicts("Own/0", Outcome("x", "timeout", "T-"))["base"].outcome == "timeout"
-    assert not task.verdicts("Own/0", Outcome(None, "no_program", ""))["base"].correct
+    assert task.verdicts("Own/0", ProgramOutcome("x", "timeout", "T-"))["base"].outcome == "timeout"
+    assert not task.verdicts("Own/0", ProgramOutcome(None, "no_program", ""))["base"].correct
 
 
 def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
@@ -390,8 +401,8 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
     task = MBPPPlus()
     task.load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
     with (
-        Judge(limits=task.limits) as judge,
-        pytest.raises(JudgeError, match="reference solution of f fails"),
+        SandboxPool(limits=task.limits) as judge,
+        pytest.raises(SandboxError, match="reference solution of f fails"),
     ):
         task.cases("Mbpp/1", judge)
 
@@ -412,14 +423,14 @@ def test_samples_without_a_reference_are_counted_as_not_judged(
 
 
 HOSTILE = {
-    "    while True:\n        pass\n": JudgeVerdict.TIMEOUT,
-    "    print('x' * 10**7)\n": JudgeVerdict.OUTPUT_LIMIT,
-    "    import os\n    while True:\n        os.fork()\n": JudgeVerdict.RUNTIME_ERROR,
-    "    return [0] * 10**9\n": JudgeVerdict.MEMORY_LIMIT,
-    f"    return '{'x' * 10**7}'\n": JudgeVerdict.RUNTIME_ERROR,
-    "    import os; os._exit(0)\n": JudgeVerdict.RUNTIME_ERROR,
-    "    raise SystemExit\n": JudgeVerdict.RUNTIME_ERROR,
-    f"    return {'(' * 10**6}\n": JudgeVerdict.COMPILE_ERROR,
+    "    while True:\n        pass\n": ProgramStatus.TIMEOUT,
+    "    print('x' * 10**7)\n": ProgramStatus.OUTPUT_LIMIT,
+    "    import os\n    while True:\n        os.fork()\n": ProgramStatus.RUNTIME_ERROR,
+    "    return [0] * 10**9\n": ProgramStatus.MEMORY_LIMIT,
+    f"    return '{'x' * 10**7}'\n": ProgramStatus.RUNTIME_ERROR,
+    "    import os; os._exit(0)\n": ProgramStatus.RUNTIME_ERROR,
+    "    raise SystemExit\n": ProgramStatus.RUNTIME_ERROR,
+    f"    return {'(' * 10**6}\n": ProgramStatus.COMPILE_ERROR,
 }
 
 

@@ -28,7 +28,7 @@ from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import PlusBase
 from treegen.tasks.code.task import CodeTask
 from treegen.tasks.common.files import read_any
-from treegen.tasks.judge import Judge, JudgeVerdict
+from treegen.tasks.sandbox import ProgramStatus, SandboxPool
 
 SECONDS = 2.0  # of CPU time for each test
 # Runs a source to its end, in names of its own and without input, as the published scorers do.
@@ -60,10 +60,10 @@ def runs_to_the_end(source: str) -> bool:
 
 def judged(task: CodeTask, samples: Sequence[tuple[str, str]]) -> list[dict[str, bool]]:
     """What the judge says of texts for problems, by filter."""
-    from treegen.tasks.apps.verdicts import NO_OUTCOME, outcome_of
+    from treegen.tasks.programs.outcomes import NO_OUTCOME, outcome_of
 
     found = []
-    with Judge(limits=task.limits, packages=("numpy",)) as judge:
+    with SandboxPool(limits=task.limits, packages=("numpy",)) as judge:
         flights: list[Any] = []
         for problem_id, text in samples:
             source = task.program(problem_id, text)
@@ -77,7 +77,7 @@ def judged(task: CodeTask, samples: Sequence[tuple[str, str]]) -> list[dict[str,
             outcome = NO_OUTCOME
             if future is not None:
                 result = future.result()
-                assert result.verdict is not JudgeVerdict.JUDGE_ERROR, result.tests[-1].detail
+                assert result.verdict is not ProgramStatus.JUDGE_ERROR, result.tests[-1].detail
                 outcome = outcome_of("x", result.tests, num, result.sandbox)
             verdicts = task.verdicts(problem_id, outcome)
             found.append({name: verdict.correct for name, verdict in verdicts.items()})

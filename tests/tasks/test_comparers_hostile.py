@@ -11,8 +11,8 @@ import pytest
 
 from treegen.tasks.apps.compare import COMPARERS
 from treegen.tasks.code.lcb_tests import same_lines, same_value
-from treegen.tasks.code.plus_compare import CallValue, Wanted, same
-from treegen.tasks.judge import values
+from treegen.tasks.code.plus_compare import CallValue, ExpectedResult, is_expected
+from treegen.tasks.sandbox import value_json
 
 SIZE = 30_000  # characters that a program sends
 # A list that is empty takes three characters, and 60 bytes; it is made twice.
@@ -23,7 +23,7 @@ _PRIME = 2**61 - 1  # ints that differ by it have one hash
 
 
 def _many(item: Any, num: int) -> list[Any]:
-    return [item] * max(1, num // (len(values.dumps(item)) + 2))
+    return [item] * max(1, num // (len(value_json.dumps(item)) + 2))
 
 
 VALUES: dict[str, Shape] = {
@@ -89,8 +89,8 @@ def _cost(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def _wanted(value: Any, atol: float) -> Wanted:
-    return Wanted(value, f"builtins.{type(value).__name__}", atol, atol)
+def _wanted(value: Any, atol: float) -> ExpectedResult:
+    return ExpectedResult(value, f"builtins.{type(value).__name__}", atol, atol)
 
 
 NAMES = (
@@ -105,7 +105,7 @@ def _plus(out: Any) -> None:
     for kind, name, how in NAMES:
         result = CallValue(how, out, f"builtins.{type(out).__name__}")
         for expected in (*EXPECTED, out):
-            assert same(kind, name, [3, 4], result, _wanted(expected, 1e-6)) in (0, 1)
+            assert is_expected(kind, name, [3, 4], result, _wanted(expected, 1e-6)) in (0, 1)
 
 
 def _value_rules(out: Any) -> None:
@@ -119,9 +119,9 @@ def _value_rules(out: Any) -> None:
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("compare", [_plus, _value_rules])
 def test_values_cost_no_more_than_they_are_long(name: str, compare: Callable[[Any], None]) -> None:
-    text = values.dumps(VALUES[name](SIZE))
+    text = value_json.dumps(VALUES[name](SIZE))
     assert len(text) < 1.5 * SIZE or "deep" in name
-    cost = _cost(lambda: compare(values.loads(text)))
+    cost = _cost(lambda: compare(value_json.loads(text)))
     assert cost < AT_LEAST + FACTOR * len(text), f"{cost:,} bytes for {len(text):,} characters"
 
 
@@ -139,7 +139,7 @@ def test_texts_cost_no_more_than_they_are_long(name: str, rule: Callable[[str, s
 
 
 def _read_and_compare(text: str) -> None:
-    _value_rules(values.loads(text))
+    _value_rules(value_json.loads(text))
 
 
 def test_encoded_values_cost_no_more_than_they_are_long() -> None:
@@ -162,7 +162,7 @@ def test_encoded_values_cost_no_more_than_they_are_long() -> None:
     for text in ('{"decimal":"' + "9" * 10**6 + '"}', '{"fraction":[1,{"int":"0x' + "f" * 40_000
                  + '"}]}', json.dumps({"decimal": "1" * 4_001})):  # fmt: skip
         with pytest.raises(ValueError, match="more than 4,000"):
-            values.loads(text)
+            value_json.loads(text)
 
 
 ODD = (
@@ -178,7 +178,7 @@ ODD = (
 def test_no_value_makes_a_comparer_fail(odd: str, inside: str) -> None:
     """A comparer that fails is the judge's error, and so the program would have no verdict."""
     try:
-        found = values.loads(inside.format(odd))
+        found = value_json.loads(inside.format(odd))
     except ValueError:
         return
     for expected in (5, 0.5, "a", None, True, [], [5], [[0.5]], {"a": 5}, [{"a": 5}]):
@@ -190,8 +190,8 @@ def test_no_value_makes_a_comparer_fail(odd: str, inside: str) -> None:
 def test_a_decimal_is_a_text_of_few_digits() -> None:
     for body in ("[0,[1,2],5]", f"[0,[{','.join('1' * 9_000)}],0]", "1", "null", '"sNaN"'):
         with pytest.raises(ValueError, match=r"decimal|nan"):
-            values.loads(f'{{"decimal":{body}}}')
+            value_json.loads(f'{{"decimal":{body}}}')
 
 
 def test_nan_equals_no_nan_inside_of_lists_either() -> None:
-    assert values.loads("[NaN]") != values.loads("[NaN]")
+    assert value_json.loads("[NaN]") != value_json.loads("[NaN]")

@@ -9,14 +9,14 @@ from cli_cases import write_jsonl
 
 from treegen.errors import DataError, InputError
 from treegen.evals.problem import Problem
-from treegen.evals.search.settings import settle_search
+from treegen.evals.search.settings import resolve_search_settings
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
 from treegen.tasks.gsm8k.task import GSM8K
 from treegen.tasks.puzzles.base import PuzzleTask, read_puzzle
 from treegen.tasks.puzzles.countdown import Countdown
-from treegen.tasks.puzzles.countdown_text import follow
+from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.game24 import Game24
 
 CSV = "Rank,Puzzles,AMT (s)\n" + "".join(
@@ -42,8 +42,8 @@ def test_the_bundled_puzzles_can_be_solved_and_their_solutions_are_right() -> No
     assert len(data.problems) == 40 and data.num_fewshot == 5
     text = (Path(__file__).parent.parent.parent / "tasks/data/countdown_sample.jsonl").read_text()
     for problem, row in zip(data.problems, map(json.loads, text.splitlines()), strict=True):
-        assert follow(row["numbers"], row["solution"]) == (row["target"],)
-        assert task.solved(problem, row["solution"]) and task.solved(
+        assert apply_steps(row["numbers"], row["solution"]) == (row["target"],)
+        assert task.is_solved(problem, row["solution"]) and task.is_solved(
             problem, row["solution"] + "\n"
         )
     assert len({(p.question, p.answer) for p in data.problems}) == 40
@@ -232,8 +232,8 @@ def test_both_forms_of_the_game_of_24(tmp_path: Path) -> None:
         "2 * 12 = 24",
         "",
     ]
-    assert all(task.solved(problem, text) for text in right)
-    assert not any(task.solved(problem, text) for text in wrong)
+    assert all(task.is_solved(problem, text) for text in right)
+    assert not any(task.is_solved(problem, text) for text in wrong)
     with pytest.raises(InputError, match="form must be one of steps, expression"):
         task.load(TaskOptions(**options, extra={"form": "prose"}))
 
@@ -242,10 +242,10 @@ def test_fractions_count_in_the_game_of_24_alone(tmp_path: Path) -> None:
     text = "8 / 3 = 8/3 (left: 8/3 3 8)\n3 - 8/3 = 1/3 (left: 1/3 8)\n8 / 1/3 = 24 (left: 24)"
     (tmp_path / "24.csv").write_text("Rank,Puzzles\n1,3 3 8 8\n")
     (problem,) = load(Game24(), data=str(tmp_path), split="all")
-    assert Game24().solved(problem, text)
+    assert Game24().is_solved(problem, text)
     file = write_jsonl(tmp_path / "d.jsonl", [puzzle([3, 3, 8, 8], 24)])
     (problem,) = load(Countdown(), data=str(file))
-    assert not Countdown().solved(problem, text)
+    assert not Countdown().is_solved(problem, text)
 
 
 # What search asks
@@ -292,8 +292,8 @@ def test_states_of_a_word_problem(text: str, done: bool, answer: str | None) -> 
     assert task.answer(problem, text) == answer
     assert task.state(problem, text) == text and task.state(problem, " \n") is None
     assert task.root(data, problem).endswith(f"Q: {problem.question}\nA:")
-    assert task.solved(problem, f" It is 1.\nThe answer is {problem.answer}.\n\nQ: Next: 5?")
-    assert not task.solved(problem, f" The answer is 0.\n\nQ: The answer is {problem.answer}.")
+    assert task.is_solved(problem, f" It is 1.\nThe answer is {problem.answer}.\n\nQ: Next: 5?")
+    assert not task.is_solved(problem, f" The answer is 0.\n\nQ: The answer is {problem.answer}.")
 
 
 def test_which_tasks_have_steps() -> None:
@@ -311,7 +311,7 @@ def test_which_tasks_have_steps() -> None:
 )  # fmt: skip
 def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        settle_search({"task": "gsm8k", "model": "m", **choice})
+        resolve_search_settings({"task": "gsm8k", "model": "m", **choice})
 
 
 @pytest.mark.parametrize("member", ["propose", "evaluate"])

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from treegen.tasks.apps.prompts import program_in
+from treegen.tasks.apps.prompts import extract_program
 from treegen.tasks.code.answers import block_that_defines
 from treegen.tasks.common.fences import fenced_blocks
 
@@ -68,7 +68,7 @@ def test_the_program_of_an_answer(text: str, code: str | None) -> None:
     ],
 )
 def test_the_program_of_an_answer_without_a_name(text: str, code: str | None) -> None:
-    found = program_in(text, "fenced")
+    found = extract_program(text, "fenced")
     assert found == code or (found or "").rstrip("\n") == (code or "").rstrip("\n")
 
 
@@ -107,5 +107,5 @@ def test_reading_fences_takes_linear_time(unit: str) -> None:
         start = time.process_time()
         list(fenced_blocks(text))
         block_that_defines(text, ["f"])
-        program_in(text, "fenced")
+        extract_program(text, "fenced")
         assert time.process_time() - start < 8

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from hostile_cases import judge_all, left_since, load_cases, traces
 
-from treegen.tasks.judge import ProgramResult
-from treegen.tasks.judge.sandbox import TIERS
+from treegen.tasks.sandbox import ProgramResult
+from treegen.tasks.sandbox.tiers import TIERS
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),

@@ -14,11 +14,11 @@ import pytest
 from hostile_cases import LIMITS, USABLE, compare
 from processes import Process, descendants
 
-from treegen.tasks.judge import Judge, JudgeVerdict, Program, Test
-from treegen.tasks.judge.cell import CellOutcome
-from treegen.tasks.judge.decide import decide
-from treegen.tasks.judge.runtime import find_runtime
-from treegen.tasks.judge.verdicts import HelperKilledError, JudgeError
+from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
+from treegen.tasks.sandbox.process import ProcessOutcome
+from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
+from treegen.tasks.sandbox.runtime import find_runtime
+from treegen.tasks.sandbox.status import decide
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not USABLE, reason="no sandbox can be used here"
@@ -35,7 +35,7 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
     def kill() -> None:
         while not over.is_set() and len(killed) < most:
             for process, name in descendants(os.getpid()).items():
-                if "treegen.tasks.judge.runner" in name and process not in killed:
+                if "treegen.tasks.sandbox.helper" in name and process not in killed:
                     killed.add(process)
                     os.kill(process[0], number)
                     if len(killed) == most:
@@ -52,11 +52,11 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
 
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
 def test_a_helper_that_is_killed_while_it_starts_is_started_again(sandbox: str) -> None:
-    with killing(1) as killed, Judge(sandbox, limits=LIMITS, workers=1) as judge:
+    with killing(1) as killed, SandboxPool(sandbox, limits=LIMITS, workers=1) as judge:
         assert len(killed) == 1
         assert judge.report.tier == sandbox
-        result = judge.run(Program("print(1)"), [Test(expected="1\n")], compare)
-        assert result.verdict is JudgeVerdict.ACCEPTED
+        result = judge.run(Program("print(1)"), [TestCase(expected="1\n")], compare)
+        assert result.verdict is ProgramStatus.ACCEPTED
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "none"])
@@ -65,7 +65,7 @@ def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
     sandbox: str, number: signal.Signals
 ) -> None:
     with killing(FOREVER, number) as killed, pytest.raises(HelperKilledError) as error:
-        Judge(sandbox, limits=LIMITS, workers=1)
+        SandboxPool(sandbox, limits=LIMITS, workers=1)
     assert len(killed) == 3
     assert f"helper was ended by {number.name} while" in str(error.value)
     assert "install" not in str(error.value)
@@ -74,19 +74,19 @@ def test_helpers_that_are_all_killed_are_no_sandbox_that_does_not_work(
 def test_a_crash_of_the_helper_is_a_sandbox_that_does_not_work() -> None:
     """The kernel may end a helper by such a signal; then the next sandbox is tried."""
     with killing(FOREVER, signal.SIGSYS), pytest.raises(Exception) as error:
-        Judge(USABLE[-1], limits=LIMITS, workers=1)
+        SandboxPool(USABLE[-1], limits=LIMITS, workers=1)
     assert not isinstance(error.value, HelperKilledError)
     assert "no sandbox works here" in str(error.value) and "SIGSYS" in str(error.value)
 
 
 def test_the_signal_of_a_helper_that_dies_between_programs_is_named() -> None:
-    with Judge(USABLE[-1], limits=LIMITS, workers=1) as judge:
+    with SandboxPool(USABLE[-1], limits=LIMITS, workers=1) as judge:
         with killing(FOREVER):
-            result = judge.submit(Program("print(1)"), [Test(expected="1\n")], compare).result()
-        assert result.verdict is JudgeVerdict.JUDGE_ERROR
+            result = judge.submit(Program("print(1)"), [TestCase(expected="1\n")], compare).result()
+        assert result.verdict is ProgramStatus.JUDGE_ERROR
         assert "ended by SIGKILL while" in result.tests[-1].detail
-        again = judge.run(Program("print(1)"), [Test(expected="1\n")], compare)
-        assert again.verdict is JudgeVerdict.ACCEPTED
+        again = judge.run(Program("print(1)"), [TestCase(expected="1\n")], compare)
+        assert again.verdict is ProgramStatus.ACCEPTED
 
 
 def test_what_programs_may_read_is_never_found_by_half(
@@ -103,17 +103,17 @@ def test_what_programs_may_read_is_never_found_by_half(
     python.write_text(f'#!/bin/sh\n{once}\nexec {sys.executable} "$@"\n')
     assert any("python" in path for path in find_runtime.__wrapped__().read)
     python.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
-    with pytest.raises(JudgeError, match="failed: broken"):
+    with pytest.raises(SandboxError, match="failed: broken"):
         find_runtime.__wrapped__()
 
 
 @pytest.mark.parametrize(
     ("status", "verdict"),
-    [(-9, JudgeVerdict.JUDGE_ERROR), (-15, JudgeVerdict.JUDGE_ERROR),
-     (-11, JudgeVerdict.COMPILE_ERROR)],
+    [(-9, ProgramStatus.JUDGE_ERROR), (-15, ProgramStatus.JUDGE_ERROR),
+     (-11, ProgramStatus.COMPILE_ERROR)],
 )  # fmt: skip
-def test_a_compiler_that_is_killed_is_no_compile_error(status: int, verdict: JudgeVerdict) -> None:
+def test_a_compiler_that_is_killed_is_no_compile_error(status: int, verdict: ProgramStatus) -> None:
     ended = {"status": status, "cpu": 0.1, "wall": 0.1, "memory": 1, "killed": None}
-    outcome = CellOutcome(ended, b"", b"", b"ready\n", 100, overflow=False)
-    result = decide(Program("x"), Test(expected=""), outcome, LIMITS, compare)
+    outcome = ProcessOutcome(ended, b"", b"", b"ready\n", 100, overflow=False)
+    result = decide(Program("x"), TestCase(expected=""), outcome, LIMITS, compare)
     assert result.verdict is verdict

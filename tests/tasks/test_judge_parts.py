@@ -11,24 +11,24 @@ from hostile_cases import LIMITS, MIB, compare
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.tasks.judge import JudgeVerdict, Program, Test, seccomp, values
-from treegen.tasks.judge.cell import CellOutcome
-from treegen.tasks.judge.decide import decide
-from treegen.tasks.judge.syscalls import ALWAYS, SOMETIMES
+from treegen.tasks.sandbox import Program, ProgramStatus, TestCase, seccomp, value_json
+from treegen.tasks.sandbox.process import ProcessOutcome
+from treegen.tasks.sandbox.status import decide
+from treegen.tasks.sandbox.syscalls import ALWAYS, SOMETIMES
 
 
 def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:
     program = Program("def f(): pass", fn_name="f")
     ended = {"status": 0, "cpu": 0.0, "wall": 0.0, "memory": 0, "killed": None, "dirty": False}
 
-    def verdict(told: bytes) -> JudgeVerdict:
-        outcome = CellOutcome(ended, b"", b"", told, MIB, overflow=False)
-        return decide(program, Test(expected=None), outcome, LIMITS, compare).verdict
+    def verdict(told: bytes) -> ProgramStatus:
+        outcome = ProcessOutcome(ended, b"", b"", told, MIB, overflow=False)
+        return decide(program, TestCase(expected=None), outcome, LIMITS, compare).verdict
 
     for told in (b"ready\ncompiled", b"ready\ncompiled\n", b"ready\ncompiled\n\xff\n\0"):
-        assert verdict(told) is JudgeVerdict.RUNTIME_ERROR
+        assert verdict(told) is ProgramStatus.RUNTIME_ERROR
     for told in (b"ready", b"ready\n", b"ready\ncompile_error"):
-        assert verdict(told) is JudgeVerdict.COMPILE_ERROR
+        assert verdict(told) is ProgramStatus.COMPILE_ERROR
 
 
 def filtered(machine: str, number: int, *arguments: int) -> int:
@@ -108,7 +108,7 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_values_come_back_as_they_were(value: object) -> None:
-    back = values.loads(values.dumps(value))
+    back = value_json.loads(value_json.dumps(value))
     assert back == value
     assert repr(type(back)) == repr(type(value))
 
@@ -117,13 +117,13 @@ def test_keys_of_one_hash_are_refused_and_many_keys_are_not() -> None:
     far = 2**61 - 1
     for value in ({(0,) * 9 + (n * far,) for n in range(17)}, {n * far: 0 for n in range(17)}):
         with pytest.raises(ValueError, match="one hash"):
-            values.loads(values.dumps([value]))
+            value_json.loads(value_json.dumps([value]))
     with pytest.raises(ValueError, match="one hash"):
-        values.loads('{"set":[' + ",".join(["0"] * 17) + "]}")
+        value_json.loads('{"set":[' + ",".join(["0"] * 17) + "]}")
     points = set(itertools.product((-1, -2), repeat=4))
     many = {n: str(n) for n in range(30_000)}
     for honest in (points, many, set(many), {(n, -(n % 3)): n for n in range(20_000)}):
-        assert values.loads(values.dumps(honest)) == honest
+        assert value_json.loads(value_json.dumps(honest)) == honest
 
 
 @given(
@@ -136,7 +136,7 @@ def test_keys_of_one_hash_are_refused_and_many_keys_are_not() -> None:
 )
 def test_a_forged_value_is_refused_or_plain(text: str) -> None:
     try:
-        value = values.loads(text)
+        value = value_json.loads(text)
     except ValueError:
         return
     assert isinstance(value, None | bool | int | float | str | list | tuple | dict | set)

@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 from hostile_cases import ADD, LIMITS, USABLE, compare, verdict_of
 
-from treegen.tasks.judge import Judge, JudgeVerdict, Program, Test
-from treegen.tasks.judge.cell import SandboxCell
-from treegen.tasks.judge.runtime import _hidden, find_runtime
-from treegen.tasks.judge.sandbox import TIERS
+from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
+from treegen.tasks.sandbox.process import SandboxProcess
+from treegen.tasks.sandbox.runtime import _find_hidden, find_runtime
+from treegen.tasks.sandbox.tiers import TIERS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
 
 @pytest.fixture(scope="module", params=USABLE)
-def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
-    with Judge(request.param, limits=LIMITS, workers=2) as judge:
+def judge(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    with SandboxPool(request.param, limits=LIMITS, workers=2) as judge:
         yield judge
 
 
-def test_programs_see_nothing_of_each_other(judge: Judge) -> None:
+def test_programs_see_nothing_of_each_other(judge: SandboxPool) -> None:
     leave = "open('left', 'w').write('x')\nimport math, builtins\nmath.pi = 3\nbuiltins.x = 1"
     look = "import os, math, builtins\nprint(os.listdir(), math.pi > 3.1, hasattr(builtins, 'x'))"
     for _ in range(3):
-        assert verdict_of(judge, leave, "") is JudgeVerdict.ACCEPTED
-        assert verdict_of(judge, look, "[] True False") is JudgeVerdict.ACCEPTED
+        assert verdict_of(judge, leave, "") is ProgramStatus.ACCEPTED
+        assert verdict_of(judge, look, "[] True False") is ProgramStatus.ACCEPTED
 
 
 @pytest.mark.parametrize("sandbox", USABLE)
@@ -46,7 +46,7 @@ def test_installed_packages_cannot_be_read_unless_given(sandbox: str, tmp_path: 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     usual = find_runtime()
-    hidden = _hidden([str(tmp_path)])
+    hidden = _find_hidden([str(tmp_path)])
     assert sorted(os.path.basename(path) for path in hidden) == ["dist-packages", "site-packages"]
     runtime = dataclasses.replace(
         usual,
@@ -66,8 +66,8 @@ for name in {names}:
         continue
     print("written")
 """
-    with SandboxCell(TIERS[sandbox], runtime, LIMITS) as cell:
-        outcome = cell.run(Program(source), Test())
+    with SandboxProcess(TIERS[sandbox], runtime, LIMITS) as cell:
+        outcome = cell.run(Program(source), TestCase())
     assert outcome.stdout.decode() == "".join(f"{name} x\n" for name in names[:3]), outcome
 
 
@@ -93,7 +93,7 @@ except OSError:
 """
 
 
-def test_programs_see_nothing_of_the_one_before(judge: Judge) -> None:
+def test_programs_see_nothing_of_the_one_before(judge: SandboxPool) -> None:
     number = "import os\nprint(os.fstat(os.open('new', os.O_CREAT | os.O_WRONLY)).st_ino)"
     numbers: set[object] = set()
 
@@ -102,11 +102,11 @@ def test_programs_see_nothing_of_the_one_before(judge: Judge) -> None:
         return True
 
     for _ in range(3):
-        assert judge.run(ADD, [Test("1 2", expected="3")], compare).accepted
+        assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
         for _ in range(judge.workers):  # the next one may come to any of the sandboxes
-            assert verdict_of(judge, LOOK, "False 0") is JudgeVerdict.ACCEPTED
-        assert verdict_of(judge, LEAVE, "") is JudgeVerdict.ACCEPTED
-        judge.run(Program(number), [Test()], keep)
+            assert verdict_of(judge, LOOK, "False 0") is ProgramStatus.ACCEPTED
+        assert verdict_of(judge, LEAVE, "") is ProgramStatus.ACCEPTED
+        judge.run(Program(number), [TestCase()], keep)
     if judge.report.tier == "bubblewrap":  # Landlock's scratch directory is one of the host's
         assert len(numbers) == 1
 
@@ -157,30 +157,30 @@ return
 
 
 @pytest.mark.parametrize("name", list(BODIES))
-def test_a_source_may_be_the_body_of_a_function(judge: Judge, name: str) -> None:
-    assert verdict_of(judge, BODIES[name], "5", "5") is JudgeVerdict.COMPILE_ERROR
+def test_a_source_may_be_the_body_of_a_function(judge: SandboxPool, name: str) -> None:
+    assert verdict_of(judge, BODIES[name], "5", "5") is ProgramStatus.COMPILE_ERROR
     program = Program(BODIES[name], prelude="import sys", may_return=True)
-    (result,) = judge.run(program, [Test("5", expected="5")], compare).tests
+    (result,) = judge.run(program, [TestCase("5", expected="5")], compare).tests
     assert result.accepted, result
 
 
-def test_what_is_no_body_either_stays_a_compile_error(judge: Judge) -> None:
+def test_what_is_no_body_either_stays_a_compile_error(judge: SandboxPool) -> None:
     for source in ("return (", "class A:\n    return 1", "def f():\n    nonlocal x", "x = 1\n y"):
         program = Program(source, may_return=True)
-        (result,) = judge.run(program, [Test(expected="")], compare).tests
-        assert result.verdict is JudgeVerdict.COMPILE_ERROR, source
+        (result,) = judge.run(program, [TestCase(expected="")], compare).tests
+        assert result.verdict is ProgramStatus.COMPILE_ERROR, source
         assert "SyntaxError" in result.detail or "IndentationError" in result.detail
     # A script stays one: what it defines are globals.
     script = Program("x = 1\nprint(globals()['x'])", may_return=True)
-    assert judge.run(script, [Test(expected="1")], compare).accepted
+    assert judge.run(script, [TestCase(expected="1")], compare).accepted
 
 
-def test_output_may_be_as_long_as_what_is_expected(judge: Judge) -> None:
+def test_output_may_be_as_long_as_what_is_expected(judge: SandboxPool) -> None:
     size = LIMITS.output + (LIMITS.output >> 2)
     expected = "7 " * (size // 2)
     source = f"print('7 ' * {size // 2})"
-    assert verdict_of(judge, source, expected) is JudgeVerdict.ACCEPTED
-    assert verdict_of(judge, source, "7") is JudgeVerdict.OUTPUT_LIMIT
+    assert verdict_of(judge, source, expected) is ProgramStatus.ACCEPTED
+    assert verdict_of(judge, source, "7") is ProgramStatus.OUTPUT_LIMIT
     call = Program(f"def f(): return [7] * {size}", fn_name="f")
-    assert judge.run(call, [Test(expected=[7] * size)], compare).accepted
-    assert judge.run(call, [Test(expected=[7])], compare).verdict is JudgeVerdict.OUTPUT_LIMIT
+    assert judge.run(call, [TestCase(expected=[7] * size)], compare).accepted
+    assert judge.run(call, [TestCase(expected=[7])], compare).verdict is ProgramStatus.OUTPUT_LIMIT

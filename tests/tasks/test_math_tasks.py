@@ -19,7 +19,7 @@ from treegen.tasks import ReportOptions, Task, TaskData, get_task
 from treegen.tasks.aime.task import AIME
 from treegen.tasks.common import sources
 from treegen.tasks.gpqa.task import GPQA
-from treegen.tasks.math.boxed import boxed, equivalent
+from treegen.tasks.math.boxed import equivalent, extract_boxed
 from treegen.tasks.math.minerva import minerva_answer
 from treegen.tasks.math.task import Math, Math500
 
@@ -57,7 +57,7 @@ def test_bundled_problems_run_without_files_and_say_what_they_are(name: str, num
 
 def test_bundled_solutions_box_their_answers() -> None:
     for problem in load(Math500(), None).problems:
-        found = boxed(problem.metadata["solution"])
+        found = extract_boxed(problem.metadata["solution"])
         assert found is not None and equivalent(found, problem.answer)
     assert {p.metadata["level"] for p in load(Math500(), None).problems} == {1, 2, 3, 4, 5}
 
@@ -208,7 +208,7 @@ def test_math_has_minervas_prompt() -> None:
     for shot in shots[:-1]:
         question, solution = shot.split("\n\nSolution: ")
         found = minerva_answer(solution.strip())
-        assert found is not None and found == f"${boxed(solution)}$"
+        assert found is not None and found == f"${extract_boxed(solution)}$"
         assert question and solution.endswith("I hope it is correct.\n\n")
 
 

@@ -12,8 +12,8 @@ import pytest
 from treegen.tasks.code.calls import PRELUDE
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.plus import HumanEvalPlus
-from treegen.tasks.code.plus_compare import CallValue, same, wanted
-from treegen.tasks.judge import Judge, JudgeVerdict, values
+from treegen.tasks.code.plus_compare import CallValue, build_expected, is_expected
+from treegen.tasks.sandbox import ProgramStatus, SandboxPool, value_json
 
 NUMBERS = (
     "0",
@@ -172,11 +172,14 @@ def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool
     exec(PRELUDE.replace("\n_treegen_no_input()\n", "\n"), module)
 
     def told(result: Any) -> CallValue:
-        return CallValue(*values.loads(values.dumps(module["_treegen_result"](result, False))))
+        return CallValue(
+            *value_json.loads(value_json.dumps(module["_treegen_result"](result, False)))
+        )
 
-    wants = wanted("humaneval", "f", atol, [told(each) for each in expected])
+    wants = build_expected("humaneval", "f", atol, [told(each) for each in expected])
     return [
-        same("humaneval", "f", [], told(out), want) for out, want in zip(outs, wants, strict=True)
+        is_expected("humaneval", "f", [], told(out), want)
+        for out, want in zip(outs, wants, strict=True)
     ]
 
 
@@ -231,10 +234,10 @@ def test_programs_that_read_standard_input_fail_as_in_the_published_scorers(prog
         "atol": 0,
         "test": "def check(f):\n    assert f(1) == 1\n",
     }
-    with Judge(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as judge:
+    with SandboxPool(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as judge:
         for task in tasks:
             made = task.make_cases(task.record(row)[2], judge)
             for before, verdict in (("", "accepted"), (program, "runtime_error")):
                 source = f"{before}def f(x):\n    return x\n"
                 result = judge.run(made.program(source), made.tests, made.compare)
-                assert result.verdict is JudgeVerdict(verdict), (before, result)
+                assert result.verdict is ProgramStatus(verdict), (before, result)

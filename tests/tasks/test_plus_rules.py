@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, PlusBase, PlusTask
-from treegen.tasks.judge import Judge
+from treegen.tasks.sandbox import SandboxPool
 
 
 class Case(NamedTuple):
@@ -150,8 +150,8 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as found:
+def judge() -> Iterator[SandboxPool]:
+    with SandboxPool(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as found:
         yield found
 
 
@@ -161,7 +161,7 @@ def _record(case: Case) -> PlusTask:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_unusual_results_are_judged_as_by_evalplus(judge: Judge, case: Case) -> None:
+def test_unusual_results_are_judged_as_by_evalplus(judge: SandboxPool, case: Case) -> None:
     task: PlusBase = HumanEvalPlus() if case.kind == "humaneval" else MBPPPlus()
     cases = task.make_cases(_record(case), judge)
     result = judge.run(cases.program(case.program), cases.tests, cases.compare)

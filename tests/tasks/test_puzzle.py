@@ -13,8 +13,7 @@ from puzzle_model import solutions
 
 from treegen.tasks.puzzles.countdown_text import (
     SOLVE_HEADER,
-    follow,
-    judge,
+    apply_steps,
     prompt,
     read_number,
     read_step,
@@ -23,6 +22,7 @@ from treegen.tasks.puzzles.countdown_text import (
     step_line,
     value_block,
     value_head,
+    value_label,
 )
 from treegen.tasks.puzzles.expression import of_steps, parse, value_with
 from treegen.tasks.puzzles.prompts import puzzle_value_prompt, read_judgement, read_proposals
@@ -96,7 +96,7 @@ def test_every_solution_is_legal_and_ends_in_the_target(whole: bool) -> None:
                 assert is_legal(state, step, whole=whole)
                 state = step.left
             assert state == (target,)
-            assert follow(numbers, "\n".join(map(step_line, steps)), whole=whole) == (target,)
+            assert apply_steps(numbers, "\n".join(map(step_line, steps)), whole=whole) == (target,)
         assert any(True for _ in solutions(numbers, target, whole=whole)) == reachable(
             numbers, target, whole
         )
@@ -135,27 +135,27 @@ def test_moves_are_all_legal_steps() -> None:
     ],
 )
 def test_lines_that_are_no_legal_step(line: str) -> None:
-    assert follow((4, 9, 10, 13), line) is None
-    assert follow((4, 9, 10, 13), f"10 + 13 = 23 (left: 4 9 23)\n{line}") is None
+    assert apply_steps((4, 9, 10, 13), line) is None
+    assert apply_steps((4, 9, 10, 13), f"10 + 13 = 23 (left: 4 9 23)\n{line}") is None
 
 
 def test_steps_are_read_in_any_order_of_what_is_left() -> None:
-    assert follow((4, 9, 10, 13), "4 + 9 = 13 (left: 13 13 10)  \n") == (10, 13, 13)
-    assert follow((4, 9), "") == (4, 9)
+    assert apply_steps((4, 9, 10, 13), "4 + 9 = 13 (left: 13 13 10)  \n") == (10, 13, 13)
+    assert apply_steps((4, 9), "") == (4, 9)
     # A blank line ends the steps, whatever comes then.
-    assert follow((4, 9), "9 - 4 = 5 (left: 5)\n\nInput: 1 2") == (5,)
-    assert follow((3, 8), "8 / 3 = 8/3 (left: 8/3)", whole=False) == (Fraction(8, 3),)
-    assert follow((1, 2), "1 / 2 = 0.5 (left: 0.5)", whole=False) == (Fraction(1, 2),)
-    assert follow((2, 3), "2 / 3 = 0.67 (left: 0.67)", whole=False) is None  # rounded
+    assert apply_steps((4, 9), "9 - 4 = 5 (left: 5)\n\nInput: 1 2") == (5,)
+    assert apply_steps((3, 8), "8 / 3 = 8/3 (left: 8/3)", whole=False) == (Fraction(8, 3),)
+    assert apply_steps((1, 2), "1 / 2 = 0.5 (left: 0.5)", whole=False) == (Fraction(1, 2),)
+    assert apply_steps((2, 3), "2 / 3 = 0.67 (left: 0.67)", whole=False) is None  # rounded
 
 
 def test_judgements_are_exact() -> None:
-    assert judge((4, 6), 24) == "sure"
-    assert judge((4, 9), 24) == "impossible"
-    assert judge((4, 4, 10), 24) == "likely"
-    assert judge((24,), 24) == "sure"
-    assert judge((3, 3, 8, 8), 24) == "impossible"
-    assert judge((3, 3, 8, 8), 24, whole=False) == "likely"
+    assert value_label((4, 6), 24) == "sure"
+    assert value_label((4, 9), 24) == "impossible"
+    assert value_label((4, 4, 10), 24) == "likely"
+    assert value_label((24,), 24) == "sure"
+    assert value_label((3, 3, 8, 8), 24) == "impossible"
+    assert value_label((3, 3, 8, 8), 24, whole=False) == "likely"
 
 
 def test_the_text_is_the_format_that_is_written_down() -> None:
@@ -185,7 +185,7 @@ def test_numbers_survive_writing_and_reading(top: int, bottom: int) -> None:
 def test_any_text_can_be_read(text: str) -> None:
     for reader in (read_step, read_number, parse):
         reader(text)
-    follow((4, 9, 10, 13), text)
+    apply_steps((4, 9, 10, 13), text)
     value_with(text, (4, 9))
     assert read_judgement(text) in (0.0, 0.001, 1.0, 20.0)
 
@@ -272,6 +272,6 @@ def test_long_texts_take_no_long_time(text: str) -> None:
     """More than linear time would run into the time limit of a test."""
     for reader in (read_step, parse):
         reader(text)
-    follow((4, 9), text)
+    apply_steps((4, 9), text)
     value_with(text, (4, 9))
     read_judgement(text)

@@ -9,10 +9,10 @@ import pytest
 
 import treegen
 from treegen import LLM, InputError
+from treegen.evals.judging.judgement_files import FOLDER
+from treegen.evals.judging.published_scores import simpleqa_scores
+from treegen.evals.judging.rubric import load_rubric
 from treegen.evals.task import TaskOptions
-from treegen.grading.official import simpleqa_scores
-from treegen.grading.rubric import load_rubric
-from treegen.grading.store import FOLDER
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import get_task
 

@@ -19,10 +19,10 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import prompts_of
 from treegen.tasks import TaskOptions, get_task
-from treegen.tasks.common.tree import interleaved
-from treegen.tasks.vision.free import readings
+from treegen.tasks.common.tree import interleave_images
+from treegen.tasks.vision.approximate_match import anls, is_relaxed_match
 from treegen.tasks.vision.letters import guess, mmmu_letter, mmmu_pro_letter
-from treegen.tasks.vision.near import anls, relaxed
+from treegen.tasks.vision.open_answers import readings
 
 NAMES = ("mmmu", "mmmu-pro", "chartqa", "docvqa")
 WORDS = (
@@ -210,7 +210,9 @@ def test_images_stand_where_a_text_names_them() -> None:
     one, two = data.images
 
     def shown(text: str) -> list[Any]:
-        return [part.get("text", part.get("image")) for part in interleaved(text, data.images)]
+        return [
+            part.get("text", part.get("image")) for part in interleave_images(text, data.images)
+        ]
 
     assert shown("no place") == [one.data, two.data, "no place"]
     assert shown("<image 2>") == [one.data, two.data]
@@ -297,7 +299,7 @@ def test_answers_that_are_near() -> None:
         ("0", "0", True), ("0.0", "0", False), ("Yes", "yes", True), ("nan", "nan", False),
         ("inf", "1", False), ("1,000", "1000", False),
     ):  # fmt: skip
-        assert relaxed(text, answer) == is_near, (text, answer)
+        assert is_relaxed_match(text, answer) == is_near, (text, answer)
     zero = Problem("z", "?", '["0"]')
     verdicts = [get_task("chartqa").score(zero, text)["relaxed"] for text in ("0", "0.0", "0%")]
     assert [verdict.correct for verdict in verdicts] == [True, False, False]

@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from treegen.attention import Level, attend, prepare
 from treegen.bench.cascade import Cascade, Heads, LevelShape
 from treegen.bench.ceilings import Ceilings, kernels_for
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.common.formats import format_bytes
-from treegen.model.memory import free_unused
+from treegen.common.formatting import format_bytes
+from treegen.model.memory import empty_device_cache
+from treegen.ops.attention import Level, attend, prepare
 
 COPIES: Final = "copies"
 REREAD: Final = "reread"
@@ -93,7 +93,7 @@ def measure(
         case = _Case(rows, prefix, suffix, heads, device, dtype)
         yield _measure(case, ceilings, stopwatch, repeats)
         del case
-        free_unused(device)
+        empty_device_cache(device)
 
 
 class _Case(Cascade):
@@ -138,13 +138,13 @@ def _measure(
     fastest = min(shared, key=lambda name: shared[name].median)
     prefix_us = time(case.call(case.levels()[:1], fastest))
     unshared: dict[str, Spread] = {}
-    for name, call in _unshared(case, list(shared), skipped):
+    for name, call in _iter_unshared_calls(case, list(shared), skipped):
         try:
             unshared[name] = time(call)
         except RuntimeError as problem:  # out of memory, or a kernel that takes no such shape
             skipped[name] = str(problem).splitlines()[0]
         if name in skipped:
-            free_unused(case.device)
+            empty_device_cache(case.device)
 
     def speedup(*, reread: bool) -> float | None:
         times = [t.median for name, t in unshared.items() if name.endswith(REREAD) == reread]
@@ -163,7 +163,7 @@ def _measure(
     )  # fmt: skip
 
 
-def _unshared(
+def _iter_unshared_calls(
     case: _Case, names: list[str], skipped: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Yield the ways to read everything once per row. Copies are freed before dense attention."""
@@ -178,11 +178,11 @@ def _unshared(
         reason = f"copies take {format_bytes(need)}, {format_bytes(free)} are free"
         skipped.update(dict.fromkeys([*(f"{name} {COPIES}" for name in names), *kernels], reason))
         return
-    copied = _Copied(case)
+    copied = _PrefixCopies(case)
     for name in names:
-        yield f"{name} {COPIES}", copied.paged(name)
+        yield f"{name} {COPIES}", copied.make_paged_call(name)
     del copied
-    free_unused(case.device)
+    empty_device_cache(case.device)
     q_RKGD = case.q_RHD.view(case.rows, case.heads.kv_heads, -1, case.heads.width)
     shape = (case.rows, case.heads.kv_heads, case.prefix + case.suffix, case.heads.width)
     k_RKSD, v_RKSD = case.random(*shape), case.random(*shape)
@@ -195,7 +195,7 @@ def _unshared(
         yield f"torch {name}", dense
 
 
-class _Copied:
+class _PrefixCopies:
     """A pool with a copy of the prefix for each row, before the rows' suffixes."""
 
     def __init__(self, case: _Case) -> None:
@@ -209,7 +209,7 @@ class _Copied:
             for pool in (case.keys, case.values)
         )
 
-    def paged(self, impl: str) -> Callable[[], Tensor]:
+    def make_paged_call(self, impl: str) -> Callable[[], Tensor]:
         """Attention over one level that reads the copies."""
         prepared = prepare([self._case.whole_level(self._pages_RP)], impl=impl)
         return lambda: attend(self._case.q_RHD, self._keys, self._values, prepared)

@@ -14,13 +14,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from treegen.attention import Level, attend, prepare
-from treegen.attention.implementations import LOADERS, load
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError, NumericsError
-from treegen.model.memory import free_unused
+from treegen.model.memory import empty_device_cache
+from treegen.ops.attention import Level, attend, prepare
+from treegen.ops.attention.registry import LOADERS, load
 
 _CHECKED_ROWS = 3
 # Rounding alone leads to no larger error, as a share of the largest number.
@@ -101,7 +101,7 @@ def measure(
         ratios = {name: time.median / floor_us for name, time in times.items()}
         yield CascadeResult(number, tuple(parts), times, floor_us, ratios, error, skipped)
         del cascade
-        free_unused(device)
+        empty_device_cache(device)
 
 
 class Cascade:

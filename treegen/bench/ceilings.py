@@ -12,10 +12,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from treegen.attention.types import FP8
-from treegen.bench.timing import free_bytes, sustained
+from treegen.bench.timing import free_bytes, time_sustained
 from treegen.errors import CapacityError
-from treegen.model.memory import free_unused
+from treegen.model.memory import empty_device_cache
+from treegen.ops.attention.types import FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +74,21 @@ def measure(
         attention_kernel=best,
         fp8=_fp8_matmul(device, seconds) if fp8 and cuda else None,
     )
-    free_unused(device)
+    empty_device_cache(device)
     return found
 
 
 def _matmul(device: torch.device, dtype: torch.dtype, seconds: float, size: int) -> float:
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)
-    return 2 * size**3 / sustained(lambda: torch.mm(left, right, out=out), device, seconds)
+    return 2 * size**3 / time_sustained(lambda: torch.mm(left, right, out=out), device, seconds)
 
 
 def _fp8_matmul(device: torch.device, seconds: float) -> float:
     size = 8192
     left, right = (torch.randn(size, size, device=device).to(FP8) for _ in range(2))
     scale = torch.ones(size, 1, device=device)
-    taken = sustained(
+    taken = time_sustained(
         lambda: torch._scaled_mm(
             left, right.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
         ),
@@ -101,7 +101,7 @@ def _copy(device: torch.device, seconds: float, size: int) -> float:
     size = min(size, free_bytes(device) // 8)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / sustained(lambda: target.copy_(source), device, seconds)
+    return 2 * size / time_sustained(lambda: target.copy_(source), device, seconds)
 
 
 def _attention(
@@ -120,7 +120,7 @@ def _attention(
             return
         with sdpa_kernel(backend):
             try:
-                each = sustained(
+                each = time_sustained(
                     lambda: scaled_dot_product_attention(q_1HLD, k_1HSD, v_1HSD), device, seconds
                 )
             except RuntimeError:  # this kernel does not take the dtype or the device

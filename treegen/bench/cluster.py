@@ -9,9 +9,9 @@ from typing import Any
 from treegen.bench.shapes import build_model, shape_of
 from treegen.bench.tiny import byte_tokenizer
 from treegen.cluster.cluster import Cluster
-from treegen.cluster.places import Places
+from treegen.cluster.placement import Placement
 from treegen.cluster.worker import from_checkpoint
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
 from treegen.model.options import LOADING, EngineOptions
@@ -69,7 +69,7 @@ class ClusterTime:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUp:
+class RandomModelFactory:
     """Makes, in each worker, the same model with random weights."""
 
     shape: str
@@ -82,7 +82,7 @@ class MadeUp:
         return LLM(model, tokenizer=tokenizer, **engine)
 
 
-class ClusterBench(Closing):
+class ClusterBench(Closeable):
     """Workers that are started and warmed up once, for jobs on some or all of them.
 
     startup_seconds: until all have the model. warm_up_seconds: that the whole job took at first, by
@@ -90,7 +90,7 @@ class ClusterBench(Closing):
     """
 
     def __init__(
-        self, job: ClusterJob, places: Places, options: EngineOptions, *, shape: str | None
+        self, job: ClusterJob, places: Placement, options: EngineOptions, *, shape: str | None
     ) -> None:
         """Start them, and run the job once.
 
@@ -103,7 +103,7 @@ class ClusterBench(Closing):
         self._cluster = Cluster.at(
             places, options,
             tokenizer=None if shape is None else byte_tokenizer(),
-            make=from_checkpoint if shape is None else MadeUp(shape),
+            make=from_checkpoint if shape is None else RandomModelFactory(shape),
         )  # fmt: skip
         try:
             begun = time.perf_counter()
@@ -114,7 +114,7 @@ class ClusterBench(Closing):
             self.close()
             raise
 
-    def timed(self, workers: int) -> ClusterTime:
+    def time_job(self, workers: int) -> ClusterTime:
         """Run the job on so many of the workers; the same samples each time."""
         self._cluster.limit(workers)
         start = time.perf_counter()

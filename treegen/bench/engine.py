@@ -17,20 +17,20 @@ import numpy as np
 import torch
 
 from treegen.bench.tiny import FEW_SHOT, byte_tokenizer, checkpoint, questions
-from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import PagedCache
 from treegen.common.params import SamplingParams
-from treegen.engine.compute.execute import Executor
-from treegen.engine.rows.run import Resources
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.param_set import ParamSet
+from treegen.engine.rows.engine_run import EngineResources
 from treegen.engine.scheduler import Scheduler
+from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.llm import LLM
 from treegen.model.batch import Batch
 from treegen.model.tokenizer import load_tokenizer
-from treegen.plan.compile import compile_plan
-from treegen.plan.plan import Request
-from treegen.prompts.stops import Stopping
+from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.stops import StopConditions
 from treegen.prompts.tree import Node
-from treegen.sampling.param_set import ParamSet
 
 _STEPS: Final = 200  # that are timed
 _END: Final = 1  # the token that ends a sample
@@ -118,15 +118,15 @@ def _free_scheduler(
     model = _FreeModel(max(rows, 64), vocab_size)
     return Scheduler(
         compile_plan(requests, token_bytes=4096, num_layers=2),
-        Resources(
+        EngineResources(
             model=model,
             cache=cache,
-            kept=KeptPrefixes(cache, 1),
-            executor=Executor(model, cache, None, "cpu"),
+            kept=PrefixCache(cache, 1),
+            executor=ModelRunner(model, cache, None, "cpu"),
             max_rows=max_rows or rows,
             prefill_chunk=8192,
         ),
-        [ParamSet(params, Stopping(params, tokenizer, [_END], vocab_size))],
+        [ParamSet(params, StopConditions(params, tokenizer, [_END], vocab_size))],
         [range(samples)] * problems,
     )
 

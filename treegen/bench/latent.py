@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.attention import HostLevel, attend, prepare_host
-from treegen.attention.latent import attend_latents, write_copy
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.common.spec import LatentSpec
 from treegen.errors import CapacityError, NumericsError
-from treegen.model.memory import free_unused
+from treegen.model.memory import empty_device_cache
+from treegen.ops.attention import HostLevel, attend, prepare_host
+from treegen.ops.attention.latent import attend_latents, write_expanded
 
 FORMS: Final = {
     "glm-4.7-flash": LatentSpec(heads=20, rank=512, rope=64, nope=192, v_dim=256),
@@ -87,11 +87,11 @@ def measure(
                 times[name] = stopwatch.microseconds(make(), repeats)
             except (RuntimeError, CapacityError) as problem:
                 skipped[name] = str(problem).splitlines()[0]
-            free_unused(device)
+            empty_device_cache(device)
         floors, best = case.floors(ceilings)
         yield LatentResult(rows, prefix, suffix, times, floors, best, error, skipped)
         del case
-        free_unused(device)
+        empty_device_cache(device)
 
 
 class _Case:
@@ -133,7 +133,7 @@ class _Case:
                 HostLevel(row_R, row_R + 1, pages, lengths, np.full(rows, prefix), False)
             )
         at = torch.arange(prefix, device=device)
-        write_copy(self.pool, at, at + self.block * size, self.up_HXR, form, dtype)
+        write_expanded(self.pool, at, at + self.block * size, self.up_HXR, form, dtype)
 
     def random(self, *shape: int) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(len(shape))
@@ -148,7 +148,7 @@ class _Case:
 
     def calls(self) -> dict[str, Callable[[], Callable[[], Tensor]]]:
         """What makes the functions that attend, by form."""
-        calls = {ABSORBED: lambda: self.call(self.levels), EXPANDED: self.expanded}
+        calls = {ABSORBED: lambda: self.call(self.levels), EXPANDED: self.make_expanded_call}
         if self.suffix:
             calls[CHOSEN] = lambda: self.call(self.copied)
         return calls
@@ -163,7 +163,7 @@ class _Case:
             q_RHK, self.pool, self.up_HXR, self.form, prepared, scale=scale
         )
 
-    def expanded(self) -> Callable[[], Tensor]:
+    def make_expanded_call(self) -> Callable[[], Tensor]:
         """Attention to keys and values of all heads, for which there must be room."""
         form = self.form
         pages = 1 + max(int(level.pages_GP.max()) for level in self.levels)

@@ -13,7 +13,7 @@ from treegen.bench.timing import Spread
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
 from treegen.prompts.tree import Node
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def measure(
             yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor, note)
 
 
-def pass_table(times: Sequence[PassTime]) -> Listing:
+def pass_table(times: Sequence[PassTime]) -> PrintableTable:
     """A row for each size."""
-    return Listing.of(
+    return PrintableTable.of(
         times,
         {
             "Prefix": "{0.prefix:,}",

@@ -19,7 +19,7 @@ from torch import Tensor
 from treegen.bench.decoding.roofline import ModelSize, size_of
 from treegen.llm import LLM
 from treegen.model.hook import ATTENTION
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 
 if TYPE_CHECKING:
     from treegen.common.outputs import Score
@@ -39,7 +39,7 @@ class ScoreJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class FlopCount:
     """Floating-point operations for one text, in units of 10^9: its part of a shared prompt's."""
 
     layers: float
@@ -66,7 +66,7 @@ class ScoreTime:
     texts: int
     seconds: float
     processor_seconds: float
-    counted: Counted | None
+    counted: FlopCount | None
     off: float = 0.0
 
 
@@ -82,7 +82,7 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     prompt = rng.integers(2, vocabulary, job.prefix).tolist()
     texts = rng.integers(2, vocabulary, (job.texts, job.tokens)).tolist()
     llm.score([(prompt[:4], texts[0][:4])], top=job.top)
-    scores, took = _timed(lambda: llm.score([(prompt, text) for text in texts], top=job.top))
+    scores, took = _time_call(lambda: llm.score([(prompt, text) for text in texts], top=job.top))
     seconds, processor = (each / job.texts for each in took)
     counted = _count(llm, job, job.texts, wanted=True)
     yield ScoreTime("treegen", job.texts, seconds, processor, counted)
@@ -91,7 +91,7 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     try:
         _stock(module, prompt[:4], texts[0][:4], job.top, wanted=True)
         for wanted in (True, False):
-            found, took = _timed(lambda how=wanted: _stock(  # type: ignore[misc]
+            found, took = _time_call(lambda how=wanted: _stock(  # type: ignore[misc]
                 module, prompt, texts[0], job.top, wanted=how))  # fmt: skip
             name = f"transformers, {'logits of the text' if wanted else 'all logits'}"
             counted = _count(llm, job, 1, wanted=wanted)
@@ -100,11 +100,11 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
         module.set_attn_implementation(ATTENTION)
 
 
-def score_table(times: list[ScoreTime]) -> Listing:
+def score_table(times: list[ScoreTime]) -> PrintableTable:
     """A row for each way; the first is treegen's."""
     first = times[0]
 
-    def counted(part: str) -> Callable[[ScoreTime], str]:
+    def format_count(part: str) -> Callable[[ScoreTime], str]:
         return lambda t: f"{getattr(t.counted, part):,.0f}" if t.counted else ""
 
     def times_counted(each: ScoreTime) -> str:
@@ -115,7 +115,7 @@ def score_table(times: list[ScoreTime]) -> Listing:
     def times_first(each: ScoreTime) -> str:
         return "" if each is first else f"{each.processor_seconds / first.processor_seconds:.1f}"
 
-    return Listing.of(
+    return PrintableTable.of(
         times,
         {
             "For each text": "{0.name}",
@@ -124,16 +124,16 @@ def score_table(times: list[ScoreTime]) -> Listing:
             "s": "{0.seconds:,.2f}",
             "times treegen's": times_first,
             "by count": times_counted,
-            "GFLOP of layers": counted("layers"),
-            "of attention": counted("attention"),
-            "of logits": counted("logits"),
+            "GFLOP of layers": format_count("layers"),
+            "of attention": format_count("attention"),
+            "of logits": format_count("logits"),
             "off by": lambda each: "" if each is first else f"{each.off:.1e}",
         },
         words=["For each text"],
     )
 
 
-def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> Counted | None:
+def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> FlopCount | None:
     """The operations of one of `texts` texts that share the prompt's. wanted: few logits are."""
     size = size_of(llm.model)
     if not isinstance(size, ModelSize) or size.experts is not None or llm.spec.state_bytes:
@@ -145,7 +145,7 @@ def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> Counted | No
     tokens = job.prefix / texts + job.tokens
     widths = size.q_heads * sum(layer.k_dim + layer.v_dim for layer in size.layers)
     logits = size.hidden * size.vocab_size * (job.tokens if wanted else tokens)
-    return Counted(2e-9 * size.layer_weights * tokens, 2e-9 * widths * pairs, 2e-9 * logits)
+    return FlopCount(2e-9 * size.layer_weights * tokens, 2e-9 * widths * pairs, 2e-9 * logits)
 
 
 def _stock(
@@ -169,7 +169,7 @@ def _off(found: tuple[Tensor, Tensor], score: Score) -> float:
     return float(max(apart))
 
 
-def _timed(call: Callable[[], _Found]) -> tuple[_Found, tuple[float, float]]:
+def _time_call(call: Callable[[], _Found]) -> tuple[_Found, tuple[float, float]]:
     """What a call returns, and its seconds by the clock and of the processor."""
     clock, processor = time.perf_counter(), time.process_time()
     found = call()

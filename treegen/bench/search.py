@@ -12,9 +12,9 @@ from treegen.common.params import SamplingParams
 from treegen.llm import LLM
 from treegen.search import (
     AskTell,
-    Found,
     SampleRequest,
     SearchNode,
+    SearchOutcome,
     SearchResult,
     bfs,
     mean_logprob,
@@ -59,7 +59,7 @@ def compare(
         prompts = [FEW_SHOT + question for question in questions(problems)]
         params = SamplingParams(max_tokens=step_tokens, ignore_eos=True)
 
-        async def solve(root: SearchNode) -> Found:
+        async def solve(root: SearchNode) -> SearchOutcome:
             step = sample_steps(samples, stop=())
             return await bfs(
                 root, step, mean_logprob, lambda node: node.depth == depth,
@@ -71,7 +71,7 @@ def compare(
         results = llm.search(solve, prompts, params, concurrency=problems)
         prefilled = sum(result.usage.tokens_prefilled for result in results)
         live = _time("live caches", start, prefilled, results)
-        return [live, _reprompted(llm, AskTell(solve, prompts, params))]
+        return [live, _run_reprompted(llm, AskTell(solve, prompts, params))]
 
 
 def _time(name: str, start: float, prefilled: int, results: Sequence[SearchResult]) -> SearchTime:
@@ -83,7 +83,7 @@ def _time(name: str, start: float, prefilled: int, results: Sequence[SearchResul
     )  # fmt: skip
 
 
-def _reprompted(llm: LLM, searches: AskTell) -> SearchTime:
+def _run_reprompted(llm: LLM, searches: AskTell) -> SearchTime:
     start = time.perf_counter()
     prefilled = 0
     while requests := searches.ask():

@@ -11,7 +11,7 @@ from functools import partial
 from treegen.bench.tiny import FEW_SHOT, checkpoint, questions
 from treegen.common.params import SamplingParams
 from treegen.llm import LLM
-from treegen.search import Budget, Found, SearchNode, beam, by_function, mcts, sample_steps
+from treegen.search import Budget, SearchNode, SearchOutcome, beam, by_function, mcts, sample_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ def compare_methods(
         def done(node: SearchNode) -> bool:
             return node.depth == depth
 
-        async def by_beam(root: SearchNode) -> Found:
+        async def by_beam(root: SearchNode) -> SearchOutcome:
             return await beam(root, propose, value, done, width=breadth, depth=depth)
 
-        async def by_mcts(root: SearchNode, batch: int) -> Found:
+        async def by_mcts(root: SearchNode, batch: int) -> SearchOutcome:
             return await mcts(root, propose, value, done, iterations=10**6, batch=batch)
 
-        def timed(
-            name: str, fn: Callable[[SearchNode], Awaitable[Found]], tokens: int | None
+        def time_method(
+            name: str, fn: Callable[[SearchNode], Awaitable[SearchOutcome]], tokens: int | None
         ) -> MethodTime:
             budget = None if tokens is None else Budget(tokens=tokens)
             decoded.clear()
@@ -77,7 +77,7 @@ def compare_methods(
                 while run.has_work:
                     run.step()
                     steps += 1
-                    results = run.ended()
+                    results = run.take_results()
                     for result in results:
                         decoded.append(result.usage.tokens_decoded)
                         nodes.append(result.usage.nodes)
@@ -85,13 +85,15 @@ def compare_methods(
 
         decoded: list[int] = []
         nodes: list[int] = []
-        ways: list[tuple[str, Callable[[SearchNode], Awaitable[Found]]]] = [("beam", by_beam)]
+        ways: list[tuple[str, Callable[[SearchNode], Awaitable[SearchOutcome]]]] = [
+            ("beam", by_beam)
+        ]
         ways += [(f"mcts, batches of {size}", partial(by_mcts, batch=size)) for size in batches]
         rows: dict[str, list[MethodTime]] = {name: [] for name, _ in ways}
         limit: int | None = None  # what the beam decodes for one problem, at most
         for _ in range(1 + repeats):
             for name, fn in ways:
-                rows[name].append(timed(name, fn, limit if name != "beam" else None))
+                rows[name].append(time_method(name, fn, limit if name != "beam" else None))
                 limit = limit or max(decoded)
         return [
             replace(own[-1], seconds=statistics.median(row.seconds for row in own[1:]))

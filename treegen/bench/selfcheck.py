@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from treegen.common.outputs import Usage
 from treegen.common.params import SamplingParams
-from treegen.evals.model import check_machine, look_at_model
+from treegen.evals.model import check_machine, load_model_facts
 from treegen.llm import LLM
 from treegen.model.options import EngineOptions
 from treegen.prompts.tree import Node
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 
 _ROWS: Final = 16  # of the arrangement with few rows
 _SAMPLES: Final = 8
@@ -46,7 +46,7 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class SelfCheckResult:
     """What the arrangements of a job came to.
 
     promised: whether samples are promised to be the same.
@@ -55,7 +55,7 @@ class Checked:
 
     promised: bool
     document: dict[str, Any]
-    table: Listing
+    table: PrintableTable
 
     @property
     def is_broken(self) -> bool:
@@ -63,10 +63,10 @@ class Checked:
         return self.promised and self.document["same"] < self.document["samples"]
 
 
-def self_check(options: EngineOptions, problems: int) -> Checked:
+def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
     """Run a job of so many problems in all arrangements. Raises what `LLM` and its runs raise."""
     check_machine(options)
-    facts = look_at_model(options)
+    facts = load_model_facts(options)
     check = SelfCheck(options, problems=problems)
     found = list(check.arrangements())
     promised = options.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
@@ -76,14 +76,14 @@ def self_check(options: EngineOptions, problems: int) -> Checked:
         **{name: sum(getattr(each, name) for each in found) for name in ("samples", "same")},
         "arrangements": [asdict(each) for each in found],
     }  # fmt: skip
-    return Checked(promised, document, arrangement_table(found))
+    return SelfCheckResult(promised, document, arrangement_table(found))
 
 
-def arrangement_table(found: Iterable[Arrangement]) -> Listing:
+def arrangement_table(found: Iterable[Arrangement]) -> PrintableTable:
     """A row for each arrangement."""
     columns = {"Arrangement": "{0.name}", "Samples": "{0.samples:,}", "Same": "{0.same:,}",
                "To the bit": "{0.to_the_bit:,}", "Preempted": "{0.preemptions:,}"}  # fmt: skip
-    return Listing.of(found, columns, words=["Arrangement"])
+    return PrintableTable.of(found, columns, words=["Arrangement"])
 
 
 class SelfCheck:

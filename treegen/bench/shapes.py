@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
@@ -169,11 +169,11 @@ def build_model(
         InputError: the dtype or the device cannot be used.
     """
     from treegen.bench.tiny import byte_tokenizer
-    from treegen.model.leading import load_divided
+    from treegen.model.rank_processes import load_with_ranks
 
     if ranks > 1:
         make = functools.partial(_build, shape, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
-        return load_divided(make, ranks, device), byte_tokenizer()
+        return load_with_ranks(make, ranks, device), byte_tokenizer()
     model = _build(
         shape, dtype=dtype, device=device, quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )
@@ -226,14 +226,14 @@ def _build(
 
     from treegen.bench.timing import free_bytes
     from treegen.model.config import resolve_device, resolve_dtype
-    from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, without_numbers
+    from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, replace_with_empty
     from treegen.model.load import from_module
-    from treegen.model.memory import free_unused
+    from treegen.model.memory import empty_device_cache
 
     config = _config(shape)
     target = resolve_device(device)
     kind = resolve_dtype(dtype, config, target)
-    free_unused(target)
+    empty_device_cache(target)
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
     if quantization == "fp8":
@@ -256,16 +256,16 @@ def _build(
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
         if quantization == "mxfp4":
             with torch.device("meta"):
-                without_numbers(module)
+                replace_with_empty(module)
         if not whole:
-            module = _filled(module, target, ranks, quantization)
+            module = _fill_random(module, target, ranks, quantization)
         if any(weight.dim() == 3 for weight in module.parameters()):
             # Rows that are alike would all choose the same experts.
             module.get_input_embeddings().weight.data.normal_()
     return from_module(module, name=shape.name, kv_cache_dtype=kv_cache_dtype, ranks=ranks)
 
 
-def _filled(
+def _fill_random(
     module: Any, device: torch.device, ranks: Ranks | None, quantization: str | None
 ) -> Any:
     """A module without data, or a rank's part of it, with random weights.

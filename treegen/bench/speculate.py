@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.bench.timing import Spread
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import read_bytes
 from treegen.common.params import SamplingParams
-from treegen.common.regular import read_bytes
-from treegen.common.unreadable import unreadable
 from treegen.engine.rows.budgets import ThinkingBudgets
-from treegen.engine.rows.token_store import lengthen
+from treegen.engine.rows.token_store import grow_arrays
 from treegen.errors import InputError
 from treegen.prompts.tree import MAX_TOKEN_ID, Node
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 
 if TYPE_CHECKING:
     from treegen.common.outputs import Usage
-    from treegen.engine.compute.layout import Ints
+    from treegen.engine.compute.levels import Ints
     from treegen.engine.segments.segment import LiveRequest
     from treegen.llm import LLM
 
@@ -60,7 +60,7 @@ class Trace:
         try:
             found = json.loads(read_bytes(path))
         except OSError as error:
-            raise InputError(unreadable(path, error)) from error
+            raise InputError(describe_read_error(path, error)) from error
         except (ValueError, RecursionError):
             found = None
         if not _is_trace(found):
@@ -97,7 +97,7 @@ def _are_ids(tokens: Any, least: int = 0) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SpeculationLoad:
     """What is drawn.
 
     rows: samples decoded at once.
@@ -113,7 +113,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class SpeculationGain:
     """A job without guesses and with them.
 
     plain, guessed: tokens of decode steps per second.
@@ -122,7 +122,7 @@ class Gain:
     steps: decode steps without guesses, and with them.
     """
 
-    job: Load
+    job: SpeculationLoad
     plain: Spread
     guessed: Spread
     ratio: Spread
@@ -132,9 +132,9 @@ class Gain:
     steps: tuple[int, int]
 
 
-def gain_table(gains: Sequence[Gain]) -> Listing:
+def gain_table(gains: Sequence[SpeculationGain]) -> PrintableTable:
     """A table with a line for each job."""
-    return Listing.of(
+    return PrintableTable.of(
         gains,
         {
             "Rows": "{0.job.rows:,}",
@@ -150,7 +150,7 @@ def gain_table(gains: Sequence[Gain]) -> Listing:
     )
 
 
-class _Forced(ThinkingBudgets):
+class _RecordedTokens(ThinkingBudgets):
     """Gives each row the tokens of a recorded sample, but for the first, which is drawn."""
 
     samples: _Samples
@@ -159,7 +159,7 @@ class _Forced(ThinkingBudgets):
         """Note the tokens of new rows, which also say how long they become."""
         self.used = True
         rows = self._run.rows
-        lengthen(self, len(rows.phase), -1)
+        grow_arrays(self, len(rows.phase), -1)
         for request, slots in zip(requests, slots_PN, strict=True):
             for slot in slots.tolist():
                 tokens = self.samples[request.spec.id][int(rows.sample[slot])]
@@ -168,8 +168,8 @@ class _Forced(ThinkingBudgets):
 
 
 def measure(
-    llm: LLM, trace: Trace, jobs: Sequence[Load], repeats: int, *, warm_ups: int = 2
-) -> Iterator[Gain]:
+    llm: LLM, trace: Trace, jobs: Sequence[SpeculationLoad], repeats: int, *, warm_ups: int = 2
+) -> Iterator[SpeculationGain]:
     """Run each job without guesses and with them, in turn.
 
     warm_ups: pairs of runs that are not timed. Some sizes are captured only when they come again.
@@ -182,7 +182,7 @@ def measure(
         tree, samples = _tree(trace, job, llm.spec.vocab_size)
         run = partial(_run, llm, tree, samples)
         pairs: list[tuple[Usage, Usage]] = []
-        with _prompts_kept(llm, tree) if job.own_tokens else nullcontext():
+        with _keep_prompts(llm, tree) if job.own_tokens else nullcontext():
             for turn in range(warm_ups + repeats):
                 hows = ("off", "ngram") if turn % 2 else ("ngram", "off")
                 found = {how: run(how) for how in hows}
@@ -190,7 +190,7 @@ def measure(
                     pairs.append((found["off"], found["ngram"]))
         speeds = [[_speed(usage, job.samples) for usage in pair] for pair in pairs]
         off, on = pairs[-1]
-        yield Gain(
+        yield SpeculationGain(
             job,
             plain=Spread.of([plain for plain, _ in speeds]),
             guessed=Spread.of([guessed for _, guessed in speeds]),
@@ -203,7 +203,7 @@ def measure(
 
 
 @contextmanager
-def _prompts_kept(llm: LLM, tree: Node) -> Iterator[None]:
+def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
     """Keep long prompts of rows alone, so that no pass over a prompt falls among decode steps."""
     kept = llm.engine.kept
     most, kept.max_pages = kept.max_pages, llm.cache.pool.num_pages
@@ -224,14 +224,14 @@ def _run(llm: LLM, tree: Node, samples: _Samples, how: str) -> Usage:
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:
         scheduler = stream.scheduler
-        scheduler.queue.budgets = forced = _Forced(scheduler.run)
+        scheduler.queue.budgets = forced = _RecordedTokens(scheduler.run)
         forced.samples = samples
         for _ in stream:
             pass
         return stream.usage
 
 
-def _tree(trace: Trace, job: Load, vocab_size: int) -> tuple[Node, _Samples]:
+def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _Samples]:
     """The prompts of a job, and the samples of each by its id."""
     rng = np.random.default_rng(0)
     leaves: list[Node] = []
@@ -240,11 +240,11 @@ def _tree(trace: Trace, job: Load, vocab_size: int) -> tuple[Node, _Samples]:
     while left:
         copy, problem = divmod(number, len(trace.prompts))
 
-        def moved(tokens: Sequence[int], shift: int = copy * _STEP) -> list[int]:
+        def shift_tokens(tokens: Sequence[int], shift: int = copy * _STEP) -> list[int]:
             return [(token + shift) % vocab_size for token in tokens]
 
-        mine = [moved(tokens) for tokens in trace.samples[problem][:left]]
-        text = moved(trace.prompts[problem])
+        mine = [shift_tokens(tokens) for tokens in trace.samples[problem][:left]]
+        text = shift_tokens(trace.prompts[problem])
         left, number = left - len(mine), number + 1
         # With tokens of its own each sample is a prompt.
         for place, part in enumerate([[each] for each in mine] if job.own_tokens else [mine]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.common.outputs import in_order
-from treegen.report.tables import Listing
+from treegen.report.tables import PrintableTable
 
 if TYPE_CHECKING:
     from treegen.bench.attention import AttentionResult
@@ -33,7 +33,7 @@ def result_line(result: WorkloadResult) -> str:
     return f"{_where(result)}, {result.mode}: {told}"
 
 
-def results_table(results: Sequence[WorkloadResult]) -> Listing:
+def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     """What workloads took in each mode, by workload."""
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
@@ -67,7 +67,7 @@ def results_table(results: Sequence[WorkloadResult]) -> Listing:
             )
         )
     kept = [i for i in range(len(head)) if (several or i) and any(row[i] for row in rows)]
-    return Listing(
+    return PrintableTable(
         tuple(head[i] for i in kept),
         tuple(tuple(row[i] for i in kept) for row in rows),
         tuple(place for place, i in enumerate(kept) if head[i] not in _WORDS),
@@ -121,7 +121,7 @@ def _kernels(result: WorkloadResult) -> str:
     return " + ".join(names) if len(set(names)) > 1 else next(iter(names), result.impl)
 
 
-def ratio_table(ratios: Sequence[Ratio]) -> Listing:
+def ratio_table(ratios: Sequence[Ratio]) -> PrintableTable:
     """Speed with sharing over speed without, prefixes down and rows across."""
     columns = sorted({each.rows for each in ratios})
     cells = {(each.prefix, each.rows): each for each in ratios}
@@ -132,7 +132,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> Listing:
             return ""
         return f"{each.ratio:.2f}{'' if each.shared else ' (off)'}{' !' if each.is_slower else ''}"
 
-    return Listing(
+    return PrintableTable(
         ("Prefix \\ rows", *(f"{rows:,}" for rows in columns)),
         tuple(
             (f"{prefix:,}", *(text(prefix, rows) for rows in columns))
@@ -155,7 +155,7 @@ def attention_case_line(result: AttentionResult) -> str:
     )
 
 
-def attention_table(results: Sequence[AttentionResult]) -> Listing:
+def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
     """The operator beside attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
@@ -181,7 +181,7 @@ def attention_table(results: Sequence[AttentionResult]) -> Listing:
     reasons = _reasons(
         (f"{r.rows:,} rows, prefix {r.prefix:,}, suffix {r.suffix:,}", r.skipped) for r in results
     )
-    return Listing(head, tuple(rows), tuple(range(len(head))), lines=reasons)
+    return PrintableTable(head, tuple(rows), tuple(range(len(head))), lines=reasons)
 
 
 def _reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def latent_line(result: LatentResult) -> str:
     return f"{result.rows:,} rows, prefix {result.prefix:,}, suffix {result.suffix:,}: {told}"
 
 
-def latent_table(results: Sequence[LatentResult]) -> Listing:
+def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
     """Attention to latents in each form, each beside the least time that it takes."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "its roofline")]
@@ -225,7 +225,7 @@ def latent_table(results: Sequence[LatentResult]) -> Listing:
         for r in results
     ]
     reasons = _reasons((f"{r.rows:,} rows, suffix {r.suffix:,}", r.skipped) for r in results)
-    return Listing(head, tuple(rows), tuple(range(len(head))), lines=reasons)
+    return PrintableTable(head, tuple(rows), tuple(range(len(head))), lines=reasons)
 
 
 def cascade_line(result: CascadeResult) -> str:
@@ -237,7 +237,7 @@ def cascade_line(result: CascadeResult) -> str:
     return f"{result.rows:,} rows, {_levels(result)}: {told}"
 
 
-def cascade_table(results: Sequence[CascadeResult]) -> Listing:
+def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
     """Cascades of levels by each implementation, beside the least time that the levels take."""
     names = list(dict.fromkeys(name for r in results for name in r.times))
     columns = [title for name in names for title in (f"{name} us", "low-high", "times the floor")]
@@ -252,7 +252,7 @@ def cascade_table(results: Sequence[CascadeResult]) -> Listing:
         for r in results
     ]
     reasons = _reasons((f"{r.rows:,} rows, {_levels(r)}", r.skipped) for r in results)
-    return Listing(head, tuple(rows), (0, *range(2, len(head))), lines=reasons)
+    return PrintableTable(head, tuple(rows), (0, *range(2, len(head))), lines=reasons)
 
 
 def _beside_floor(result: CascadeResult, name: str) -> tuple[str, str, str]:

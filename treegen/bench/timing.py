@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treegen.common.device import current
+from treegen.common.device import use_device
 
 _FLUSH_BYTES = 2**29  # written between timed calls: more than any L2 holds
 _SLICE = 0.05  # seconds of work handed to a GPU between looks at the clock
@@ -50,7 +50,7 @@ def graph_bytes() -> int:
     )
 
 
-def machine(device: torch.device) -> dict[str, str | int]:
+def describe_machine(device: torch.device) -> dict[str, str | int]:
     """What was measured on, for the record."""
     import transformers
 
@@ -63,23 +63,23 @@ def machine(device: torch.device) -> dict[str, str | int]:
     }
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Wait until the device has done all the work that was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def sustained(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+def time_sustained(call: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Return the seconds of one call, while it is repeated for `seconds` seconds.
 
     The first third is not timed. A GPU at its power limit slows down within a tenth of a second, so
     short bursts would flatter it.
     """
     call()
-    wait(device)
+    synchronize(device)
     start = time.perf_counter()
     call()
-    wait(device)
+    synchronize(device)
     each = max(int(_SLICE / max(time.perf_counter() - start, 1e-6)), 1)
     if device.type == "cpu":
         each = 1
@@ -90,7 +90,7 @@ def sustained(call: Callable[[], object], device: torch.device, seconds: float) 
             for _ in range(each):
                 call()
             calls += each
-            wait(device)
+            synchronize(device)
         return (time.perf_counter() - begin) / calls
 
     repeat(seconds / 3)
@@ -113,7 +113,7 @@ class Stopwatch:
 
     def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
         """Return the seconds of each of `repeats` calls, after two that are not timed."""
-        with current(self._device):
+        with use_device(self._device):
             return self._seconds(call, repeats)
 
     def _seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
@@ -121,7 +121,7 @@ class Stopwatch:
             call()
         if self._flush is None:
             return [self._on_cpu(call) for _ in range(repeats)]
-        wait(self._device)
+        synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
             held = call()  # its memory belongs to the graph
@@ -134,7 +134,7 @@ class Stopwatch:
             graph.replay()
             stop.record()
             pairs.append((start, stop))
-        wait(self._device)
+        synchronize(self._device)
         del held
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
 

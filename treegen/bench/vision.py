@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.bench.shapes import SHAPES, Shape, shape_of
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError
 
 if TYPE_CHECKING:
-    from treegen.images.table import PlacedImage
     from treegen.model.model import Model
+    from treegen.prompts.images.table import PlacedImage
 
 _LEAST_SIDE: Final = 64  # pixels
 _LARGE_SIDE: Final = 1024  # no processor makes images of this size larger
@@ -101,12 +101,12 @@ def build_vision_model(
 
     from treegen.bench.timing import free_bytes
     from treegen.bench.tiny import byte_tokenizer
-    from treegen.images.table import take_images
     from treegen.model.config import resolve_device, resolve_dtype
     from treegen.model.load import from_module
-    from treegen.model.memory import free_unused
+    from treegen.model.memory import empty_device_cache
     from treegen.model.vision.processor import load_processor
-    from treegen.model.vision.tower import Tower
+    from treegen.model.vision.tower import VisionTower
+    from treegen.prompts.images.table import set_image_table
 
     shape = VISION_SHAPES[name]
     tokenizer: Any = byte_tokenizer()
@@ -114,7 +114,7 @@ def build_vision_model(
     config = _config(shape, tokenizer.convert_tokens_to_ids(list(_MARKERS)))
     target = resolve_device(device)
     kind = resolve_dtype(dtype, config, target)
-    free_unused(target)
+    empty_device_cache(target)
     with torch.device("meta"):
         bare = AutoModelForImageTextToText.from_config(config)
     size, free = sum(w.numel() for w in bare.parameters()) * kind.itemsize, free_bytes(target)
@@ -127,11 +127,11 @@ def build_vision_model(
         torch.manual_seed(0)
         module = AutoModelForImageTextToText.from_config(config, dtype=kind)
     model = from_module(module, name=name, kv_cache_dtype=kv_cache_dtype)
-    model.tower = Tower(module, config.image_token_id)
+    model.tower = VisionTower(module, config.image_token_id)
     with tempfile.TemporaryDirectory() as folder:
         _write_processor(Path(folder), shape)
         processor = load_processor(Path(folder), config, tokenizer)
-    take_images(tokenizer, processor.table(model.spec.vocab_size))
+    set_image_table(tokenizer, processor.table(model.spec.vocab_size))
     return model, tokenizer
 
 
@@ -147,17 +147,17 @@ def load_checkpoint(
         InputError: the dtype or the device cannot be used.
         ModelError: the checkpoint or its tokenizer cannot be loaded, or it takes no images.
     """
-    from treegen.images.table import take_images
-    from treegen.model.leading import load_named
     from treegen.model.options import EngineOptions
-    from treegen.model.tokenizer import load_tokenizer, processor_of
+    from treegen.model.rank_processes import load_from_options
+    from treegen.model.tokenizer import load_image_processor, load_tokenizer
+    from treegen.prompts.images.table import set_image_table
 
     options = EngineOptions(model=path, images=images, tensor_parallel_size=ranks, **kind)
     tokenizer = load_tokenizer(path)
-    processor = processor_of(options, tokenizer) if images else None
-    model = load_named(options)
+    processor = load_image_processor(options, tokenizer) if images else None
+    model = load_from_options(options)
     if processor is not None:
-        take_images(tokenizer, processor.table(model.spec.vocab_size))
+        set_image_table(tokenizer, processor.table(model.spec.vocab_size))
     return model, tokenizer
 
 
@@ -169,9 +169,9 @@ def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
     """
     from PIL import Image
 
-    from treegen.images.table import images_of
+    from treegen.prompts.images.table import get_image_table
 
-    table = images_of(tokenizer)
+    table = get_image_table(tokenizer)
     assert table is not None
     if tokens > model.spec.context_length:
         raise InputError(
@@ -179,17 +179,17 @@ def image_of(model: Model, tokenizer: Any, tokens: int) -> PlacedImage:
             f"{model.spec.context_length:,} tokens; ask for fewer"
         )
 
-    def made(side: int) -> PlacedImage:
+    def make_square(side: int) -> PlacedImage:
         return table.add(Image.new("RGB", (side, side)))
 
-    tried = [made(side := _LEAST_SIDE)]
+    tried = [make_square(side := _LEAST_SIDE)]
     while tried[-1].num < tokens and side < _MOST_SIDE:
-        tried.append(made(side := side * 2))
+        tried.append(make_square(side := side * 2))
         if side >= _LARGE_SIDE and tried[-1].num == tried[-2].num:
             break  # the processor makes all larger ones smaller
     low, high = side // 2, side
     for _ in range(_STEPS if tried[-1].num > tokens else 0):
-        tried.append(made(middle := (low + high) // 2))
+        tried.append(make_square(middle := (low + high) // 2))
         low, high = (middle, high) if tried[-1].num < tokens else (low, middle)
     nearest = min(tried, key=lambda image: (abs(image.num - tokens), image.size))
     if not tokens / 2 <= nearest.num <= tokens * 2:

@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.cluster.crew import Crew, most_threads
-from treegen.cluster.dealer import Dealer, WorkItem
+from treegen.cluster.cluster_run import ClusterRun, make_no_workers_error
+from treegen.cluster.dispatcher import Dispatcher, WorkItem
 from treegen.cluster.jobs import (
-    DealtJob,
-    DealtSamples,
-    DealtScores,
-    DealtSearches,
-    WithImages,
+    ImageJob,
+    SamplingJob,
+    ScoringJob,
+    SearchingJob,
+    WorkerJob,
 )
-from treegen.cluster.order import sample_items, score_groups, score_items
-from treegen.cluster.packed import PackedPlan
-from treegen.cluster.places import Places, places_of
-from treegen.cluster.run import CrewRun, none_left
-from treegen.cluster.session import RaySession
+from treegen.cluster.packed_plan import PackedPlan
+from treegen.cluster.placement import Placement, parse_placement
+from treegen.cluster.ray_session import RaySession
 from treegen.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
-from treegen.cluster.worker import from_checkpoint, loading
-from treegen.common.checks import check_int, checked
-from treegen.common.cores import cores
+from treegen.cluster.work_items import sample_items, score_groups, score_items
+from treegen.cluster.worker import from_checkpoint, make_llm_options
+from treegen.cluster.worker_pool import WorkerPool, most_threads
+from treegen.common.checks import check_argument_types, check_int
+from treegen.common.cores import count_cores
 from treegen.common.params import SamplingParams
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
-from treegen.images.table import images_of, take_images
 from treegen.llm import LLM
-from treegen.llm.calls import Calls
+from treegen.llm.base import BaseLLM
 from treegen.model.options import EngineOptions, check_known
-from treegen.model.tokenizer import load_tokenizer, processor_of
-from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import check_vocabulary, token_ids
-from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.prompts.images.table import get_image_table, set_image_table
+from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import encode_texts
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from treegen.search.tree.problems import SearchProblem
 
 
-class Cluster(Calls):
+class Cluster(BaseLLM):
     """Many LLMs as one: each worker has the model, and does a part of every run.
 
     It samples, scores and searches as LLM does: what a sample draws belongs to the seed, its prompt
@@ -56,7 +56,7 @@ class Cluster(Calls):
     Sessions and kept prefixes live in the memory of one model, so only an LLM has them.
     """
 
-    @checked
+    @check_argument_types
     def __init__(
         self,
         model: str,
@@ -84,13 +84,13 @@ class Cluster(Calls):
         """
         check_known(engine, "the arguments of Cluster", ("gpus", "workers", "address", "before"))
         options = EngineOptions(model=model, **engine)
-        places = places_of(gpus, workers, address, device=options.device)
+        places = parse_placement(gpus, workers, address, device=options.device)
         self._open(places, options, before)
 
     @classmethod
     def at(
         cls,
-        places: Places,
+        places: Placement,
         options: EngineOptions,
         before: Sequence[Callable[[], object]] = (),
         *,
@@ -108,7 +108,7 @@ class Cluster(Calls):
 
     def _open(
         self,
-        places: Places,
+        places: Placement,
         options: EngineOptions,
         before: Sequence[Callable[[], object]],
         tokenizer: Any = None,
@@ -117,12 +117,12 @@ class Cluster(Calls):
         self.tokenizer = tokenizer or load_tokenizer(
             options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
         )
-        processor = processor_of(options, self.tokenizer) if options.images else None
-        self._session = RaySession(places, cores())
+        processor = load_image_processor(options, self.tokenizer) if options.images else None
+        self._session = RaySession(places, count_cores())
         self._stop = weakref.finalize(self, self._session.close)
         try:
-            how = loading(options, places.device)
-            self._crew = _crew(self._session, places, how, before, make)
+            how = make_llm_options(options, places.device)
+            self._crew = _start_workers(self._session, places, how, before, make)
         except BaseException:
             self._stop()
             raise
@@ -130,16 +130,16 @@ class Cluster(Calls):
         first = loaded[0]
         self.spec, self.fingerprint = first.facts.spec, first.fingerprint
         if processor is not None:
-            take_images(self.tokenizer, processor.table(self.spec.vocab_size))
+            set_image_table(self.tokenizer, processor.table(self.spec.vocab_size))
         self.facts = replace(
             first.facts,
             engine=options,
             tokenizer=self.tokenizer,
             num_pages=min(slot.num_pages for slot in loaded),
         )
-        self._before = DrawnBefore()
+        self._before = DrawCounter()
         self._most: int | None = None
-        self._current: weakref.ref[CrewRun] | None = None
+        self._current: weakref.ref[ClusterRun] | None = None
         self._closed = False
 
     @property
@@ -172,7 +172,7 @@ class Cluster(Calls):
     # What the calls come to here
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
-        return self.facts.lay_out(requests)
+        return self.facts.plan_unchecked(requests)
 
     def _check_ready(self) -> None:
         if self._closed:
@@ -193,14 +193,14 @@ class Cluster(Calls):
         if all(not request.samples for request in plan.requests):
             groups = score_groups(plan)
             names = [plan.requests[group[0]].id for group in groups]
-            job = DealtScores(packed, groups)
+            job = ScoringJob(packed, groups)
             run = self._run(job, score_items(plan, groups), names, prompts)
             return ClusterScores(plan, run, groups)
         items, names = sample_items(plan, samples), [request.id for request in plan.requests]
-        run = self._run(DealtSamples(packed), items, names, prompts)
+        run = self._run(SamplingJob(packed), items, names, prompts)
         return ClusterStream(plan, run)
 
-    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+    def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
         return self._start(plan, params, [[] for _ in plan.requests])
 
     def _start_searches(
@@ -210,9 +210,9 @@ class Cluster(Calls):
         for problem in problems:
             if not isinstance(problem.content, str):
                 ids = token_ids(problem.name, problem.content)
-                check_vocabulary(problem.name, ids, self.spec, images_of(self.tokenizer))
+                check_vocabulary(problem.name, ids, self.spec, get_image_table(self.tokenizer))
         problems = self._with_origins(problems, params.seed)
-        job = DealtSearches(fn, problems, params, **how)
+        job = SearchingJob(fn, problems, params, **how)
         names = [problem.name for problem in problems]
         # A search is one piece, and how long it takes nobody knows.
         items = [WorkItem(key, (0,)) for key in range(len(problems))]
@@ -222,22 +222,22 @@ class Cluster(Calls):
 
     def _run(
         self,
-        job: DealtJob,
+        job: WorkerJob,
         items: Sequence[WorkItem],
         names: Sequence[str],
         prompts: Iterable[Tokens],
         *,
         parts: int | None = None,
-    ) -> CrewRun:
+    ) -> ClusterRun:
         self._check_ready()
-        table = images_of(self.tokenizer)
-        if table is not None and (images := table.sent(prompts)):
-            job = WithImages(images, job)
+        table = get_image_table(self.tokenizer)
+        if table is not None and (images := table.export_images(prompts)):
+            job = ImageJob(images, job)
         slots = self._crew.slots[: self._most]
         if all(slot.over for slot in slots):
-            raise none_left(slots)
-        dealer = Dealer(items, [slot.number for slot in slots if not slot.over])
-        run = CrewRun(self._crew, job, dealer, names.__getitem__, parts=parts, most=self._most)
+            raise make_no_workers_error(slots)
+        dealer = Dispatcher(items, [slot.number for slot in slots if not slot.over])
+        run = ClusterRun(self._crew, job, dealer, names.__getitem__, parts=parts, most=self._most)
         self._current = weakref.ref(run)
         return run
 
@@ -245,28 +245,28 @@ class Cluster(Calls):
         self, problems: Sequence[SearchProblem], seed: int | None
     ) -> list[SearchProblem]:
         """Problems with what their draws belong to, whichever worker searches them."""
-        before = self._before if seed is None else DrawnBefore()
+        before = self._before if seed is None else DrawCounter()
         unnamed = [problem for problem in problems if not problem.is_named]
         texts = [each.content for each in unnamed if isinstance(each.content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         origins = {
             each.name: before.origin_of_search(
-                origin_of(next(encoded) if isinstance(each.content, str) else each.content)
+                hash_prompt(next(encoded) if isinstance(each.content, str) else each.content)
             )
             for each in unnamed
         }
         return [replace(each, origin=origins.get(each.name)) for each in problems]
 
 
-def _crew(
+def _start_workers(
     session: RaySession,
-    places: Places,
+    places: Placement,
     options: dict[str, Any],
     before: Sequence[Any],
     make: Callable[[dict[str, Any]], LLM],
-) -> Crew:
+) -> WorkerPool:
     """Start the workers that are wanted; raise InputError if there are not so many GPUs."""
-    free = session.free()
+    free = session.get_free_resources()
     on_gpus = places.device == "cuda"
     num_gpus = int(free.get("GPU", 0))
     count = places.count if places.count is not None else num_gpus
@@ -283,7 +283,7 @@ def _crew(
             )
         count //= each
     threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
-    crew = Crew(
+    crew = WorkerPool(
         session=session,
         options=options,
         before=before,

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from treegen.cluster.importing import sendable_result
-from treegen.cluster.packed import PackedPlan
+from treegen.cluster.packed_plan import PackedPlan
+from treegen.cluster.serialization import sendable_result
 from treegen.common.params import SamplingParams
-from treegen.images.table import PlacedImage, images_of
+from treegen.prompts.images.table import PlacedImage, get_image_table
 
 if TYPE_CHECKING:
-    from treegen.engine.dealt import DealtStream
+    from treegen.engine.on_demand import OnDemandStream
     from treegen.llm import LLM
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun
@@ -31,16 +31,16 @@ Result = tuple[int, int, Any]
 """A key, an index, and what came of that part."""
 
 
-class Share(ABC):
+class JobShare(ABC):
     """A worker's share of a job, under way.
 
     run: what does it, and tells how far it is.
     """
 
-    run: DealtStream | SearchRun
+    run: OnDemandStream | SearchRun
 
     @abstractmethod
-    def deal(self, parts: Iterable[Part]) -> None:
+    def add_work(self, parts: Iterable[Part]) -> None:
         """Add work."""
 
     @abstractmethod
@@ -56,41 +56,41 @@ class Share(ABC):
         assert not floors, "only samples have a confidence"
 
 
-class DealtJob(ABC):
+class WorkerJob(ABC):
     """What every worker is told once."""
 
     @abstractmethod
-    def begin(self, llm: LLM) -> Share:
+    def begin(self, llm: LLM) -> JobShare:
         """Begin a worker's share, of which nothing is dealt yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class DealtSamples(DealtJob):
+class SamplingJob(WorkerJob):
     """Draw samples of a plan: parts are requests and samples."""
 
     packed: PackedPlan
 
-    def begin(self, llm: LLM) -> Share:
+    def begin(self, llm: LLM) -> JobShare:
         """Begin a run without any samples."""
         plan, params = self.packed.unpack()
-        return _Sampling(llm.follow(plan, params))
+        return _SamplingShare(llm.open_planned_stream(plan, params))
 
 
 @dataclass(frozen=True, slots=True)
-class DealtScores(DealtJob):
+class ScoringJob(WorkerJob):
     """Score the requests of a plan: parts are groups of them and places in a group."""
 
     packed: PackedPlan
     groups: Sequence[Sequence[int]]
 
-    def begin(self, llm: LLM) -> Share:
+    def begin(self, llm: LLM) -> JobShare:
         """Begin a run without any pairs."""
         plan, params = self.packed.unpack()
-        return _Scoring(llm.follow(plan, params), self.groups)
+        return _ScoringShare(llm.open_planned_stream(plan, params), self.groups)
 
 
 @dataclass(frozen=True, slots=True)
-class DealtSearches(DealtJob):
+class SearchingJob(WorkerJob):
     """Search problems: parts are problems."""
 
     fn: SearchFn
@@ -100,7 +100,7 @@ class DealtSearches(DealtJob):
     budget: Budget | None
     rows: int
 
-    def begin(self, llm: LLM) -> Share:
+    def begin(self, llm: LLM) -> JobShare:
         """Begin without any search."""
         run = llm._start_searches(
             self.fn,
@@ -111,44 +111,44 @@ class DealtSearches(DealtJob):
             rows=self.rows,
             dealt=True,
         )
-        return _Searching(run)
+        return _SearchingShare(run)
 
 
 @dataclass(frozen=True, slots=True)
-class WithImages(DealtJob):
+class ImageJob(WorkerJob):
     """A job whose prompts have images. images: with their files."""
 
     images: tuple[PlacedImage, ...]
-    job: DealtJob
+    job: WorkerJob
 
-    def begin(self, llm: LLM) -> Share:
+    def begin(self, llm: LLM) -> JobShare:
         """Begin the job; an image is encoded when a prompt with it is computed here."""
-        table = images_of(llm.tokenizer)
+        table = get_image_table(llm.tokenizer)
         assert table is not None
-        table.receive(self.images)
+        table.import_images(self.images)
         return self.job.begin(llm)
 
 
-class _Sampling(Share):
-    def __init__(self, stream: DealtStream) -> None:
+class _SamplingShare(JobShare):
+    def __init__(self, stream: OnDemandStream) -> None:
         self.run = self._stream = stream
         self._key_of = {request.id: place for place, request in enumerate(stream.plan.requests)}
 
     def set_floors(self, floors: Mapping[int, float]) -> None:
-        self._stream.deal([], floors)
+        self._stream.add_work([], floors)
 
-    def deal(self, parts: Iterable[Part]) -> None:
-        self._stream.deal(parts)
+    def add_work(self, parts: Iterable[Part]) -> None:
+        self._stream.add_work(parts)
 
     def take_back(self, most: int) -> list[Part]:
-        return self._stream.take_back(most)
+        return self._stream.withdraw(most)
 
     def step(self) -> list[Result]:
         return [(self._key_of[c.prompt_id], c.sample_index, c) for c in self._stream.step()]
 
 
-class _Scoring(Share):
-    def __init__(self, stream: DealtStream, groups: Sequence[Sequence[int]]) -> None:
+class _ScoringShare(JobShare):
+    def __init__(self, stream: OnDemandStream, groups: Sequence[Sequence[int]]) -> None:
         self.run = self._stream = stream
         self._groups = groups
         self._part_of = {
@@ -157,11 +157,11 @@ class _Scoring(Share):
             for index, place in enumerate(group)
         }
 
-    def deal(self, parts: Iterable[Part]) -> None:
-        self._stream.deal((self._groups[key][index], []) for key, of in parts for index in of)
+    def add_work(self, parts: Iterable[Part]) -> None:
+        self._stream.add_work((self._groups[key][index], []) for key, of in parts for index in of)
 
     def take_back(self, most: int) -> list[Part]:
-        found = (self._part_of[place] for place, _ in self._stream.take_back(most))
+        found = (self._part_of[place] for place, _ in self._stream.withdraw(most))
         return [(key, [index]) for key, index in found]
 
     def step(self) -> list[Result]:
@@ -172,17 +172,19 @@ class _Scoring(Share):
         return found
 
 
-class _Searching(Share):
+class _SearchingShare(JobShare):
     def __init__(self, run: SearchRun) -> None:
         self.run = self._searches = run
         self._key_of = {name: key for key, name in enumerate(run.names)}
 
-    def deal(self, parts: Iterable[Part]) -> None:
-        self._searches.deal(self._searches.names[key] for key, _ in parts)
+    def add_work(self, parts: Iterable[Part]) -> None:
+        self._searches.enqueue(self._searches.names[key] for key, _ in parts)
 
     def take_back(self, most: int) -> list[Part]:
         return [(self._key_of[name], [0]) for name in self._searches.take_back(most)]
 
     def step(self) -> list[Result]:
         self._searches.step()
-        return [(self._key_of[r.name], 0, sendable_result(r)) for r in self._searches.ended()]
+        return [
+            (self._key_of[r.name], 0, sendable_result(r)) for r in self._searches.take_results()
+        ]

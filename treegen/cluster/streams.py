@@ -6,23 +6,23 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from treegen.cluster.dealer import WorkItem
+from treegen.cluster.cluster_run import ClusterRun
+from treegen.cluster.dispatcher import WorkItem
 from treegen.cluster.jobs import Result
-from treegen.cluster.run import CrewRun
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
-from treegen.common.turns import Alone, in_turn
+from treegen.common.synchronization import ExclusiveSection, synchronized
 from treegen.engine.stream import Stream
 from treegen.errors import InputError, WorkerError
-from treegen.plan.plan import Plan
+from treegen.prompts.plan.plan import Plan
 from treegen.search.run import SearchRun
 from treegen.search.tree.problems import SearchProblem
 from treegen.search.tree.result import SearchResult
 
 
-class _OnWorkers:
+class _WorkerRunView:
     """What is told of a run that workers do."""
 
-    _run: CrewRun
+    _run: ClusterRun
 
     @property
     def usage(self) -> Usage:
@@ -38,13 +38,13 @@ class _OnWorkers:
         return self._run.workers()
 
 
-class ClusterStream(_OnWorkers, Stream):
+class ClusterStream(_WorkerRunView, Stream):
     """Completions of one run as workers finish them.
 
     What they come to is what `Stream` gives; their order is another, for workers work side by side.
     """
 
-    def __init__(self, plan: Plan, run: CrewRun) -> None:
+    def __init__(self, plan: Plan, run: ClusterRun) -> None:
         """Made by `Cluster.stream`."""
         self.plan, self._run = plan, run
         self._closed = False
@@ -56,14 +56,14 @@ class ClusterStream(_OnWorkers, Stream):
         """Scores that are known, by the index of the request."""
         return self._known
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Raise WorkerError if prompts were left out, for they broke workers."""
         if left := self._run.left_out:
             key, told = next(iter(left.items()))
             more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
             raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {told}")
 
-    @in_turn
+    @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Which levels of the tree the rows being decoded read now."""
         return self._run.levels()
@@ -73,28 +73,28 @@ class ClusterStream(_OnWorkers, Stream):
         """Whether anything is left to do."""
         return not self._closed and self._run.has_work
 
-    @in_turn
+    @synchronized
     def step(self) -> list[Completion]:
         """Wait for what workers send, a fifth of a second at most; returns samples that ended.
 
         Raises what workers raise, and WorkerError if none is left.
         """
         try:
-            return self._noted(self._run.step())
+            return self._record_results(self._run.step())
         except BaseException:
             self.close()
             raise
 
-    def _noted(self, results: list[Result]) -> list[Completion]:
+    def _record_results(self, results: list[Result]) -> list[Completion]:
         return [completion for _, _, completion in results]
 
-    @in_turn
-    def ended(self) -> list[Completion]:
+    @synchronized
+    def take_finished(self) -> list[Completion]:
         """Samples that have ended and were not returned yet, for whoever leaves the run now."""
         rest, self._finished = self._finished[::-1], []
-        return rest + self._noted(self._run.ended())
+        return rest + self._record_results(self._run.drain())
 
-    def deal(
+    def add_work(
         self,
         work: Iterable[tuple[int, list[int]]],
         floors: Mapping[int, float] = MappingProxyType({}),
@@ -105,13 +105,13 @@ class ClusterStream(_OnWorkers, Stream):
             request = self.plan.requests[place]
             whole = request.rows < request.samples
             items.append(WorkItem(place, tuple(samples), request.max_tokens, whole))
-        self._run.deal(items, floors)
+        self._run.add_work(items, floors)
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Not known of a cluster."""
         raise InputError("a sample that workers draw cannot be cancelled; close the stream")
 
-    @in_turn
+    @synchronized
     def close(self) -> None:
         """Stop; samples that have not finished are dropped."""
         if not self._closed:
@@ -122,21 +122,21 @@ class ClusterStream(_OnWorkers, Stream):
 class ClusterScores(ClusterStream):
     """Scores of one run, for `ScoreStream`."""
 
-    def __init__(self, plan: Plan, run: CrewRun, groups: Sequence[Sequence[int]]) -> None:
+    def __init__(self, plan: Plan, run: ClusterRun, groups: Sequence[Sequence[int]]) -> None:
         """Made by `Cluster.score_stream`. groups: the requests of each key."""
         super().__init__(plan, run)
         self._groups = groups
 
-    def _noted(self, results: list[Result]) -> list[Completion]:
+    def _record_results(self, results: list[Result]) -> list[Completion]:
         for key, index, score in results:
             self._known[self._groups[key][index]] = score
         return []
 
 
-class ClusterSearchRun(_OnWorkers, SearchRun):
+class ClusterSearchRun(_WorkerRunView, SearchRun):
     """Results of searches as workers finish them."""
 
-    def __init__(self, problems: Sequence[SearchProblem], run: CrewRun) -> None:
+    def __init__(self, problems: Sequence[SearchProblem], run: ClusterRun) -> None:
         """Made by `Cluster.search_stream`."""
         self.names = [problem.name for problem in problems]
         self._problems = problems
@@ -144,7 +144,7 @@ class ClusterSearchRun(_OnWorkers, SearchRun):
         self._run = run
         self._results = deque()
         self.closed = False
-        self._alone = Alone("run")
+        self._alone = ExclusiveSection("run")
 
     @property
     def num_running(self) -> int:
@@ -162,7 +162,7 @@ class ClusterSearchRun(_OnWorkers, SearchRun):
             self._results += [result for _, _, result in self._run.step()]
             for key, told in list(self._run.left_out.items())[self._left_out :]:
                 self._left_out += 1
-                self._results.append(SearchResult.left_out(self._problems[key], told))
+                self._results.append(SearchResult.make_skipped(self._problems[key], told))
         except BaseException:
             self.close()
             raise

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.cluster.importing import unpacked_job
-from treegen.cluster.jobs import DealtJob, Part, Result, Share
+from treegen.cluster.jobs import JobShare, Part, Result, WorkerJob
+from treegen.cluster.serialization import unpickle_job
 from treegen.common.outputs import LevelRows, Status, Usage
 from treegen.errors import (
     CapacityError,
@@ -24,7 +24,7 @@ from treegen.model.options import EngineOptions
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
-    from treegen.model.facts import ModelFacts
+    from treegen.model.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class WorkerFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class WorkerInfo:
     """What a worker is like once its model is loaded.
 
     facts: of its model, without the tokenizer. where: its machine. device: its name.
     """
 
-    facts: ModelFacts
+    facts: ModelInfo
     fingerprint: str
     device: str
     where: str
@@ -66,7 +66,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOutcome:
+class TurnResult:
     """What a turn came to. given_back: work that others are to do."""
 
     results: list[Result] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Worker:
         """Nothing is loaded yet."""
         self._llm: LLM | None = None
         self._before: list[Any] = []  # kept for jobs that need it
-        self._task: Share | None = None
+        self._task: JobShare | None = None
         self._number = -1  # of the job
         self._failed: WorkerFailure | None = None
 
@@ -98,7 +98,7 @@ class Worker:
         options: dict[str, Any],
         before: Sequence[Any],
         threads: int,
-    ) -> Loaded | WorkerFailure:
+    ) -> WorkerInfo | WorkerFailure:
         """Load the model. before: called first, such as what loads another model.
 
         make: makes the LLM of its options.
@@ -113,7 +113,7 @@ class Worker:
                 self._llm = llm = make(options)
         except Exception as error:
             return WorkerFailure.of(error)
-        return Loaded(
+        return WorkerInfo(
             facts=replace(llm.facts, tokenizer=None),
             fingerprint=llm.fingerprint,
             device=_device_name(llm),
@@ -131,36 +131,36 @@ class Worker:
         self._number, self._failed = number, None
         assert self._llm is not None
         try:
-            job: DealtJob = unpacked_job(packed)
+            job: WorkerJob = unpickle_job(packed)
             self._task = job.begin(self._llm)
         except Exception as error:
             self._failed = WorkerFailure.of(error)
 
     def turn(
         self, number: int, parts: list[Part], recall: int, seconds: float, floors: dict[int, float]
-    ) -> TurnOutcome:
+    ) -> TurnResult:
         """Take work, and do what there is for so many seconds, or until nothing is left.
 
         recall: parts that the worker is to give back, if it has not begun them.
         floors: by key, the min_confidence of the parts.
         """
         if number != self._number:
-            return TurnOutcome()
+            return TurnResult()
         task, results = self._task, list[Result]()
         if task is None:
-            return TurnOutcome(failure=self._failed)
+            return TurnResult(failure=self._failed)
         given_back: list[Part] = []
         failure: WorkerFailure | None = None
         try:
             task.set_floors(floors)
-            task.deal(parts)
+            task.add_work(parts)
             given_back = task.take_back(recall) if recall else []
             end = time.monotonic() + seconds
             while task.run.has_work and time.monotonic() < end:
                 results += task.step()
         except Exception as error:
             failure = WorkerFailure.of(error)
-        return TurnOutcome(
+        return TurnResult(
             results=results,
             given_back=given_back,
             usage=replace(task.run.usage),
@@ -191,6 +191,6 @@ def _device_name(llm: LLM) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def loading(options: EngineOptions, device: str) -> dict[str, Any]:
+def make_llm_options(options: EngineOptions, device: str) -> dict[str, Any]:
     """Return what a worker's LLM is made with."""
     return {**asdict(options), "device": device}

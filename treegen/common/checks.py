@@ -73,7 +73,7 @@ def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
     return tuple(values)
 
 
-def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Make a function raise InputError for an argument of another type than its annotation's.
 
     Only types are checked, and elements of lists and tuples; bounds of numbers are the function's
@@ -97,7 +97,9 @@ def checked(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if name not in kinds:
                 kinds[name] = _kind_of(signature.parameters[name], function)
             if not _is_of(value, kinds[name]):
-                raise InputError(f"{name} must be {_named(kinds[name])}, got {_short(value)}")
+                raise InputError(
+                    f"{name} must be {_describe_annotation(kinds[name])}, got {_short(value)}"
+                )
 
     if inspect.iscoroutinefunction(function):
 
@@ -125,7 +127,7 @@ def checked_class(kind: type[_T]) -> type[_T]:
     Returns:
         The class.
     """
-    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
+    kind.__init__ = check_argument_types(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 
@@ -182,17 +184,17 @@ _NAMES: Final[Mapping[Any, str]] = {
 }  # fmt: skip
 
 
-def _named(kind: Any) -> str:
+def _describe_annotation(kind: Any) -> str:
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_named(part) for part in parts))
+        return " or ".join(dict.fromkeys(_describe_annotation(part) for part in parts))
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     name = _NAMES.get(origin, getattr(origin, "__name__", str(origin)))
     if origin is tuple and parts and parts[-1] is not ...:
-        return f"({', '.join(map(_named, parts))})"
+        return f"({', '.join(map(_describe_annotation, parts))})"
     if origin in (abc.Sequence, abc.Iterable, abc.Collection, tuple, list) and parts:
-        return f"{name} whose elements are {_named(parts[0])}"
+        return f"{name} whose elements are {_describe_annotation(parts[0])}"
     return name
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def cores(root: Path = Path("/")) -> int:
+def count_cores(root: Path = Path("/")) -> int:
     """CPU cores that this process may use: its affinity, and a container's share of CPU time.
 
     A container may see 64 cores and be given the time of two. What starts 64 workers there has

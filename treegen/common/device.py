@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
+def use_device(device: torch.device) -> AbstractContextManager[object]:
     """While open, kernels and events go to this device, which may be another GPU than the first."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -31,7 +31,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on a device; on a CPU it may share the array's memory."""
-    return staged(array, device).to(device, non_blocking=True)
+    return pin_array(array, device).to(device, non_blocking=True)
 
 
 def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
@@ -53,13 +53,13 @@ def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> 
     ]
 
 
-def staged(array: NDArray[Any], device: torch.device) -> Tensor:
+def pin_array(array: NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on the host from which a copy to the device is queued."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 
-class Staging:
+class StagingBuffer:
     """Memory from which the host fills tensors of a device, taken in turns.
 
     To pin fresh memory for each copy would cost more than the copy.
@@ -121,7 +121,7 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class Fetch:
+class AsyncHostCopy:
     """Tensors on their way to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -130,7 +130,7 @@ class Fetch:
         if tensors[0].device.type != "cuda":
             self._copies = list(tensors)
             return
-        self._copies = together(tensors, _fetched)
+        self._copies = copy_together(tensors, _copy_to_host)
         self._event = torch.cuda.Event()
         self._event.record()
 
@@ -141,7 +141,7 @@ class Fetch:
         return [copy.numpy() for copy in self._copies]
 
 
-def together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Copies of tensors; those that are parts of one piece of memory are copied as one.
 
     copy: makes a copy of a tensor of bytes.
@@ -161,7 +161,7 @@ def together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> lis
     return copies
 
 
-def _fetched(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
         tensor, non_blocking=True
     )

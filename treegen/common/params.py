@@ -34,19 +34,19 @@ MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 _Kind = TypeVar("_Kind", bound=type)
 
 
-def _named(kind: _Kind) -> _Kind:
+def _reject_unknown_arguments(kind: _Kind) -> _Kind:
     """Let a dataclass refuse an unknown argument as treegen does, and not by a TypeError."""
     init: Callable[..., None] = kind.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
-    def checked(self: object, *args: Any, **given: Any) -> None:
+    def init_checked(self: object, *args: Any, **given: Any) -> None:
         try:
             init(self, *args, **given)
         except TypeError:
             _check_names(given)
             raise
 
-    kind.__init__ = checked  # type: ignore[misc]
+    kind.__init__ = init_checked  # type: ignore[misc]
     return kind
 
 
@@ -59,7 +59,7 @@ def _check_names(given: Iterable[object]) -> None:
             raise InputError(f"SamplingParams has no {name!r}{hint}")
 
 
-@_named
+@_reject_unknown_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
@@ -315,7 +315,7 @@ class SamplingParams:
             raise InputError(f"thinking_end must be text that is not empty, got {end!r}")
 
     @classmethod
-    def recommended(cls, llm: Any, **others: Any) -> SamplingParams:
+    def from_generation_config(cls, llm: Any, **others: Any) -> SamplingParams:
         """Return what the checkpoint of an LLM recommends in its generation_config.json.
 
         llm: an LLM, AsyncLLM or Cluster.
@@ -353,7 +353,7 @@ class SamplingParams:
         )  # fmt: skip
 
     @property
-    def tells(self) -> bool:
+    def reports_signals(self) -> bool:
         """Whether the confidence or the self-certainty at each token is reported."""
         return self.confidence > 0 or self.self_certainty
 

@@ -11,7 +11,7 @@ from treegen.errors import InputError
 _Item = TypeVar("_Item")
 
 
-def shown(
+def show_progress(
     items: Iterable[_Item], total: int, progress: bool | None, unit: str = "samples"
 ) -> Iterator[_Item]:
     """Yield items, and show how many of them have come.

@@ -46,7 +46,7 @@ def data_path(name: str) -> Path:
     return Path(str(files("treegen.demo").joinpath("data", name)))
 
 
-def completed(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
+def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
     """Return a user's settings, filled up with the demo model and what goes with it for the task.
 
     They are returned as they are if they name a model, or if the demo model does not know the task.

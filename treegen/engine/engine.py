@@ -9,28 +9,28 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import PagedCache
-from treegen.engine.compute.encodings import Encodings
-from treegen.engine.compute.execute import Executor
-from treegen.engine.compute.graphs import DecodeGraphs
-from treegen.engine.compute.patience import row_seconds
+from treegen.engine.compute.capture_budget import estimate_row_seconds
+from treegen.engine.compute.decode_graphs import DecodeGraphs
+from treegen.engine.compute.encoder_cache import EncoderCache
+from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
-from treegen.engine.guessing.guesser import Guesser
-from treegen.engine.rows.run import Resources
+from treegen.engine.param_set import ParamSet
+from treegen.engine.rows.engine_run import EngineResources
 from treegen.engine.scheduler import Scheduler
-from treegen.engine.segments.copies import CopyOptions
+from treegen.engine.segments.expanded_kv import ExpandedKVOptions
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.speculative.drafter_factory import DrafterFactory
 from treegen.errors import InputError
-from treegen.images.table import images_of
-from treegen.model.facts import ModelFacts
 from treegen.model.memory import make_cache
 from treegen.model.model import Model
+from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype
-from treegen.plan.cost import DEVICE_COSTS, Sharing
-from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import plan_requests
-from treegen.sampling.param_set import ParamSet
+from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.images.table import get_image_table
+from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import plan_requests
 
 
 class Engine:
@@ -58,32 +58,32 @@ class Engine:
         self.model, self._ranks = model, model.ranks
         if self._ranks is not None and self._ranks.lead is not None:
             # Rank 0 alone guesses.
-            self._ranks.lead.tell("engine", {**options.engine(), "speculate": None})
+            self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
-        self._copied: CopyOptions | None = None
-        if model.can_copy and not options.reproducible:
-            self._copied = CopyOptions(model.spec, DEVICE_COSTS[model.device.type])
+        self._copied: ExpandedKVOptions | None = None
+        if model.can_expand_latents and not options.reproducible:
+            self._copied = ExpandedKVOptions(model.spec, DEVICE_COSTS[model.device.type])
         self.align = 1
         if options.reproducible:
             check_dtype(model.dtype, model.device)
             if on_gpu:
                 self.impl, self.align = IMPL, ALIGN
                 model.make_reproducible()
-        self.guesser = Guesser(model, options, tokenizer)
+        self.guesser = DrafterFactory(model, options, tokenizer)
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
         if on_gpu and not eager:
-            self.graphs = DecodeGraphs(model.forward, row_seconds(model))
+            self.graphs = DecodeGraphs(model.forward, estimate_row_seconds(model))
             if model.ranks is None:
                 self.prefills = PrefillGraphs(model.forward)
             model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(model.device.type)
         self.sharing: Sharing = options.sharing
         self.cache: PagedCache = make_cache(model, options, self.guesser.kv_bytes_per_token)
-        self.guesser.share(self.cache, graphs=self.graphs is not None)
+        self.guesser.attach_cache(self.cache, graphs=self.graphs is not None)
         if self._ranks is not None and self._ranks.lead is not None:
-            self.cache.on_copy = functools.partial(self._ranks.lead.tell, "copy_tokens")
+            self.cache.on_copy = functools.partial(self._ranks.lead.call_followers, "copy_tokens")
         if on_gpu and (not eager if options.compile is None else options.compile):
             states = self.cache.states.layers if self.cache.states is not None else ()
             model.compile_layers(self.cache.layers, states)
@@ -92,11 +92,11 @@ class Engine:
         # from, which is then computed anew.
         is_hybrid = bool(model.spec.states)
         self.searches_ahead = self.run_ahead and not (is_hybrid and options.run_ahead is None)
-        table = images_of(tokenizer)
-        self.encodings: Encodings | None = None
+        table = get_image_table(tokenizer)
+        self.encodings: EncoderCache | None = None
         if table is not None and model.tower is not None:
-            self.encodings = Encodings(table, model.tower)
-        self.kept = KeptPrefixes(self.cache, max_pages=self.cache.pool.num_pages // 2)
+            self.encodings = EncoderCache(table, model.tower)
+        self.kept = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._version = model.check_weights()
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
@@ -106,10 +106,10 @@ class Engine:
         """Recurrent states that there is room for; None for a model without recurrent layers."""
         return None if self.cache.states is None else self.cache.states.num_slots
 
-    def facts(self, options: EngineOptions, tokenizer: Any) -> ModelFacts:
+    def facts(self, options: EngineOptions, tokenizer: Any) -> ModelInfo:
         """What is known of the model, now that it is loaded by these options."""
         model, pool = self.model, self.cache.pool
-        return ModelFacts(
+        return ModelInfo(
             engine=options,
             spec=model.spec,
             tokenizer=tokenizer,
@@ -158,7 +158,7 @@ class Engine:
         """
         with self._starting:  # two threads must not both find the cache free
             self.check_ready()
-            given = Resources(
+            given = EngineResources(
                 model=self.model,
                 cache=self.cache,
                 kept=self.kept,
@@ -168,15 +168,15 @@ class Engine:
                 run_ahead=self.searches_ahead if searches else self.run_ahead,
                 copied=self._copied,
             )
-            guessed = self.guesser.speculation()
+            guessed = self.guesser.make_options()
             scheduler = Scheduler(plan, given, param_sets, samples, speculation=guessed, **options)
             # The reference is weak, so that a run ends when nothing refers to it any more.
             self._running = weakref.ref(scheduler)
         return scheduler
 
-    def executor(self) -> Executor:
+    def executor(self) -> ModelRunner:
         """What computes the passes of a run."""
-        return Executor(
+        return ModelRunner(
             self.model, self.cache, self.graphs, self.impl, self._ranks,
             self.model.spec.vocab_size, self.guesser.executor, self.prefills, self.encodings,
         )  # fmt: skip

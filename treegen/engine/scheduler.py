@@ -26,22 +26,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from treegen.common.device import current
+from treegen.common.device import use_device
 from treegen.common.outputs import Completion, Status
-from treegen.engine.guessing.speculation import Speculation, SpeculationOptions
-from treegen.engine.passes.decode import DecodeSteps, Flight, Pending
-from treegen.engine.passes.prefill import PrefillFlight, PrefillPasses
-from treegen.engine.requests.admission import Admission
-from treegen.engine.requests.checking import check_run
-from treegen.engine.requests.failures import explained, stuck
-from treegen.engine.requests.finish import Endings, Grown
-from treegen.engine.requests.results import Results
+from treegen.engine.param_set import ParamSet
+from treegen.engine.passes.decode import DecodeSteps, DeferredStep, InFlightStep
+from treegen.engine.passes.prefill import InFlightPrefill, PrefillPasses
+from treegen.engine.requests.admission import AdmissionController
+from treegen.engine.requests.invariants import check_invariants
+from treegen.engine.requests.output_processor import GeneratedSegment, OutputProcessor
+from treegen.engine.requests.pass_results import PassResultProcessor
+from treegen.engine.requests.run_errors import make_stall_error, translate_error
+from treegen.engine.rows.engine_run import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.run import Resources, new_run
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.engine.speculative.speculation import SpeculationOptions, SpeculativeDecoder
 from treegen.errors import CapacityError
-from treegen.plan.plan import Plan, Request
-from treegen.sampling.param_set import ParamSet
+from treegen.prompts.plan.plan import Plan, Request
 
 if TYPE_CHECKING:
     pass
@@ -59,13 +59,13 @@ class Scheduler:
     def __init__(
         self,
         plan: Plan,
-        given: Resources,
+        given: EngineResources,
         param_sets: Sequence[ParamSet],
         samples: Sequence[Sequence[int]],
         *,
         params_of: Sequence[int] | None = None,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
-        on_grown: Callable[[LiveRequest, Completion], Grown] | None = None,
+        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
         speculation: SpeculationOptions | None = None,
     ) -> None:
         """A scheduler for one run.
@@ -84,18 +84,20 @@ class Scheduler:
         self.run = run = new_run(plan, given, param_sets, samples, rewinds=rewinds)
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
         self._run_ahead = given.run_ahead
-        self.flight: PrefillFlight | Flight | None = None
+        self.flight: InFlightPrefill | InFlightStep | None = None
         self.closed = False
-        self._landed: list[PrefillFlight | Flight] = []  # passes noted in this step
+        self._landed: list[InFlightPrefill | InFlightStep] = []  # passes noted in this step
         self._guesses = False  # whether this step verifies guesses, if there are any
         self._error: Exception | None = None  # raised once all samples that had ended are returned
         self.queue = RowQueue(run, scouts=speculation.scouts if speculation else 0)
         self._passes = PrefillPasses(run, self.queue, chunk=given.prefill_chunk)
         self._steps = DecodeSteps(run, self.queue)
-        self._speculation = Speculation(run, self.queue, speculation) if speculation else None
-        self._admission = Admission(run, self.queue, on_prefilled)
-        self._endings = Endings(run, self.queue, self._admission, on_grown)
-        self._results = Results(run, self._admission, self._endings, self._speculation)
+        self._speculation = (
+            SpeculativeDecoder(run, self.queue, speculation) if speculation else None
+        )
+        self._admission = AdmissionController(run, self.queue, on_prefilled)
+        self._endings = OutputProcessor(run, self.queue, self._admission, on_grown)
+        self._results = PassResultProcessor(run, self._admission, self._endings, self._speculation)
         self._num_requests = len(plan.requests)
         self._admission.add(
             [
@@ -168,18 +170,18 @@ class Scheduler:
         """
         if self._error is None:
             try:
-                with current(self.run.model.device):
+                with use_device(self.run.model.device):
                     self._step()
             except Exception as error:
-                self._error = explained(self.run, error)
+                self._error = translate_error(self.run, error)
                 with suppress(Exception):
                     if isinstance(error, torch.OutOfMemoryError):
-                        self._land()  # the pass before was under way; its results are good
+                        self._collect_results()  # the pass before was under way; its results are good
                 with suppress(Exception):
                     self._results.end()
                 with suppress(Exception):
                     self._endings.report_all()
-        finished = self._endings.take()
+        finished = self._endings.take_finished()
         if self._error is not None and not finished:
             failure, self._error = self._error, None
             try:
@@ -188,63 +190,67 @@ class Scheduler:
                 del failure  # it would keep the tensors of the pass that failed
         return finished
 
-    def ended(self) -> list[Completion]:
+    def take_finished(self) -> list[Completion]:
         """All samples that are known to have ended and were not returned."""
         self._endings.report_all()
-        return self._endings.take()
+        return self._endings.take_finished()
 
     def _step(self) -> None:
         start = time.perf_counter()
         num_requests = len(self.run.requests)
         self._landed.clear()
         self._guesses = self._speculation is not None and self._speculation.is_due()
-        if isinstance(self.flight, Flight) and (self._guesses or self.flight.guesses is not None):
+        if isinstance(self.flight, InFlightStep) and (
+            self._guesses or self.flight.guesses is not None
+        ):
             # What is guessed next depends on its tokens. Rows that are over leave later, when the
             # device has work again.
-            self._land(end=False)
+            self._collect_results(end=False)
         self._admission.admit()
-        launched: PrefillFlight | Flight | Pending | None
-        if self._prefills_next:
+        launched: InFlightPrefill | InFlightStep | DeferredStep | None
+        if self._should_prefill:
             launched = self._passes.launch(self._admission.to_compute)
         else:
             launched = self._decode()
-        before, self.flight = self.flight, None if isinstance(launched, Pending) else launched
+        before, self.flight = self.flight, None if isinstance(launched, DeferredStep) else launched
         if self._speculation is not None:
-            self._speculation.work()
+            self._speculation.run_deferred()
         if before is not None:
             self._note(before)
-        if isinstance(launched, Pending):
+        if isinstance(launched, DeferredStep):
             launched = self.flight = self._steps.draw(launched)
         if self._results.end() and self._run_ahead:
             # Now, for the device waits when the next results are there.
             self._admission.admit()
             self._steps.look_ahead()
         if not self._run_ahead:
-            self._land()
+            self._collect_results()
         if self._run_ahead and self._admission.has_work:  # then the GPU works meanwhile
-            self._endings.report_some()
+            self._endings.report_batch()
         else:
             self._endings.report_all()
         seconds = time.perf_counter() - start
         self._count_seconds(before or launched, seconds)
-        if self._speculation is not None and not isinstance(launched, PrefillFlight):
+        if self._speculation is not None and not isinstance(launched, InFlightPrefill):
             self._measure(self._speculation, seconds)
         idle = launched is None and not self._landed and len(self.run.requests) == num_requests
         if idle and self._admission.has_work and not self._endings.has_more:
-            raise stuck(self.run)  # the next step would do as little as this one
+            raise make_stall_error(self.run)  # the next step would do as little as this one
 
-    def _measure(self, speculation: Speculation, seconds: float) -> None:
+    def _measure(self, speculation: SpeculativeDecoder, seconds: float) -> None:
         """Note what a decode step took, if nothing else was done meanwhile."""
         match self._landed:
-            case [Flight() as flight]:
+            case [InFlightStep() as flight]:
                 # One that was waited for in vain took longer than one of those that run ahead.
                 if flight.guesses is not None or not (self._guesses and self._run_ahead):
                     speculation.measure(flight, seconds)
 
-    def _count_seconds(self, waited_for: PrefillFlight | Flight | None, seconds: float) -> None:
+    def _count_seconds(
+        self, waited_for: InFlightPrefill | InFlightStep | None, seconds: float
+    ) -> None:
         usage = self.usage
         usage.seconds += seconds
-        if isinstance(waited_for, PrefillFlight):
+        if isinstance(waited_for, InFlightPrefill):
             usage.prefill_seconds += seconds
         elif waited_for is not None:
             usage.decode_seconds += seconds
@@ -258,7 +264,7 @@ class Scheduler:
         request = self.run.requests.get(index)
         if request is not None and not request.spec.rows:
             # The pass under way may compute its segments, which other requests may need too.
-            self._land()
+            self._collect_results()
             request = self.run.requests.get(index)
         if request is not None:
             greedy = self.run.param_sets[request.params].is_greedy
@@ -279,7 +285,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for and that rows are depth first."""
         self._admission.check()
-        check_run(
+        check_invariants(
             self.run,
             self.queue,
             self._endings.waiting,
@@ -287,7 +293,7 @@ class Scheduler:
             failed=self._error is not None,
         )
 
-    def _land(self, *, end: bool = True) -> None:
+    def _collect_results(self, *, end: bool = True) -> None:
         """Wait for the pass under way, if there is one, and note its results.
 
         end: whether the rows leave that are over.
@@ -298,37 +304,37 @@ class Scheduler:
         if end:
             self._results.end()
 
-    def _note(self, flight: PrefillFlight | Flight) -> None:
+    def _note(self, flight: InFlightPrefill | InFlightStep) -> None:
         self._landed.append(flight)
         self._results.note(flight)
 
     @property
-    def _prefills_next(self) -> bool:
+    def _should_prefill(self) -> bool:
         to_compute = self._admission.to_compute.values()
         if not self.queue.resuming and all(s.computed == s.stop for s in to_compute):
             return False
         # Once live rows keep the device busy, prefill passes take turns with decode steps.
         num_live = len(self.queue.order)
-        in_turn = self._run_ahead and isinstance(self.flight, PrefillFlight)
+        in_turn = self._run_ahead and isinstance(self.flight, InFlightPrefill)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 
-    def _decode(self) -> Flight | Pending | None:
+    def _decode(self) -> InFlightStep | DeferredStep | None:
         """Launch a decode step, if rows are live."""
         while True:
-            before = self.flight if isinstance(self.flight, Flight) else None
+            before = self.flight if isinstance(self.flight, InFlightStep) else None
             order, counts, source = self._steps.next_rows(before)
-            short = self.queue.pages_short(order, counts)
+            short = self.queue.allocate_step_pages(order, counts)
             if not short:
                 break
             if self.flight is not None:
                 # A row gives way only when all its tokens are known.
-                self._land()
-            elif not self._results.end() and not self._admission.give_way():
+                self._collect_results()
+            elif not self._results.end() and not self._admission.reclaim_pages():
                 raise CapacityError(f"the last row lacks {short} cache pages; give more memory")
         if not len(order):
             return None
         if before is None and self._speculation is not None and self._guesses:
-            guesses = self._speculation.guesses(order, counts)
+            guesses = self._speculation.propose(order, counts)
             if guesses is not None:
                 return self._steps.verify(order, counts, guesses)
         return self._steps.launch(order, counts, source, before)

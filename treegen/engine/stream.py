@@ -9,18 +9,18 @@ from types import MappingProxyType
 
 import numpy as np
 
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
-from treegen.common.turns import TakesTurns, in_turn
-from treegen.engine.compute.graphs import DecodeGraphs
-from treegen.engine.compute.layout import Ints
+from treegen.common.synchronization import Synchronized, synchronized
+from treegen.engine.compute.decode_graphs import DecodeGraphs
+from treegen.engine.compute.levels import Ints
 from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
-from treegen.plan.plan import Plan
+from treegen.prompts.plan.plan import Plan
 
 
-class Stream(Iterator[Completion], Closing, TakesTurns):
+class Stream(Iterator[Completion], Closeable, Synchronized):
     """Completions of one run as they finish; closing it frees what it holds. Threads may share it.
 
     plan: what is run. usage: the account so far.
@@ -56,10 +56,10 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
         """Return what each worker does now; none where one LLM does all."""
         return ()
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Raise WorkerError if something was left out, which one LLM never does."""
 
-    @in_turn
+    @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the levels of the tree that the live rows read now."""
         return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.order])
@@ -85,7 +85,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
         """Whether anything is left to do."""
         return not self._closed and self.scheduler.has_work
 
-    @in_turn
+    @synchronized
     def step(self) -> list[Completion]:
         """Run one forward pass; returns samples that have ended, which may be none.
 
@@ -108,7 +108,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
         self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 
-    @in_turn
+    @synchronized
     def __next__(self) -> Completion:
         while not self._finished:
             if not self.has_work:
@@ -117,13 +117,13 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
             self._finished = self.step()[::-1]
         return self._finished.pop()
 
-    @in_turn
-    def ended(self) -> list[Completion]:
+    @synchronized
+    def take_finished(self) -> list[Completion]:
         """Return samples that have ended and were not returned yet, before you leave a run."""
         rest, self._finished = self._finished[::-1], []
-        return rest + self.scheduler.ended()
+        return rest + self.scheduler.take_finished()
 
-    def deal(
+    def add_work(
         self,
         work: Iterable[tuple[int, list[int]]],
         floors: Mapping[int, float] = MappingProxyType({}),
@@ -137,7 +137,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
         """
         raise InputError("only a run of LLM.dealt takes work while it goes on")
 
-    @in_turn
+    @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Drop one sample, or all of a prompt; those that have ended still come.
 
@@ -154,7 +154,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
             )
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 
-    @in_turn
+    @synchronized
     def close(self) -> None:
         """Stop; samples that have not finished are dropped."""
         if not self._closed:
@@ -170,7 +170,7 @@ class Stream(Iterator[Completion], Closing, TakesTurns):
         self.close()
 
 
-class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
+class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
     """Scores of one run as they are known: (index of the pair, score) tuples; `close` ends it.
 
     usage: the account so far.
@@ -194,16 +194,16 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
         """Return what each worker of a cluster does now."""
         return self._stream.workers()
 
-    def check_whole(self) -> None:
+    def check_complete(self) -> None:
         """Raise WorkerError if pairs were left out."""
-        self._stream.check_whole()
+        self._stream.check_complete()
 
     @property
     def has_work(self) -> bool:
         """Whether anything is left to do."""
         return self._stream.has_work
 
-    @in_turn
+    @synchronized
     def step(self) -> list[tuple[int, Score]]:
         """Run one forward pass; returns the scores that are known now, as `Stream.step` does."""
         self._stream.step()
@@ -211,7 +211,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
         self._stream.scores.clear()
         return known
 
-    @in_turn
+    @synchronized
     def __next__(self) -> tuple[int, Score]:
         while not self._known:
             if not self.has_work:
@@ -220,7 +220,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closing, TakesTurns):
             self._known = self.step()[::-1]
         return self._known.pop()
 
-    @in_turn
+    @synchronized
     def close(self) -> None:
         """Stop; the other pairs get no scores."""
         self._known.clear()

@@ -12,7 +12,7 @@ TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": Fal
 _Task = TypeVar("_Task")
 
 
-def configured(task: _Task, given: Mapping[str, str]) -> _Task:
+def configure_task(task: _Task, given: Mapping[str, str]) -> _Task:
     """Return the task. Tell it its arguments first if its defaults depend on them."""
     configure = getattr(task, "configure", None)
     if configure is not None:

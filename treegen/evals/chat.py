@@ -66,7 +66,7 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
     for node in filter(lambda node: node.content, path):
         text, role = str(node.content), node.metadata.get(_ROLE)
         if role == "system":
-            above = _joined(above, text)
+            above = _join_system_texts(above, text)
         elif role == "assistant":
             reply += text
         elif role == "gap":
@@ -85,7 +85,7 @@ def _turn(role: str, text: str) -> list[Message]:
     return [{"role": role, "content": text}] if text else []
 
 
-def _joined(above: str, text: str) -> str:
+def _join_system_texts(above: str, text: str) -> str:
     """Return two system texts with a blank line between them, unless there is space already."""
     blank = not above or not text or above[-1].isspace() or text[0].isspace()
     return f"{above}{'' if blank else chr(10) * 2}{text}"

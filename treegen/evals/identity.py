@@ -8,8 +8,8 @@ from typing import Any, Final
 from treegen.common.params import PENALTIES
 from treegen.common.version import VERSION
 from treegen.errors import InputError
-from treegen.evals.asked.given import beside, named
-from treegen.evals.asked.settings import settle, stored_choices
+from treegen.evals.config.base import drop_unset, find_moved_files
+from treegen.evals.config.eval_settings import resolve_eval_settings, stored_choices
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
@@ -49,14 +49,14 @@ def run_settings(
     dtype: the name of the type that the model computes in.
     fingerprint: of the weights.
     device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
-    quantization: of `ModelFacts`.
+    quantization: of `ModelInfo`.
     computing: as `computed_on` gives it; by default that of this machine.
     """
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
     return RunSettings(
         identity={
-            **content_of(job),
+            **build_content_identity(job),
             "model": model_identity(fingerprint, dtype, quantization, keys),
             "treegen": VERSION,
             **job.settings.identity(),
@@ -69,7 +69,7 @@ def run_settings(
     )
 
 
-def content_of(job: AnyJob) -> dict[str, Any]:
+def build_content_identity(job: AnyJob) -> dict[str, Any]:
     """Return what a run stores of its task and of its problems, by which runs are compared."""
     problems = [problem.content for problem in job.data.problems]
     return {
@@ -105,17 +105,19 @@ def computed_on(info: RunInfo) -> dict[str, str]:
     return {name: last[name] for name in _COMPUTING if name in last}
 
 
-def stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
+def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
     """Return the job of a stored run, to be scored.
 
-    asked: what the reader says of it, by the names of `Asked` and of settings.
+    asked: what the reader says of it, by the names of `OpenRunOptions` and of settings.
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
         reader does not name.
     """
-    stored = beside(run.path, stored_choices(run.info))
-    job = load_job(settle(named(asked), {**stored, "score": True, "kept": run.path}))
+    stored = find_moved_files(run.path, stored_choices(run.info))
+    job = load_job(
+        resolve_eval_settings(drop_unset(asked), {**stored, "score": True, "kept": run.path})
+    )
     check_same_task(job, run.info.identity, str(run.path))
     check_same_data(job, run.info.identity, str(run.path))
     return job

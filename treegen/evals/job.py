@@ -6,39 +6,39 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError
-from treegen.evals.answers import check_ready
-from treegen.evals.arguments import check_arguments, configured, known_arguments
-from treegen.evals.asked.given import RunChoices
-from treegen.evals.asked.settings import EvalSettings, default_sampling
-from treegen.evals.calls import asked, load_data
+from treegen.evals.answer_types import check_ready
+from treegen.evals.arguments import check_arguments, configure_task, known_arguments
 from treegen.evals.chat import as_chat
-from treegen.evals.choices import (
+from treegen.evals.config.base import BaseSettings
+from treegen.evals.config.eval_settings import EvalSettings, default_sampling
+from treegen.evals.multiple_choice import (
     ChoicePrompt,
-    by_likelihood,
     check_settings,
     choice_prompts,
     choice_requests,
+    is_multiple_choice,
 )
-from treegen.evals.fitting import barest, fit
 from treegen.evals.problem import Problem
 from treegen.evals.registry import get_task
 from treegen.evals.requests import OwnRequests
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
-from treegen.plan.plan import Plan
+from treegen.evals.task_calls import load_data, wrap_task_method
+from treegen.evals.truncation import barest, truncate_prompts
+from treegen.prompts.plan.plan import Plan
 from treegen.prompts.tree import Node, prompts_of
 
 # Importing torch takes seconds. Reading and checking the data does not need it.
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
-    from treegen.model.facts import ModelFacts
+    from treegen.model.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class AnyJob:
     """One task made ready with its problems, for a run of any kind."""
 
-    settings: RunChoices
+    settings: BaseSettings
     task: Task
     data: TaskData
 
@@ -89,7 +89,7 @@ class Job(AnyJob):
         """How samples are drawn: all in one way, or those of each problem in its own."""
         return self.settings.drawing if self.own is None else list(self.own.params)
 
-    def mark(self, record: dict[str, Any]) -> None:
+    def annotate_record(self, record: dict[str, Any]) -> None:
         """Note in a sample's record its images, and how many nodes its prompt was left without."""
         if images := self.images.get(record["problem_id"]):
             record["images"] = list(images)
@@ -105,7 +105,7 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
         TaskError: the task's own code fails.
     """
     check_arguments(task.name, options.extra, known_arguments(task))
-    data = load_data(task, asked(task.load, task.name)(options))
+    data = load_data(task, wrap_task_method(task.load, task.name)(options))
     if getattr(task, "limits_parts", False):
         return data
     chosen = select_if_needed(data.problems, options)
@@ -119,16 +119,16 @@ def load_job(settings: EvalSettings) -> Job:
         DataError, InputError: the data or settings cannot be used.
         TaskError: the task's own code fails.
     """
-    task = configured(get_task(settings.task), settings.options.extra)
+    task = configure_task(get_task(settings.task), settings.options.extra)
     data = load_task_data(task, settings.options)
     if settings.score:
         check_ready(task)
-    if by_likelihood(data):
+    if is_multiple_choice(data):
         default = default_sampling(task.defaults, chat=settings.apply_chat_template)
         check_settings(task, settings.num_samples, settings.sampling, default)
     if settings.in_rounds or settings.votes:
         _check_votes(task, data)
-    tree = asked(task.tree, task.name)(data, settings.num_samples)
+    tree = wrap_task_method(task.tree, task.name)(data, settings.num_samples)
     prompts = prompts_of(tree)
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
     if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
@@ -138,13 +138,13 @@ def load_job(settings: EvalSettings) -> Job:
             "mend its tree()"
         )
     images = {each.id: [i.sha256 for i in each.images] for each in data.problems if each.images}
-    return Job(settings, task, data, _dressed(tree, settings), tree, images=images)
+    return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
 
 
 def _check_votes(task: Task, data: TaskData) -> None:
     """Raise InputError for a task whose samples do not vote."""
     why = ""
-    if by_likelihood(data):
+    if is_multiple_choice(data):
         why = "picks the likeliest choice and draws nothing"
     elif getattr(task, "executes_code", False):
         why = "asks for programs, of which no two have one answer"
@@ -154,7 +154,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
         )
 
 
-def plan_job(job: Job, facts: "ModelFacts") -> Plan:
+def plan_job(job: Job, facts: "ModelInfo") -> Plan:
     """Return the plan of a job's prompts.
 
     Raises:
@@ -163,7 +163,7 @@ def plan_job(job: Job, facts: "ModelFacts") -> Plan:
     """
     _check_structure(job, facts)
     try:
-        return _planned(job, facts)
+        return _plan_truncated(job, facts)
     except CapacityError as error:
         shorter: str | None = getattr(job.task, "shorter", None)
         if shorter is None:
@@ -171,18 +171,18 @@ def plan_job(job: Job, facts: "ModelFacts") -> Plan:
         raise CapacityError(f"{error}; {job.task.name}: {shorter}") from error
 
 
-def _check_structure(job: Job, facts: "ModelFacts") -> None:
+def _check_structure(job: Job, facts: "ModelInfo") -> None:
     from treegen.prompts.grammars import grammar_of
 
     structure, spec = job.settings.sampling.structure, facts.spec
     grammar_of(structure, facts.tokenizer, spec.eos_token_ids, spec.vocab_size)
 
 
-def first_prompt(job: Job, facts: "ModelFacts") -> str:
+def first_prompt(job: Job, facts: "ModelInfo") -> str:
     """Return a text for people: a job's first prompt as the model gets it, and its reference."""
     from treegen.prompts.tokens import prompt_text
 
-    prompt = prompts_of(fit_job(job, facts.tokenizer, facts.spec).tree)[0]
+    prompt = prompts_of(truncate_job(job, facts.tokenizer, facts.spec).tree)[0]
     problem = next(each for each in job.data.problems if each.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
@@ -194,42 +194,42 @@ def first_prompt(job: Job, facts: "ModelFacts") -> str:
     return "\n".join([*lines, f"reference: {problem.answer}"])
 
 
-def _planned(job: Job, facts: "ModelFacts") -> Plan:
-    from treegen.plan.requests import sample_requests
+def _plan_truncated(job: Job, facts: "ModelInfo") -> Plan:
+    from treegen.prompts.plan.requests import build_sample_requests
     from treegen.prompts.thinking import thinking_of
 
     thinking_of(job.settings.sampling, facts.tokenizer)  # refuses a budget without tags
-    job = fit_job(job, facts.tokenizer, facts.spec)
+    job = truncate_job(job, facts.tokenizer, facts.spec)
     if job.choices:
         return facts.plan(choice_requests(job.choice_prompts(facts.tokenizer), facts.spec))
-    return facts.plan(sample_requests(job.tree, facts.tokenizer, job.drawing, facts.spec))
+    return facts.plan(build_sample_requests(job.tree, facts.tokenizer, job.drawing, facts.spec))
 
 
-def fit_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
+def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
     """Return a job whose prompts are ready: too long ones are shortened, as its task allows."""
     requests = getattr(job.task, "requests", None)
     if requests is not None:
-        own = asked(requests, job.task.name)(job.data, job.settings, tokenizer, spec)
+        own = wrap_task_method(requests, job.task.name)(job.data, job.settings, tokenizer, spec)
         return replace(job, own=own, tree=own.tree)
-    from treegen.plan.requests import refuse_long
+    from treegen.prompts.plan.requests import check_length
     from treegen.prompts.tokens import tokenize
 
     def lengths(tree: Node) -> dict[str, int]:
-        dressed = _dressed(tree, job.settings)
+        dressed = _apply_chat_format(tree, job.settings)
         if job.choices:
             return {p.id: p.longest for p in choice_prompts(dressed, job.choices, tokenizer)}
         return {p.id: len(p.tokens) for p in tokenize(dressed, tokenizer)}
 
-    shortest = _dressed(barest(job.bare), job.settings)
-    refuse_long(shortest, tokenizer, spec, drawn=not job.choices)
+    shortest = _apply_chat_format(barest(job.bare), job.settings)
+    check_length(shortest, tokenizer, spec, drawn=not job.choices)
     room = 0 if job.choices else job.settings.sampling.max_tokens
-    fitted = fit(job.bare, lengths, spec.context_length - room)
+    fitted = truncate_prompts(job.bare, lengths, spec.context_length - room)
     if not fitted.dropped:
         return job
-    return replace(job, tree=_dressed(fitted.tree, job.settings), dropped=fitted.dropped)
+    return replace(job, tree=_apply_chat_format(fitted.tree, job.settings), dropped=fitted.dropped)
 
 
-def _dressed(tree: Node, settings: EvalSettings) -> Node:
+def _apply_chat_format(tree: Node, settings: EvalSettings) -> Node:
     """Return a task's tree with the chat format and system text that settings ask for."""
     if settings.apply_chat_template:
         return as_chat(

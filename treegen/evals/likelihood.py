@@ -14,33 +14,33 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.outputs import Score
 from treegen.errors import NumericsError, RunError
-from treegen.evals.choices import ChoicePrompt
-from treegen.evals.course.account import RunAccount
-from treegen.evals.course.progress import AccuracySoFar, Glance, RunProgress
-from treegen.evals.course.timeline import Timeline
 from treegen.evals.job import Job
+from treegen.evals.multiple_choice import ChoicePrompt
+from treegen.evals.progress.run_progress import RunProgress, ScoringAccuracyCounter, UpdateTimer
+from treegen.evals.progress.timeline import Timeline
+from treegen.evals.progress.usage import UsageLog
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
-    from treegen.llm.calls import Calls
+    from treegen.llm.base import BaseLLM
 
 
 def sample_choices(
-    job: Job, run: RunDir, llm: "Calls", *, stop: Callable[[], object] = lambda: None
+    job: Job, run: RunDir, llm: "BaseLLM", *, stop: Callable[[], object] = lambda: None
 ) -> Iterator[RunProgress]:
     """Score the choices of the problems that a run lacks; store the likeliest of each problem.
 
-    stop: polled after every step; see `treegen.evals.run.sample`.
+    stop: polled after every step; see `treegen.evals.sampling.sample`.
     """
     problems, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
     prompts = [p for p in job.choice_prompts(llm.tokenizer) if p.id not in done]
-    tally = AccuracySoFar(job)
+    tally = ScoringAccuracyCounter(job)
     if score:
         for record in run.records():
             tally.add(record)
-    account = RunAccount(run)
-    started, start, glance, interval = len(run.done), time.monotonic(), Glance(), None
+    account = UsageLog(run)
+    started, start, glance, interval = len(run.done), time.monotonic(), UpdateTimer(), None
     stopped = False
     with (
         closing(Timeline(run.path, len(account.parts))) as timeline,
@@ -57,7 +57,7 @@ def sample_choices(
                     )
                     if job.own is not None:
                         record["choice_greedy"] = [score.is_greedy for score in scores]
-                    job.mark(record)
+                    job.annotate_record(record)
                     run.append(record)
                     account.count()
                     if score:

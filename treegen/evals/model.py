@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from treegen.cluster.places import Places
-    from treegen.llm.calls import Calls
-    from treegen.model.facts import ModelFacts
+    from treegen.cluster.placement import Placement
+    from treegen.llm.base import BaseLLM
+    from treegen.model.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNumbers:
-    """In which numbers a model computes, by its configuration alone; fields as in `ModelFacts`."""
+class ModelPrecision:
+    """In which numbers a model computes, by its configuration alone; fields as in `ModelInfo`."""
 
     directory: Path
     config: "PretrainedConfig"
@@ -39,10 +39,10 @@ class ModelNumbers:
         return self.device.type
 
 
-def numbers_of(engine: EngineOptions, places: "Places | None" = None) -> ModelNumbers:
+def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) -> ModelPrecision:
     """Return in which numbers a model computes: all that resuming a finished run needs of it.
 
-    places: as for `look_at_model`.
+    places: as for `load_model_facts`.
     """
     from treegen.model.checkpoint.files import locate
 
@@ -68,28 +68,28 @@ def numbers_of(engine: EngineOptions, places: "Places | None" = None) -> ModelNu
 
         stays = stays_fp8(stored, asked, device)
     quantization = "fp8" if asked == "fp8" or stays else None
-    return ModelNumbers(directory, config, device, dtype, quantization)
+    return ModelPrecision(directory, config, device, dtype, quantization)
 
 
 def _source(engine: EngineOptions) -> dict[str, Any]:
     return {"revision": engine.revision, "trust_remote_code": engine.trust_remote_code}
 
 
-def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "ModelFacts":
+def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -> "ModelInfo":
     """Return the facts about a model that its configuration and tokenizer tell.
 
     places: of workers that do the work, on devices that this machine need not have.
     """
-    numbers = numbers_of(engine, places)
+    numbers = resolve_precision(engine, places)
     device, dtype = numbers.device, numbers.torch_dtype
 
-    from treegen.images.table import take_images
     from treegen.model import memory
     from treegen.model.config import load_spec
-    from treegen.model.facts import ModelFacts
+    from treegen.model.model_info import ModelInfo
     from treegen.model.reproducible import ALIGN, check_dtype, reproducible_spec
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision.processor import load_processor
+    from treegen.prompts.images.table import set_image_table
 
     source = _source(engine)
     ranks = engine.tensor_parallel_size
@@ -98,7 +98,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
         kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
     )  # fmt: skip
     if engine.speculates:
-        from treegen.engine.guessing.speculation import check_speculation
+        from treegen.engine.speculative.speculation import check_speculation
 
         check_speculation(engine, spec)
     if engine.reproducible:
@@ -111,14 +111,18 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     tokenizer = load_tokenizer(engine.model, **source)
     if engine.images:
         processor = load_processor(numbers.directory, numbers.config, tokenizer)
-        take_images(tokenizer, processor.table(spec.vocab_size))
+        set_image_table(tokenizer, processor.table(spec.vocab_size))
     if engine.draft_model is not None:
-        from treegen.engine.guessing.draft_model import look_at_draft
+        from treegen.engine.speculative.draft_model import inspect_draft_model
 
-        beside = look_at_draft(engine, tokenizer, dtype)
-        size = None if size is None else memory.less_beside(size, spec, beside.kv_bytes_per_token)
+        beside = inspect_draft_model(engine, tokenizer, dtype)
+        size = (
+            None
+            if size is None
+            else memory.subtract_draft_cache(size, spec, beside.kv_bytes_per_token)
+        )
     room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
-    return ModelFacts(
+    return ModelInfo(
         engine=engine,
         spec=spec,
         tokenizer=tokenizer,
@@ -134,7 +138,7 @@ def look_at_model(engine: EngineOptions, places: "Places | None" = None) -> "Mod
     )
 
 
-def check_machine(engine: EngineOptions, places: "Places | None" = None) -> None:
+def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> None:
     """Raise InputError or CapacityError for what this machine cannot do, whatever the model.
 
     Workers check their own machines.
@@ -162,9 +166,9 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 def load_llm(
     engine: EngineOptions,
     fingerprint: str,
-    places: "Places | None" = None,
+    places: "Placement | None" = None,
     before: Sequence[Callable[[], object]] = (),
-) -> "Calls":
+) -> "BaseLLM":
     """Load a model.
 
     places: of workers. What is returned is then a Cluster, to be closed.
@@ -175,7 +179,7 @@ def load_llm(
     """
     from treegen.llm import LLM
 
-    llm: Calls
+    llm: BaseLLM
     if places is None:
         llm = LLM(**asdict(engine))
     else:

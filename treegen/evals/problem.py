@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from treegen.common.checks import checked_class
-from treegen.images.opening import ImageFile
+from treegen.prompts.images.loading import ImageFile
 
 
 @checked_class

@@ -14,11 +14,11 @@ from pkgutil import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from treegen.common.formats import safe_text
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
-from treegen.common.unreadable import unreadable
 from treegen.errors import InputError, TreegenError
-from treegen.evals.answers import AnswerType
+from treegen.evals.answer_types import AnswerType
 from treegen.evals.arguments import known_arguments
 from treegen.evals.task import Task, TaskDefaults
 
@@ -110,7 +110,7 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     known = list_tasks()
     if names:
         own = {info.name: info for info in known}
-        named = [(name, place_of(get_task(name))) for name in names]
+        named = [(name, get_task_name(get_task(name))) for name in names]
         known = [own.get(name, TaskInfo(name, place, "a file")) for name, place in named]
     for info in known:
         document = {"name": info.name, "source": info.source, "target": info.target}
@@ -164,7 +164,7 @@ def get_task(name: str | Task) -> Task:
     raise InputError(f"there is no task {name!r}{hint}")
 
 
-def comes_with_treegen(name: str | Task) -> bool:
+def is_builtin_task(name: str | Task) -> bool:
     """Return whether a name is that of a task of treegen's own."""
     return isinstance(name, str) and name in _BUILTIN
 
@@ -174,7 +174,7 @@ def is_lm_eval(name: str) -> bool:
     return name.startswith(LM_EVAL) or name.endswith((".yaml", ".yml"))
 
 
-def place_of(task: str | Task) -> str:
+def get_task_name(task: str | Task) -> str:
     """Return the name by which `get_task` finds a task in another process, if it can.
 
     That of a class in a file is its place. One that a notebook has defined is only described.
@@ -226,13 +226,13 @@ def _load_point(point: EntryPoint) -> object:
         return point.load()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"cannot load task {point.name!r} ({point.value}): {_told(error)}; mend its code"
+            f"cannot load task {point.name!r} ({point.value}): {format_error(error)}; mend its code"
         ) from error
 
 
 def _class_in_file(path: Path, class_name: str) -> object:
     if not path.is_file():
-        raise InputError(unreadable(path, FileNotFoundError()))
+        raise InputError(describe_read_error(path, FileNotFoundError()))
     module = load_file(path)
     found = getattr(module, class_name, None)
     if found is None:
@@ -246,7 +246,7 @@ def _class_in_file(path: Path, class_name: str) -> object:
     return found
 
 
-class _AsWritten(SourceFileLoader):
+class _UncachedLoader(SourceFileLoader):
     """Runs what a file has now, and not what lies in a `__pycache__` beside it.
 
     That counts as the file's own if the second of the last change and the size are the same.
@@ -269,7 +269,7 @@ def load_file(path: Path) -> ModuleType:
     # Files of one stem in different folders are different modules.
     place = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:12]
     name = f"treegen_task_{path.stem}_{place}"
-    spec = spec_from_file_location(name, path, loader=_AsWritten(name, os.fspath(path)))
+    spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, os.fspath(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     # Dataclasses look their module up in sys.modules while they are made.
@@ -278,7 +278,7 @@ def load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(f"cannot load {path}: {_told(error)}; mend the file") from error
+        raise InputError(f"cannot load {path}: {format_error(error)}; mend the file") from error
     return module
 
 
@@ -291,7 +291,9 @@ def _make(found: object, name: str) -> Task:
         is_task = not missing and isinstance(task, Task)
         wrong = _wrong(task) if is_task else f"it has no {', '.join(missing)}"
     except (Exception, SystemExit) as error:
-        raise InputError(f"cannot make task {name!r}: {_told(error)}; mend its code") from error
+        raise InputError(
+            f"cannot make task {name!r}: {format_error(error)}; mend its code"
+        ) from error
     if wrong or not isinstance(task, Task):
         raise InputError(f"{name!r} is not a task: {wrong}")
     return task
@@ -320,5 +322,5 @@ def _wrong(task: Task) -> str:
     return ""
 
 
-def _told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
-from treegen.evals.choices import ChoicePrompt
+from treegen.evals.multiple_choice import ChoicePrompt
 from treegen.prompts.tree import Node
 
 

@@ -5,14 +5,14 @@ import re
 import sys
 from collections.abc import Sequence
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
 
 
-@checked
+@check_argument_types
 def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, ...]:
     """Return the problems that `options.limit` or `options.ids` ask for; all without either.
 

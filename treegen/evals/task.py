@@ -141,7 +141,7 @@ class Task(Protocol):
     verdicts: a method that takes a problem and a stored sample's record and returns what `score`
     does, for verdicts that need more than the text.
     executes_code: whether scoring runs programs that a model has written, which the user must
-    allow; such a task has a method `judging` too, see `treegen.evals.judged.execution`.
+    allow; such a task has a method `judging` too, see `treegen.evals.scoring.code_execution`.
     place: the name by which another process finds the task, if it is one of lm-eval.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from treegen.common.outputs import Thinking, answer_after
 
 
-def stored(thinking: Thinking) -> dict[str, Any]:
+def thinking_to_json(thinking: Thinking) -> dict[str, Any]:
     """Return where a thinking ends as JSON holds it."""
     found: dict[str, Any] = {
         "tokens": thinking.num_tokens,
@@ -20,7 +20,7 @@ def stored(thinking: Thinking) -> dict[str, Any]:
     return found | ({"forced": True} if thinking.is_forced else {})
 
 
-def thinking_of(record: Mapping[str, Any]) -> Thinking | None:
+def load_thinking(record: Mapping[str, Any]) -> Thinking | None:
     """Return where the thinking of a stored sample ends; None if it has none."""
     found = record.get("thinking")
     if found is None or not isinstance(found, Mapping):
@@ -30,10 +30,10 @@ def thinking_of(record: Mapping[str, Any]) -> Thinking | None:
     )
 
 
-def answer_of(record: Mapping[str, Any]) -> str:
+def get_answer_text(record: Mapping[str, Any]) -> str:
     """Return the text of a stored sample that is scored."""
     text = str(record["text"])
-    return text if record.get("thinking") is None else answer_after(text, thinking_of(record))
+    return text if record.get("thinking") is None else answer_after(text, load_thinking(record))
 
 
 _COUNTS: Final = ("samples", "thinking", "closed", "forced", "thinking_tokens", "answer_tokens")
@@ -48,7 +48,7 @@ class ThinkingTokens:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a stored sample."""
-        found = thinking_of(record)
+        found = load_thinking(record)
         mine = (
             (0, 0, 0, 0)
             if found is None

@@ -31,7 +31,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured(Verdict):
+class MetricVerdict(Verdict):
     """A verdict with further measures.
 
     measures: what the task's own metrics are made of, by their names.

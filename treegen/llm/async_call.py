@@ -11,7 +11,7 @@ from treegen.common.params import SamplingParams
 from treegen.prompts.tree import Message
 
 if TYPE_CHECKING:
-    from treegen.plan.plan import Request
+    from treegen.prompts.plan.plan import Request
     from treegen.prompts.radix import Tokens
 
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_int, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
 from treegen.llm.async_call import AsyncCall, Prompt
-from treegen.llm.calls import Calls
-from treegen.llm.encoder import Encoder
-from treegen.llm.stepper import Stepper
-from treegen.prompts.token_text import Text
+from treegen.llm.base import BaseLLM
+from treegen.llm.encoder import PromptEncoder
+from treegen.llm.engine_loop import EngineLoop
+from treegen.prompts.replies import ReplyReader
+from treegen.prompts.token_text import TokenText
 from treegen.prompts.tree import as_list, chat_arguments
-from treegen.replies import Replies
-from treegen.search.live.texts import GrowingTexts
+from treegen.search.live.texts import StreamedTexts
 
 if TYPE_CHECKING:
     from treegen.prompts.radix import Tokens
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WAITING_PER_ROW: Final = 4
 
 
-class AsyncLLM(Closing):
+class AsyncLLM(Closeable):
     """Takes calls from any event loop, at any time, and runs all of them in the same steps.
 
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
@@ -35,7 +35,7 @@ class AsyncLLM(Closing):
 
     def __init__(
         self,
-        llm: Calls,
+        llm: BaseLLM,
         *,
         max_waiting: int | None = None,
         tool_format: str | None = None,
@@ -47,15 +47,15 @@ class AsyncLLM(Closing):
 
         max_waiting: samples that may wait beside those that are decoded; further calls raise
         BusyError. By default four times the LLM's max_rows.
-        tool_format: how the model writes tool calls, a name of `treegen.replies.TOOL_FORMATS`, in
-        place of what its chat template tells.
+        tool_format: how the model writes tool calls, a name of
+        `treegen.prompts.replies.TOOL_FORMATS`, in place of what its chat template tells.
         max_image_pixels: pixels that the images of one call may have together, for calls on behalf
         of others. By default each image has a limit of its own alone, 67 million pixels.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
-        if not isinstance(llm, Calls):
+        if not isinstance(llm, BaseLLM):
             raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
         if not isinstance(llm, LLM):
             raise InputError(
@@ -68,11 +68,11 @@ class AsyncLLM(Closing):
         if max_image_pixels is not None:
             check_int("max_image_pixels", max_image_pixels, least=1)
         self.llm = llm
-        self.text = Text(llm.tokenizer)
-        self.replies = Replies(llm.tokenizer, tool_format)
+        self.text = TokenText(llm.tokenizer)
+        self.replies = ReplyReader(llm.tokenizer, tool_format)
         self.max_waiting = max_waiting or _WAITING_PER_ROW * llm.max_rows
-        self._stepper = Stepper(llm)
-        self._encoder = Encoder(llm, self._stepper.take, max_image_pixels)
+        self._stepper = EngineLoop(llm)
+        self._encoder = PromptEncoder(llm, self._stepper.start_call, max_image_pixels)
 
     async def generate(
         self,
@@ -120,7 +120,7 @@ class AsyncLLM(Closing):
         the rest.
 
         parts: whether News also have the thoughts, the text and the tool calls in it, as far as
-        they are known; see `treegen.replies`.
+        they are known; see `treegen.prompts.replies`.
 
         Raises:
             TreegenError: as for `generate`.
@@ -129,7 +129,7 @@ class AsyncLLM(Closing):
         call = self._call(prompts, params, True, tools, chat_template_kwargs)
         results, texts = (
             self._results(call),
-            GrowingTexts(self.text, params.stops, self.replies if parts else None, tools),
+            StreamedTexts(self.text, params.stops, self.replies if parts else None, tools),
         )
         try:
             async for place, item in results:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.images.table import images_of
 from treegen.llm.async_call import AsyncCall
-from treegen.plan.requests import flat_requests
 from treegen.prompts.chat_images import has_images, open_images
-from treegen.prompts.known import KnownPrompts, key_of
+from treegen.prompts.images.table import get_image_table
+from treegen.prompts.plan.requests import build_flat_requests
+from treegen.prompts.prompt_cache import PromptCache, key_of
 
 if TYPE_CHECKING:
     from treegen.llm import LLM
-    from treegen.plan.plan import Request
+    from treegen.prompts.plan.plan import Request
 
 
-class Encoder:
+class PromptEncoder:
     """Encodes the prompts of calls in a thread of its own, after their grammars and images."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Encoder:
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
         self._images = ThreadPoolExecutor(1, thread_name_prefix="treegen-images")
         self._max_image_pixels = max_image_pixels
-        self._known = KnownPrompts()
+        self._known = PromptCache()
 
     def submit(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         """Encode the prompts of a call. template: arguments of the chat template."""
@@ -81,7 +81,7 @@ class Encoder:
         known = self._known.get(key)
         if known is not None:
             contents, template = [known.tolist()], {}
-        requests = flat_requests(contents, each, self._tokenizer, self._llm.spec, template)
+        requests = build_flat_requests(contents, each, self._tokenizer, self._llm.spec, template)
         if key is not None:
             self._known.put(key, requests[0].tokens)
         return requests
@@ -112,7 +112,7 @@ class Encoder:
             self._thread.submit(self._encode, call, contents, template)
 
     def _open_images(self, contents: list[Any]) -> None:
-        open_images(contents, images_of(self._tokenizer), self._max_image_pixels)
+        open_images(contents, get_image_table(self._tokenizer), self._max_image_pixels)
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
         failure: Exception | None = None

@@ -1,6 +1,6 @@
 """A rank of a tensor-parallel model that follows rank 0: a process that does what it is told.
 
-It has no scheduler and draws nothing of its own. See `treegen.model.leading`.
+It has no scheduler and draws nothing of its own. See `treegen.model.rank_processes`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from treegen.common.device import current
-from treegen.engine.compute.execute import Executor
+from treegen.common.device import use_device
+from treegen.engine.compute.model_runner import ModelRunner
 from treegen.llm.llm import LLM
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks, join
@@ -35,7 +35,7 @@ class Follower:
         self._ranks = ranks
         self._model: Model | None = None
         self._llm: LLM | None = None
-        self._executor: Executor | None = None
+        self._executor: ModelRunner | None = None
 
     def load(self, make: Callable[..., Model]) -> None:
         """Load this rank's part of a model."""
@@ -48,7 +48,7 @@ class Follower:
         self._llm = llm = LLM(self._model, tokenizer=(), **options)
         self._executor = llm.engine.executor()
 
-    def do(self, name: str, arguments: tuple[Any, ...]) -> None:
+    def execute_call(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Do a call of rank 0."""
         if name in ("load", "engine"):
             getattr(self, name)(*arguments)
@@ -85,9 +85,9 @@ def _follow(connection: Connection, rank: int, size: int, kind: str, folder: Pat
     connection.send("ready")
     ranks = join(rank, size, device, folder)
     follower = Follower(ranks)
-    with current(device):
+    with use_device(device):
         while True:
             name, arguments = pickle.loads(connection.recv_bytes())
             if name == "end":
                 return
-            follower.do(name, arguments)
+            follower.execute_call(name, arguments)

@@ -8,32 +8,32 @@ from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 
-from treegen.cache.kept import Kept
-from treegen.cache.pool import PagedCache
+from treegen.common.drafter import DraftFunction
 from treegen.common.params import Params, SamplingParams, check_tree_params
-from treegen.drafting.types import DraftFunction
-from treegen.engine.dealt import DealtStream
 from treegen.engine.engine import Engine
-from treegen.engine.segments.keeping import keep_prompt, plan_to_keep
+from treegen.engine.on_demand import OnDemandStream
+from treegen.engine.param_set import ParamSet, param_sets
+from treegen.engine.segments.prefix_cache import Kept
+from treegen.engine.segments.prefix_insertion import insert_prefix, plan_prefix
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
-from treegen.images.table import take_images
-from treegen.llm.calls import Calls
+from treegen.llm.base import BaseLLM
 from treegen.model.config import resolve_device
-from treegen.model.leading import load_named
 from treegen.model.machine import check_machine
 from treegen.model.model import Model
 from treegen.model.options import LOADING, EngineOptions, check_known
-from treegen.model.tokenizer import load_tokenizer, processor_of
-from treegen.plan.cost import Sharing
-from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import sample_requests
-from treegen.plan.unnamed import DrawnBefore
-from treegen.prompts.ends import end_ids
-from treegen.prompts.stops import Stopping, Stoppings
+from treegen.model.rank_processes import load_from_options
+from treegen.model.tokenizer import load_image_processor, load_tokenizer
+from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.bos_eos import end_ids
+from treegen.prompts.images.table import set_image_table
+from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import build_sample_requests
+from treegen.prompts.stops import StopConditions, StopConditionsCache
 from treegen.prompts.tree import Node
-from treegen.sampling.param_set import ParamSet, param_sets
 
 if TYPE_CHECKING:
     from treegen.search.live.backend import LiveBackend
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from treegen.search.tree.problems import SearchProblem
 
 
-class LLM(Calls):
+class LLM(BaseLLM):
     """A transformers model that samples from prompt trees.
 
     It has one run at a time. `run`, `generate`, `score`, `expand` and `search` finish before they
@@ -163,18 +163,18 @@ class LLM(Calls):
                 model, revision=revision, trust_remote_code=trust_remote_code
             )
             # Whatever is wrong with it is told before weights are read.
-            processor = processor_of(options, self.tokenizer) if images else None
-            self.model = load_named(options)
+            processor = load_image_processor(options, self.tokenizer) if images else None
+            self.model = load_from_options(options)
             if processor is not None:
-                take_images(self.tokenizer, processor.table(self.model.spec.vocab_size))
+                set_image_table(self.tokenizer, processor.table(self.model.spec.vocab_size))
         ends = end_ids(self.model.spec.eos_token_ids, self.tokenizer)
         self.model.spec = replace(self.model.spec, eos_token_ids=ends)
         self.spec, self.fingerprint = self.model.spec, self.model.fingerprint
         self.engine = Engine(self.model, options, self.tokenizer)
         self.facts = self.engine.facts(options, self.tokenizer)
-        self._stoppings = Stoppings()
+        self._stoppings = StopConditionsCache()
         self._num_named = 0
-        self._before = DrawnBefore()
+        self._before = DrawCounter()
 
     @property
     def cache(self) -> PagedCache:
@@ -188,8 +188,8 @@ class LLM(Calls):
 
     # Sampling
 
-    def _dealt(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
-        return self.follow(plan, params)
+    def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        return self.open_planned_stream(plan, params)
 
     def _plan(self, requests: Sequence[Request]) -> Plan:
         return self.engine.plan(requests)
@@ -209,7 +209,7 @@ class LLM(Calls):
 
         def keep(request: LiveRequest) -> None:
             assert keep_as is not None
-            keep_prompt(request, keep_as, self.engine.cache, self.engine.kept)
+            insert_prefix(request, keep_as, self.engine.cache, self.engine.kept)
 
         sets, params_of = param_sets(params, self.stopping_of)
         scheduler = self.engine.scheduler(
@@ -221,8 +221,9 @@ class LLM(Calls):
         )
         return Stream(plan, scheduler, self.model, self.engine.graphs)
 
-    def follow(self, plan: Plan, params: Sequence[SamplingParams]) -> DealtStream:
-        """Begin a run of which only what `DealtStream.deal` adds is done; for a cluster's workers.
+    def open_planned_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> OnDemandStream:
+        """Begin a run of which only what `OnDemandStream.deal` adds is done; for a cluster's
+        workers.
 
         plan: with all requests, which are laid out here as it says. params: of each request.
 
@@ -235,7 +236,7 @@ class LLM(Calls):
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
         scheduler = self.engine.scheduler(empty, sets)
-        return DealtStream(plan, scheduler, self.model, self.engine.graphs, params_of)
+        return OnDemandStream(plan, scheduler, self.model, self.engine.graphs, params_of)
 
     def close(self) -> None:
         """End the other ranks of a tensor-parallel model; without it they end with this process.
@@ -244,7 +245,7 @@ class LLM(Calls):
         """
         self.model.close()
 
-    def open(self) -> LiveRun:
+    def open_live_run(self) -> LiveRun:
         """Begin a run that takes flat prompts while it goes; see `treegen.search.live.run.LiveRun`.
 
         Raises:
@@ -256,7 +257,7 @@ class LLM(Calls):
         scheduler = self.engine.scheduler(self._plan([]), sets)
         return LiveRun(scheduler, self.spec, stopping_of=self.stopping_of, before=self._before)
 
-    def stopping_of(self, params: SamplingParams) -> Stopping:
+    def stopping_of(self, params: SamplingParams) -> StopConditions:
         """Return what ends the samples of some parameters; it takes a while for new stop strings.
 
         Raises:
@@ -338,11 +339,11 @@ class LLM(Calls):
         if not name:
             self._num_named += 1
             name = f"prefix-{self._num_named}"
-        if any(name == other for other, _ in self.kept()):
+        if any(name == other for other, _ in self.list_prefixes()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
-        requests = sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
+        requests = build_sample_requests(tree, self.tokenizer, SamplingParams(), self.spec)
         kept, device_type = self.engine.kept, self.model.device.type
-        plan = plan_to_keep(name, requests, self.spec, device_type, self.cache, kept)
+        plan = plan_prefix(name, requests, self.spec, device_type, self.cache, kept)
         try:
             params = [SamplingParams()] * len(requests)
             with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
@@ -352,7 +353,7 @@ class LLM(Calls):
             raise
         return Kept(kept, [prefix for prefix in kept if prefix.name == name], stream.usage)
 
-    def kept(self) -> list[tuple[str, int]]:
+    def list_prefixes(self) -> list[tuple[str, int]]:
         """Return names and token counts of kept prefixes, least recently used first."""
         return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.kept]
 
@@ -363,5 +364,5 @@ class LLM(Calls):
             InputError: no prefix has the name.
         """
         if not self.engine.kept.drop(name):
-            names = ", ".join(sorted({kept for kept, _ in self.kept()})) or "none"
+            names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")

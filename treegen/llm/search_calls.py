@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treegen.common.params import Params, SamplingParams, check_int, check_tree_params
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
-from treegen.plan.requests import expand_requests
+from treegen.prompts.plan.requests import expand_requests
 from treegen.prompts.tree import Node, chat_arguments, expansions_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn, SearchNode
     from treegen.search.tree.problems import SearchProblem
-    from treegen.search.tree.result import Found, SearchResult
+    from treegen.search.tree.result import SearchOutcome, SearchResult
 
 
 class SearchCalls(ABC):
@@ -96,7 +96,7 @@ class SearchCalls(ABC):
         """
         from treegen.search.budget import check_budget
         from treegen.search.session import flat_content
-        from treegen.search.tree.problems import named
+        from treegen.search.tree.problems import name_problems
 
         if not callable(fn):
             raise InputError(
@@ -107,7 +107,9 @@ class SearchCalls(ABC):
             check_int(name, value, least=1)
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
-        found = named(problems, lambda content: flat_content(content, self.tokenizer, template))
+        found = name_problems(
+            problems, lambda content: flat_content(content, self.tokenizer, template)
+        )
         return self._start_searches(
             fn,
             found,
@@ -144,7 +146,7 @@ class SearchCalls(ABC):
         requests = expand_requests(tree, self.tokenizer, params, self.spec)
         rows = max(request.rows for request in requests) if rows is None else rows
 
-        async def run(root: SearchNode) -> Found:
+        async def run(root: SearchNode) -> SearchOutcome:
             return await expand(root, expansions[root.search.name].levels)
 
         problems = [

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treegen.attention import Prepared
-from treegen.cache.pool import LayerKV
-from treegen.model.recurrent.states import StateBatch
+from treegen.model.recurrent.state_batch import StateBatch
+from treegen.ops.attention import PreparedLevels
+from treegen.ops.cache.pool import LayerKV
 
 # T tokens of the pass, S rows whose logits are wanted, A axes of positions (1 or 3), I tokens of
 # images, D numbers of an embedding
@@ -58,20 +58,20 @@ class Batch:
     positions_T: Tensor
     slots_T: Tensor
     logits_at_S: Tensor
-    levels: Prepared
+    levels: PreparedLevels
     layers: Sequence[LayerKV]
     states: StateBatch | None = None
     whole: bool = True
     rotary_AT: Tensor | None = None
     images: ImageRows | None = None
-    windowed: Prepared | None = None
+    windowed: PreparedLevels | None = None
 
-    def levels_of(self, window: int | None) -> Prepared:
+    def levels_of(self, window: int | None) -> PreparedLevels:
         """Which keys each query row sees in a layer. window: that of the layer."""
         return self.levels if window is None or self.windowed is None else self.windowed
 
 
-class Forward(Protocol):
+class ForwardModel(Protocol):
     """What computes batches: a model, as the scheduler sees it."""
 
     @property

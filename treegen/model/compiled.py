@@ -22,9 +22,7 @@ import torch._dynamo.config
 import torch._dynamo.exc
 from torch import Tensor, nn
 
-from treegen.cache.pool import LayerKV
-from treegen.cache.standins import stand_in, whole_of
-from treegen.common.closing import having
+from treegen.common.closeable import use_context_value
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.text_part import attention_of_text
@@ -37,14 +35,16 @@ from treegen.model.hook import (
     write_and_attend,
     write_and_attend_latents,
 )
-from treegen.model.latent import keeps_latents
-from treegen.model.linear.choice import LARGEST
+from treegen.model.latent import is_latent_layer
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.gated import GatedLinears
-from treegen.model.linear.joined import JoinedLinears
+from treegen.model.linear.merged import MergedLinears
+from treegen.model.linear.router_topk import LARGEST
+from treegen.model.recurrent.custom_ops import OPERATORS
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
-from treegen.model.recurrent.ops import OPERATORS
-from treegen.model.recurrent.own_layers import forward
+from treegen.model.recurrent.operators import forward
+from treegen.ops.cache.pool import LayerKV
+from treegen.ops.cache.proxy_tensors import make_proxy, resolve_proxy
 
 # T tokens, H query heads, G key-value heads, K key dim, V value dim
 
@@ -59,9 +59,9 @@ _MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models togeth
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
-def passing(batch: Batch) -> AbstractContextManager[None]:
+def use_batch(batch: Batch) -> AbstractContextManager[None]:
     """While open, the operator attends by this batch."""
-    return having(_current, batch)
+    return use_context_value(_current, batch)
 
 
 # The operators write into pools that the compiler does not see, so they change no argument.
@@ -81,7 +81,7 @@ def _write_and_attend(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend` on the batch of this pass."""
     return write_and_attend(
-        q_THK, k_TGK, v_TGV, whole_of(keys), whole_of(values), _current.get(),
+        q_THK, k_TGK, v_TGV, resolve_proxy(keys), resolve_proxy(values), _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -107,7 +107,7 @@ def _write_and_attend_latents(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
     return write_and_attend_latents(
-        q_THK, latent_TGR, rotated_TGP, whole_of(keys), up_HXR, _current.get(),
+        q_THK, latent_TGR, rotated_TGP, resolve_proxy(keys), up_HXR, _current.get(),
         scale=scale, window=window, softcap=softcap, sinks=sinks_H,
     ).contiguous()  # fmt: skip
 
@@ -125,7 +125,7 @@ def _(
     return q_THK.new_empty(q_THK.shape[0], q_THK.shape[1], width)
 
 
-class _OnSlots(nn.Module):
+class _SlotStateLayer(nn.Module):
     """A recurrent layer whose buffers stand for its states. Layers of a class share this method."""
 
     def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
@@ -136,7 +136,7 @@ class _OnSlots(nn.Module):
 @cache
 def _on_slots(kind: type[nn.Module]) -> Any:
     """The class of a layer, but on states that its buffers stand for; always the same one."""
-    return type(kind.__name__, (_OnSlots, kind), {"__module__": __name__})
+    return type(kind.__name__, (_SlotStateLayer, kind), {"__module__": __name__})
 
 
 class CompiledLayers:
@@ -166,8 +166,8 @@ class CompiledLayers:
         recurrent = wrap_recurrent(module) if states else []
         self._layers = _decoder_layers(module, len(pools), [each.module for each in recurrent])
         attentions = _attention_modules(module, len(pools), len(self._layers))
-        self._joined = JoinedLinears(module, lambda: _probed(module))
-        self._gated = GatedLinears(module, lambda: _probed(module))
+        self._joined = MergedLinears(module, lambda: _probe_attention(module))
+        self._gated = GatedLinears(module, lambda: _probe_attention(module))
         self._grouped: GroupedLayers | None = None
         if pools[0].keys.device.type == "cuda":
             self._grouped = GroupedLayers(module)
@@ -175,15 +175,15 @@ class CompiledLayers:
             # too small for the next joined weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
-            attention.register_buffer(KEYS, stand_in(pool.keys, 2), persistent=False)
-            if not keeps_latents(attention):
-                attention.register_buffer(VALUES, stand_in(pool.values, 2), persistent=False)
+            attention.register_buffer(KEYS, make_proxy(pool.keys, 2), persistent=False)
+            if not is_latent_layer(attention):
+                attention.register_buffer(VALUES, make_proxy(pool.values, 2), persistent=False)
         self._wrapped: list[tuple[RecurrentLayer, Any]] = [
             (each, type(each.module)) for each in recurrent
         ]
         for (each, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
-                each.module.register_buffer(name, stand_in(tensor, 1), persistent=False)
+                each.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
             del each.module.forward
             each.module.__class__ = _on_slots(kind)
         known: dict[str, Any] | None = None
@@ -192,7 +192,7 @@ class CompiledLayers:
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
 
-    def serves(self, batch: Batch) -> bool:
+    def can_run(self, batch: Batch) -> bool:
         """Whether a batch is on the pools that the layers were compiled for."""
         return batch.layers[0].keys is self._pools[0].keys
 
@@ -235,7 +235,7 @@ def _decoder_layers(
 
 def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.Module]:
     """Return the modules that call attention, which are so many, each in another layer."""
-    probe = _probed(module)
+    probe = _probe_attention(module)
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
         raise ModelError("the model's layers do not call attention once each, in order")
@@ -245,7 +245,7 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
 
 
 @torch.inference_mode()
-def _probed(module: Any) -> Probe:
+def _probe_attention(module: Any) -> Probe:
     """Run one token and return how the layers call attention."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)

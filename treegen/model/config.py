@@ -18,14 +18,14 @@ from treegen.model.checkpoint.families import refuse_family
 from treegen.model.checkpoint.files import (
     check_trust,
     locate,
-    one_line,
     read_object,
     read_raw_config,
+    summarize_error,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf
 from treegen.model.checkpoint.headers import check_headers
 from treegen.model.checkpoint.text_part import generates_text
-from treegen.model.recommended import difference_from_generate, recommended_sampling
+from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
 DTYPES: Final = {
     "float32": torch.float32,
@@ -124,7 +124,7 @@ def read_config(
         )
     except Exception as error:
         raise ModelError(
-            f"{directory / 'config.json'} is not valid: {one_line(error)}; "
+            f"{directory / 'config.json'} is not valid: {summarize_error(error)}; "
             "download it again, or update transformers"
         ) from None
     refuse_family(config)
@@ -139,7 +139,7 @@ def _gguf_config(file: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, **gguf_arguments(file))
     except Exception as error:
         raise ModelError(
-            f"{file} cannot be used: {one_line(error)}; use the safetensors checkpoint that it was "
+            f"{file} cannot be used: {summarize_error(error)}; use the safetensors checkpoint that it was "
             "made from"
         ) from None
     refuse_family(config)

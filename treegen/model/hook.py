@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from treegen.attention import attend
-from treegen.attention.api import AttendOptions
-from treegen.attention.latent import attend_latents
-from treegen.cache.writes import write
 from treegen.common.spec import LatentSpec
 from treegen.errors import ModelError
 from treegen.model.batch import Batch
-from treegen.model.latent import OURS, keeps_latents, latent_of, up_of
+from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
+from treegen.ops.attention import attend
+from treegen.ops.attention.api import AttendOptions
+from treegen.ops.attention.latent import attend_latents
+from treegen.ops.cache.kv_writes import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension
 
@@ -139,7 +139,7 @@ def read_call(
         window=sliding_window or None,
         softcap=softcap or None,
         sinks_H=s_aux,
-        latent=latent_of(module) if keeps_latents(module) else None,
+        latent=latent_of(module) if is_latent_layer(module) else None,
     )
 
 
@@ -160,7 +160,7 @@ def write_and_attend(
 
     Returns out [T, H, V].
     """
-    write(keys, values, batch.slots_T, k_TGK, v_TGV)
+    write_kv(keys, values, batch.slots_T, k_TGK, v_TGV)
     return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
 
 
@@ -180,7 +180,7 @@ def write_and_attend_latents(
     up_HXR: what makes keys and values of latents.
     """
     rank, rope = latent_TGR.shape[-1], rotated_TGP.shape[-1]
-    write(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)
+    write_kv(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)
     heads, nope = q_THK.shape[1], q_THK.shape[2] - rope
     form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
     if options["scale"] is None:
@@ -209,7 +209,9 @@ def _attention(
         "scale": call.scale, "window": call.window, "softcap": call.softcap, "sinks": call.sinks_H
     }  # fmt: skip
     if call.latent is not None:
-        out_THV = write_and_attend_latents(*new, pool.keys, up_of(module), treegen, **asked)
+        out_THV = write_and_attend_latents(
+            *new, pool.keys, get_up_projection(module), treegen, **asked
+        )
     else:
         out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **asked)
     return out_THV[None], None
@@ -221,8 +223,8 @@ def _compiled_attention(
     """Attend in a compiled layer. Its options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
     if keys is None:
-        raise _drops_keywords(module)
-    is_latent = keeps_latents(module)
+        raise _make_keyword_error(module)
+    is_latent = is_latent_layer(module)
     operators = torch.ops.treegen
     out_THV: Tensor = (
         operators.write_and_attend_latents if is_latent else operators.write_and_attend
@@ -231,7 +233,7 @@ def _compiled_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         keys,
-        up_of(module) if is_latent else getattr(module, VALUES),
+        get_up_projection(module) if is_latent else getattr(module, VALUES),
         options.get("s_aux"),
         options.get("scaling"),
         options.get("sliding_window") or None,
@@ -252,7 +254,7 @@ def _probe(
 ) -> tuple[Tensor, None]:
     """Record the call in the probe that travels as `treegen`. Returns an out without values."""
     if treegen is None:
-        raise _drops_keywords(module)
+        raise _make_keyword_error(module)
     call = read_call(module, query, key, value, attention_mask, **options)
     treegen.add(module, call, key, value)
     _, num_heads, num_tokens, _ = query.shape
@@ -260,7 +262,7 @@ def _probe(
     return query.new_empty(1, num_tokens, num_heads, width), None
 
 
-def _drops_keywords(module: nn.Module) -> ModelError:
+def _make_keyword_error(module: nn.Module) -> ModelError:
     return ModelError(
         f"{type(module).__name__} drops keyword arguments on their way to attention; "
         "the model cannot be used; take another model (docs/limitations.md)"

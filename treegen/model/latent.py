@@ -22,7 +22,7 @@ OURS: Final = ("treegen", "treegen_probe")
 """Names of the attention functions that take latents."""
 
 
-class _KeepsLatents(nn.Module):
+class _LatentLayer(nn.Module):
     """A layer that attends, with its latents. All layers of a class share this method."""
 
     config: Any
@@ -38,27 +38,27 @@ class _KeepsLatents(nn.Module):
 @cache
 def _kind(stock: type[nn.Module]) -> Any:
     """The class of a layer that hands its latents on; always the same one."""
-    return type(stock.__name__, (_KeepsLatents, stock), {"__module__": __name__})
+    return type(stock.__name__, (_LatentLayer, stock), {"__module__": __name__})
 
 
-def keep_latents(module: nn.Module) -> None:
+def enable_latents(module: nn.Module) -> None:
     """From now on, the layers of a model that can hand latents to treegen do so."""
     for part in module.modules():
-        if latent_of(part) is not None and not isinstance(part, _KeepsLatents):
+        if latent_of(part) is not None and not isinstance(part, _LatentLayer):
             stock: Any = type(part)
             part.__class__ = _kind(stock)
 
 
-def undo_latents(module: nn.Module) -> None:
+def disable_latents(module: nn.Module) -> None:
     """Let all layers of a model make keys and values of their latents again."""
     for part in module.modules():
-        if isinstance(part, _KeepsLatents):
+        if isinstance(part, _LatentLayer):
             part.__class__ = type(part).__mro__[2]
 
 
-def keeps_latents(part: nn.Module) -> bool:
+def is_latent_layer(part: nn.Module) -> bool:
     """Whether a layer hands latents to the attention function."""
-    return isinstance(part, _KeepsLatents)
+    return isinstance(part, _LatentLayer)
 
 
 def latent_of(part: nn.Module) -> LatentSpec | None:
@@ -79,7 +79,7 @@ def latent_of(part: nn.Module) -> LatentSpec | None:
     return None if rest else LatentSpec(heads, rank, rope, nope, v_dim)
 
 
-def up_of(part: Any) -> Tensor:
+def get_up_projection(part: Any) -> Tensor:
     """The weights by which a layer makes keys and values of latents, [H, X, R]."""
     up = part.kv_b_proj
     if type(up) is nn.Linear:

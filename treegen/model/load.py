@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 
-from treegen.attention.implementations import choose
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.common.params import check_bool
 from treegen.common.spec import ModelSpec
-from treegen.common.tested import warn_untested
+from treegen.common.tested_versions import warn_untested
 from treegen.errors import InputError, ModelError, ModelWarning
-from treegen.model.check import check_model
+from treegen.model.base_weights import load_base
 from treegen.model.checkpoint.adapter import Adapter, find_adapter, merge
 from treegen.model.checkpoint.families import refuse_family, refuse_images
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate, weight_files
@@ -35,10 +34,10 @@ from treegen.model.checkpoint.load_report import (
     quiet_loading,
     warn_unused,
 )
-from treegen.model.checkpoint.packed import expand_packed
+from treegen.model.checkpoint.packed_weights import dequantize_packed_on_load
 from treegen.model.checkpoint.quantized import (
-    Quantisation,
-    expand_on_load,
+    QuantizationInfo,
+    configure_dequantization,
     quantisation_of,
     unused_names,
 )
@@ -50,20 +49,21 @@ from treegen.model.config import (
     resolve_dtype,
     spec_of,
 )
-from treegen.model.held import base_of
 from treegen.model.hook import ATTENTION
-from treegen.model.latent import keep_latents
+from treegen.model.latent import enable_latents
 from treegen.model.linear.fp8 import can_multiply
-from treegen.model.linear.fp8_checkpoint import Restored, fp8_tensors, restore_fp8
+from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.linear.mxfp4 import can_keep, fits_expanded, keep_on_load
-from treegen.model.memory import free_unused
+from treegen.model.load_check import check_model
+from treegen.model.memory import empty_device_cache
 from treegen.model.model import Model
 from treegen.model.options import check_stored
 from treegen.model.parallel.ranks import Ranks, check_ranks
 from treegen.model.parallel.shards import shard, tie_head
 from treegen.model.vision.processor import placeholder_of
-from treegen.model.vision.tower import Tower
+from treegen.model.vision.tower import VisionTower
+from treegen.ops.attention.registry import choose
 
 
 def load_model(
@@ -90,7 +90,7 @@ def load_model(
     revision: the branch, tag or commit of a model on the hub.
     trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
     commit as `revision`.
-    impl: the attention implementation, as in `treegen.attention.attend`.
+    impl: the attention implementation, as in `treegen.ops.attention.attend`.
     quantization: "fp8" turns the linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4 bits;
     None leaves matrices in FP8 that are stored so, where the device multiplies them, and experts in
     MXFP4 where they would not fit expanded; "none" expands all.
@@ -145,7 +145,7 @@ def load_model(
     if check:
         check_model(model)
     if images:
-        model.tower = Tower(module, placeholder_of(config))
+        model.tower = VisionTower(module, placeholder_of(config))
     return model
 
 
@@ -161,12 +161,12 @@ def from_module(
 ) -> Model:
     """Return the model of a transformers module that is in memory, on one device and in one dtype.
 
-    The module is changed: it attends by treegen from now on. `treegen.model.borrow.borrowed`
-    gives it back as it was.
+    The module is changed: it attends by treegen from now on.
+    `treegen.model.module_patch.patch_module` gives it back as it was.
 
     name: what messages call it.
     check: whether to compare with transformers' own attention, as `load_model` does.
-    impl: the attention implementation, as in `treegen.attention.attend`.
+    impl: the attention implementation, as in `treegen.ops.attention.attend`.
     quantization: as for `load_model`; the module's own weights are rounded then.
     kv_cache_dtype: as for `load_model`.
     ranks: the processes that compute the model together; the module is this one's part of it.
@@ -226,7 +226,7 @@ def _load_weights(
     device: torch.device,
     trust_remote_code: bool,
     ranks: Ranks | None,
-    stored: Quantisation | None,
+    stored: QuantizationInfo | None,
     stays: bool,
     quantization: str | None,
     adapter: Adapter | None,
@@ -248,9 +248,9 @@ def _load_weights(
     if in_4_bits:
         keep_on_load(config)
     elif stored is not None and stored.packing is not None:
-        expand_packed(config, stored.packing)
+        dequantize_packed_on_load(config, stored.packing)
     elif stored is not None:
-        names = expand_on_load(config, stored)
+        names = configure_dequantization(config, stored)
     bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
 
     def read_weights() -> PreTrainedModel:
@@ -279,7 +279,7 @@ def _load_weights(
         return read
 
     below = None if adapter is None else (directory, fingerprint(directory), dtype, images)
-    module = base_of(below, read_weights)
+    module = load_base(below, read_weights)
     prepare(module)
     if dtype == torch.float32 or stored is not None or in_one:
         _cast(module, dtype)
@@ -289,7 +289,7 @@ def _load_weights(
     if ranks is not None:
         shard(module, ranks.rank, ranks.size, towers)
     if device.type == "cuda":
-        free_unused(device)
+        empty_device_cache(device)
     try:
         # One after another, so that they need not fit before.
         restored = restore_fp8(module, directory, device) if stays and not in_4_bits else None
@@ -299,7 +299,7 @@ def _load_weights(
         if ranks is not None:
             tie_head(module, ranks.rank, ranks.size)
         if in_one and not (header := read_header(directory)).is_plain:
-            stored = Quantisation("gguf", f"{header.stores} (GGUF)")
+            stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
         if stored is not None and not in_4_bits and (ranks is None or ranks.rank == 0):
             files = [directory] if in_one else weight_files(directory)
             sizes = sum(file.stat().st_size for file in files), expanded
@@ -326,7 +326,9 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def stays_fp8(stored: Quantisation | None, quantization: str | None, device: torch.device) -> bool:
+def stays_fp8(
+    stored: QuantizationInfo | None, quantization: str | None, device: torch.device
+) -> bool:
     """Whether matrices that a checkpoint stores in FP8 stay so on a device.
 
     quantization: as in `load_model`.
@@ -338,7 +340,7 @@ def stays_fp8(stored: Quantisation | None, quantization: str | None, device: tor
 
 def stays_mxfp4(
     config: PretrainedConfig,
-    stored: Quantisation | None,
+    stored: QuantizationInfo | None,
     quantization: str | None,
     device: torch.device,
     dtype: torch.dtype,
@@ -384,8 +386,8 @@ def _refuse_bare_fp8(directory: Path) -> None:
 
 def _tell(
     name: str,
-    stored: Quantisation,
-    restored: Restored | None,
+    stored: QuantizationInfo,
+    restored: RestoreReport | None,
     dtype: torch.dtype,
     device: torch.device,
     sizes: tuple[int, int],
@@ -421,7 +423,7 @@ def _tell(
 def prepare(module: PreTrainedModel) -> None:
     """Make a transformers module ready for inference."""
     module.eval().requires_grad_(False)
-    keep_latents(module)
+    enable_latents(module)
     for part in module.modules():
         # treegen never pads. Some families look for padding in each pass, which would wait for the
         # device; nothing is done in its place.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treegen.attention.implementations import check_reads_fp8, choose
-from treegen.model.leading import devices_of
 from treegen.model.linear.fp8 import check_device as check_fp8
 from treegen.model.memory import check_cache_bytes
 from treegen.model.options import EngineOptions
+from treegen.model.rank_processes import devices_of
 from treegen.model.reproducible import check_reproducible
+from treegen.ops.attention.registry import check_reads_fp8, choose
 
 if TYPE_CHECKING:
     import torch

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 from torch import nn
 
-from treegen.cache.pool import PagedCache
-from treegen.cache.states import StateCache
-from treegen.common.formats import format_bytes
+from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError
-from treegen.model.recurrent.states import state_bytes_together
+from treegen.model.recurrent.state_batch import state_bytes_together
+from treegen.ops.cache.pool import PagedCache
+from treegen.ops.cache.state_cache import StateCache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +63,7 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
     activations: about how many bytes a pass takes.
     """
     if device.type == "cuda":
-        free_unused(device)
+        empty_device_cache(device)
         free, _ = torch.cuda.mem_get_info(device)
         return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS), 0)
     return min(2**30, total_bytes(device) // 8)
@@ -96,7 +96,7 @@ def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
     return state_bytes_together([sum_bytes(each) for each in spec.states], num_rows)
 
 
-def free_unused(device: torch.device) -> None:
+def empty_device_cache(device: torch.device) -> None:
     """Give back the memory of a GPU that models and caches no longer in use have taken.
 
     They refer to themselves, so Python frees them only when it next looks for cycles. torch keeps
@@ -132,7 +132,7 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         CacheFullError: there is not one page, or there are too few slots to get on with.
     """
     if not spec.states:
-        return CacheSize(pages_in(memory, spec, page_size), None)
+        return CacheSize(count_pages(memory, spec, page_size), None)
     windows = 0
     if spec.delta is not None:
         window = sum(each.num_bytes for layer in spec.states for each in layer[:1])
@@ -148,10 +148,10 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
             f"{format_bytes(state)} beside the keys; give at least {format_bytes(least)}"
         )
     left = memory - (states + 1) * state
-    return CacheSize(pages_in(left, spec, page_size), states, windows)
+    return CacheSize(count_pages(left, spec, page_size), states, windows)
 
 
-def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
+def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     """Return how many pages fit into `memory` bytes beside the padding page.
 
     Raises:
@@ -167,7 +167,7 @@ def pages_in(memory: int, spec: ModelSpec, page_size: int) -> int:
     return int(pages)
 
 
-def less_beside(size: int, spec: ModelSpec, beside: int) -> int:
+def subtract_draft_cache(size: int, spec: ModelSpec, beside: int) -> int:
     """What of the bytes of a cache is left to a model, if each token takes further bytes beside."""
     return size * spec.kv_bytes_per_token // (spec.kv_bytes_per_token + beside)
 
@@ -186,10 +186,10 @@ def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCa
         activations = activation_bytes(model.module, prefill_chunk)
         activations += recurrence_bytes(model.spec, max_rows)
         size = default_bytes(model.device, activations)
-    size = less_beside(size, model.spec, beside)
+    size = subtract_draft_cache(size, model.spec, beside)
     num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)
     if model.ranks is not None:
-        num_pages = model.ranks.least(num_pages)
+        num_pages = model.ranks.all_reduce_min(num_pages)
     states = None
     if num_states is not None:
         states = new_state_cache(model, num_states, num_windows)

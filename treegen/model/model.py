@@ -13,37 +13,37 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from treegen.attention.latent import write_copy
-from treegen.attention.types import FP8
-from treegen.cache.pool import LayerKV
-from treegen.common.device import current, without_autocast
-from treegen.common.formats import format_bytes
+from treegen.common.device import use_device, without_autocast
+from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
 from treegen.errors import CapacityError, InputError, ModelError
 from treegen.model.batch import Batch
-from treegen.model.checkpoint.files import one_line
-from treegen.model.latent import keeps_latents, up_of
+from treegen.model.checkpoint.files import summarize_error
+from treegen.model.latent import get_up_projection, is_latent_layer
+from treegen.model.linear.batch_invariant import BatchInvariantLayers
 from treegen.model.linear.experts import GroupedLayers
-from treegen.model.linear.fixed import FixedLayers
-from treegen.model.recurrent.layers import SlotPass, StatePass, on_states, wrap_recurrent
-from treegen.model.recurrent.own_layers import has_operators
-from treegen.model.recurrent.states import on_slots, states_of_rows
+from treegen.model.recurrent.layers import SlotPass, StatePass, use_states, wrap_recurrent
+from treegen.model.recurrent.operators import has_operators
+from treegen.model.recurrent.state_batch import states_of_rows, use_slots
 from treegen.model.reproducible import (
     IMPL,
+    build_warmup_batch,
     check_experts,
     check_recurrence,
     compiler_options,
-    first_batch,
-    fix_sums,
+    disable_split_k,
+    pad_batch,
     reproducible_spec,
-    with_rows,
 )
-from treegen.model.written import versions
+from treegen.model.weight_versions import get_versions
+from treegen.ops.attention.latent import write_expanded
+from treegen.ops.attention.types import FP8
+from treegen.ops.cache.pool import LayerKV
 
 if TYPE_CHECKING:
     from treegen.model.compiled import CompiledLayers
     from treegen.model.parallel.ranks import Ranks
-    from treegen.model.vision.tower import Tower
+    from treegen.model.vision.tower import VisionTower
 
 # T tokens of a pass, S rows whose logits are wanted, V vocabulary
 
@@ -87,17 +87,17 @@ class Model:
         self.quantization = quantization
         self.impl = impl
         self.device: torch.device = module.device
-        self.tower: Tower | None = None
+        self.tower: VisionTower | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = ""
         self._reproducible, self._stock_spec = False, spec
         self._grouped: GroupedLayers | None = None
-        self._fixed: FixedLayers | None = None
+        self._fixed: BatchInvariantLayers | None = None
         self._by_operators = False
         self._latents = sorted(
-            (part for part in module.modules() if keeps_latents(part)),
+            (part for part in module.modules() if is_latent_layer(part)),
             key=lambda part: int(part.layer_idx),
         )
         if spec.states:
@@ -126,14 +126,14 @@ class Model:
         """
         spec = reproducible_spec(self.spec, self.device)
         check_recurrence(self.module, spec, self._by_operators)
-        fix_sums()
+        disable_split_k()
         if not self._reproducible:
             self._reproducible, self._stock_spec = True, self.spec
         self.spec = spec
         if self._grouped is None:
             self._grouped = GroupedLayers(self.module)
             check_experts(self.module, self.spec)
-            self._fixed = FixedLayers(self.module)
+            self._fixed = BatchInvariantLayers(self.module)
 
     def compile_layers(
         self,
@@ -167,11 +167,11 @@ class Model:
         if self._compiled is not None and states:
             # If the compiler fails in a later layer, no state must have moved on.
             impl = IMPL if self._reproducible else self.impl
-            batch = first_batch(pools, self.device, impl)
+            batch = build_warmup_batch(pools, self.device, impl)
             nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
             self.forward(replace(batch, states=states_of_rows(nowhere, states)))
         elif self._compiled is not None and self._reproducible:
-            self.forward(first_batch(pools, self.device))
+            self.forward(build_warmup_batch(pools, self.device))
 
     def _uncompile(self) -> None:
         if self._compiled is not None:
@@ -199,7 +199,7 @@ class Model:
                 "weights of the module were replaced after it was compiled or captured; write into "
                 "them in place, as load_state_dict does without assign, or make a new LLM of it"
             )
-        return (*addresses, *versions(weights))
+        return (*addresses, *get_versions(weights))
 
     def new_cache(
         self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
@@ -288,16 +288,16 @@ class Model:
         has_axes = self.tower is not None and self.tower.has_axes
         rotary_AT = rotary_AT.clamp(max=last) if has_axes and rotary_AT is not None else None
         batch = replace(batch, positions_T=positions_T, rotary_AT=rotary_AT)
-        with current(self.device), without_autocast(self.device):
-            return self._forward(with_rows(batch) if self._reproducible else batch)
+        with use_device(self.device), without_autocast(self.device):
+            return self._forward(pad_batch(batch) if self._reproducible else batch)
 
     @property
-    def can_copy(self) -> bool:
+    def can_expand_latents(self) -> bool:
         """Whether keys and values can be made of latents beside them, in copies."""
         return self.spec.latent is not None and len(self._latents) == len(self.spec.layers)
 
     @torch.inference_mode()
-    def write_copies(self, layers: Sequence[LayerKV], slots_L: Tensor, targets_L: Tensor) -> None:
+    def write_expanded(self, layers: Sequence[LayerKV], slots_L: Tensor, targets_L: Tensor) -> None:
         """Make the keys and values of all heads of some latents, and write them into copies.
 
         slots_L: where the latents are, page * page_size + offset.
@@ -305,13 +305,15 @@ class Model:
         """
         form = self.spec.latent
         assert form is not None
-        with current(self.device), without_autocast(self.device):
+        with use_device(self.device), without_autocast(self.device):
             for part, pool in zip(self._latents, layers, strict=True):
-                write_copy(pool.keys, slots_L, targets_L, up_of(part), form, self.dtype)
+                write_expanded(
+                    pool.keys, slots_L, targets_L, get_up_projection(part), form, self.dtype
+                )
 
     def _forward(self, batch: Batch) -> Tensor:
         if batch.states is not None:
-            with on_slots(batch.states):
+            with use_slots(batch.states):
                 return self._run_compiled(batch)
         assert not self.spec.states, "a model with recurrent layers is given no states"
         return self._run_compiled(batch)
@@ -320,16 +322,16 @@ class Model:
         """Logits of a batch by compiled layers, if they are and can be."""
         if self._compiled is None:
             return self._run_stock(batch)
-        assert self._compiled.serves(batch), "a compiled model is given other page pools"
-        from treegen.model.compiled import CompileErrors, passing
+        assert self._compiled.can_run(batch), "a compiled model is given other page pools"
+        from treegen.model.compiled import CompileErrors, use_batch
 
         try:
-            with passing(batch):
+            with use_batch(batch):
                 return self._run(batch, None)
         except CompileErrors as error:
             # The layers that ran before the error write their keys and values once more.
             self._uncompile()
-            self.uncompiled_because = f"the layers cannot be compiled: {one_line(error)}"
+            self.uncompiled_because = f"the layers cannot be compiled: {summarize_error(error)}"
             return self._run_stock(batch)
 
     def _run_stock(self, batch: Batch) -> Tensor:
@@ -338,8 +340,8 @@ class Model:
             return self._run(batch, batch)
         own, states = self._by_operators, batch.states
         on = SlotPass(states) if own else StatePass(states, self.spec.states)
-        with on_states(on):
-            return self._run(batch, replace(batch, layers=_InOrder(batch.layers)))
+        with use_states(on):
+            return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
         """Return the logits of a batch.
@@ -351,7 +353,7 @@ class Model:
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
         positions_AT = batch.positions_T[None] if batch.rotary_AT is None else batch.rotary_AT
         if self.tower is not None:
-            self.tower.given(batch.images)
+            self.tower.set_images(batch.images)
         logits_SV: Tensor = self.module(
             input_ids=batch.tokens_T[None],
             position_ids=positions_AT if len(positions_AT) == 1 else positions_AT[:, None],
@@ -364,7 +366,7 @@ class Model:
             logits_SV = logits_SV[batch.logits_at_S]
         width = self.spec.vocab_size
         if batch.whole:
-            logits_SV = self.whole(logits_SV)
+            logits_SV = self.gather_logits(logits_SV)
         elif self.ranks is not None:
             width = -(-width // self.ranks.size)
         if logits_SV.shape != (len(batch.logits_at_S), width):
@@ -375,14 +377,14 @@ class Model:
             )
         return logits_SV
 
-    def whole(self, logits_SV: Tensor) -> Tensor:
+    def gather_logits(self, logits_SV: Tensor) -> Tensor:
         """Return logits of the whole vocabulary, of which each rank has computed a part."""
         if self.ranks is None:
             return logits_SV
         return self.ranks.whole(logits_SV, self.spec.vocab_size)
 
 
-class _InOrder(list[LayerKV]):
+class _PoolIterator(list[LayerKV]):
     """The page pools of layers that attend, of which each call takes the next, whatever its number.
 
     Of a hybrid model some layers attend, and some of these may be one module.

@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treegen.common.checks import device_name
-from treegen.common.formats import parse_bytes
+from treegen.common.formatting import parse_bytes
 from treegen.common.params import check_bool, check_int
 from treegen.common.spelling import hint_at
 from treegen.errors import InputError
-from treegen.plan.cost import Sharing, check_sharing
+from treegen.prompts.plan.cost import Sharing, check_sharing
 
 if TYPE_CHECKING:
-    from treegen.drafting.types import DraftFunction
+    from treegen.common.drafter import DraftFunction
 
 LOADING: Final = (
     "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",

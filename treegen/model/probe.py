@@ -27,25 +27,25 @@ from treegen.model.checkpoint.families import (
     OWN_ATTENTION,
     recurrent_types,
 )
-from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.text_part import (
     attention_of_text,
     auto_class,
     drop_parts,
-    unreached_parts,
+    find_unused_parts,
 )
 from treegen.model.hook import NO_NUMBER, PROBE, Probe
-from treegen.model.latent import keep_latents
-from treegen.model.linear.fp8 import linears
+from treegen.model.latent import enable_latents
+from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts
 from treegen.model.parallel.shards import shard
-from treegen.model.recurrent.layers import StateProbe, on_states, wrap_recurrent
-from treegen.model.recurrent.own_layers import delta_of
+from treegen.model.recurrent.layers import StateProbe, use_states, wrap_recurrent
+from treegen.model.recurrent.operators import make_delta_spec
 
 _NUM_TOKENS: Final = 3
 
 
-class _NothingChosen(TorchDispatchMode):
+class _EmptyExpertMode(TorchDispatchMode):
     """Lets loops over the chosen experts run on tensors without data, as if none were chosen."""
 
     def __torch_dispatch__(
@@ -60,7 +60,7 @@ class _NothingChosen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _NothingHolds(TorchFunctionMode):
+class _MetaValueMode(TorchFunctionMode):
     """Lets a model ask for values of tensors without data: the answer is no, or zero.
 
     Some models ask how many rows each expert has, and split the rows by these numbers. All rows
@@ -93,7 +93,7 @@ class _NothingHolds(TorchFunctionMode):
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeResult:
     """What a pass without data tells of a model.
 
     probe: the calls of attention.
@@ -116,7 +116,7 @@ class Probed:
 
 def probe_layers(
     config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, ranks: int = 1
-) -> Probed:
+) -> ProbeResult:
     """Run the model on three tokens without data; return how its layers call attention.
 
     ranks: how many processes compute the model together; the calls are those of one of them.
@@ -140,17 +140,17 @@ def probe_layers(
                 .eval()
             )
         states = StateProbe()
-        keep_latents(model)
+        enable_latents(model)
         recurrent = wrap_recurrent(model)
         if not recurrent and (types := recurrent_types(config)):
             raise ModelError(f"no layer of type {', '.join(types)} keeps its state in a cache")
-        with _calls() as called, on_states(states if recurrent else None):
+        with _calls() as called, use_states(states if recurrent else None):
             probe, vocab_size = _pass(model)
-        unreached = unreached_parts(model, probe.modules, called)
-        if unreached and not _does_without(model, unreached):
+        unreached = find_unused_parts(model, probe.modules, called)
+        if unreached and not _works_without(model, unreached):
             unreached = ()
         num_weights = sum(weight.numel() for weight in model.parameters())
-        num_in_linears = sum(part.weight.numel() for _, part in linears(model))
+        num_in_linears = sum(part.weight.numel() for _, part in iter_fp8_linears(model))
         for _, (part, *names) in rounding_experts(model):
             num_in_linears += sum(getattr(part, name).numel() for name in names)
     except ModelError as error:
@@ -182,14 +182,16 @@ def probe_layers(
         except RuntimeError as error:
             raise ModelError(
                 f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a "
-                f"part fails with {one_line(error)}; use one GPU (tensor_parallel_size=1)"
+                f"part fails with {summarize_error(error)}; use one GPU (tensor_parallel_size=1)"
             ) from None
     kept = tuple(states.found[index] for index in range(len(recurrent)))
-    delta = delta_of([layer.module for layer in recurrent], kept, dtype) if recurrent else None
-    return Probed(probe, vocab_size, unreached, kept, num_weights, num_in_linears, delta)
+    delta = (
+        make_delta_spec([layer.module for layer in recurrent], kept, dtype) if recurrent else None
+    )
+    return ProbeResult(probe, vocab_size, unreached, kept, num_weights, num_in_linears, delta)
 
 
-def _does_without(model: nn.Module, parts: Sequence[str]) -> bool:
+def _works_without(model: nn.Module, parts: Sequence[str]) -> bool:
     """Whether a pass over text still works without the parts.
 
     Some models ask such a part for its device, though they do not call it.
@@ -211,8 +213,8 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
     probe = Probe()
     ids_1T = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     # torch's modes have no annotations.
-    chosen = _NothingChosen()  # type: ignore[no-untyped-call]
-    with chosen, _NothingHolds(), _torch_alone(), torch.inference_mode():
+    chosen = _EmptyExpertMode()  # type: ignore[no-untyped-call]
+    with chosen, _MetaValueMode(), _disable_kernels(), torch.inference_mode():
         logits: Tensor = model(
             input_ids=ids_1T, position_ids=ids_1T, use_cache=False, treegen=probe
         ).logits
@@ -220,7 +222,7 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
 
 
 @contextmanager
-def _torch_alone() -> Iterator[None]:
+def _disable_kernels() -> Iterator[None]:
     """Let recurrent layers do without the kernels of other packages, which want data.
 
     So they do when a model is exported. They would also tell that these are not installed.
@@ -255,10 +257,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
         return "its layers go by values that only a pass with data has"
     if isinstance(error, ImportError):
-        return f"a package is missing: {one_line(error)}"
+        return f"a package is missing: {summarize_error(error)}"
     return (
         "a forward pass on text with an attention function of our own fails with "
-        f"{type(error).__name__}: {one_line(error)}"
+        f"{type(error).__name__}: {summarize_error(error)}"
     )
 
 

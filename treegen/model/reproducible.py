@@ -16,12 +16,12 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 
-from treegen.attention import HostLevel, prepare_host
-from treegen.cache.pool import LayerKV
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
 from treegen.model.batch import Batch
 from treegen.model.linear.experts import GroupedExperts
+from treegen.ops.attention import HostLevel, prepare_host
+from treegen.ops.cache.pool import LayerKV
 
 IMPL: Final = "invariant"
 ALIGN: Final = 16
@@ -115,7 +115,7 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
             )
 
 
-def fix_sums() -> None:
+def disable_split_k() -> None:
     """Let matrix products of this process not split the sums of a row, whatever the rows.
 
     cuBLASLt can be told so.
@@ -143,7 +143,7 @@ def compiler_options() -> dict[str, bool]:
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def with_rows(batch: Batch) -> Batch:
+def pad_batch(batch: Batch) -> Batch:
     """The same batch with rows to spare, which write to the padding page, if it has few.
 
     Its recurrent layers compute a token at a time.
@@ -169,7 +169,7 @@ def with_rows(batch: Batch) -> Batch:
     )  # fmt: skip
 
 
-def first_batch(layers: Sequence[LayerKV], device: torch.device, impl: str = IMPL) -> Batch:
+def build_warmup_batch(layers: Sequence[LayerKV], device: torch.device, impl: str = IMPL) -> Batch:
     """A pass over nothing but the padding page, for the compiler to see a usual number of rows."""
     zeros_T = torch.zeros(_COMPILED_ROWS, dtype=torch.int64, device=device)
     one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)

@@ -10,12 +10,12 @@ from treegen.model.checkpoint.files import (
     TOKENIZER_FILES,
     check_trust,
     locate,
-    one_line,
     read_object,
+    summarize_error,
 )
 from treegen.model.checkpoint.gguf_file import gguf_arguments
-from treegen.model.checkpoint.growth import check_growth
-from treegen.model.checkpoint.mistyped import check_fields, is_length, is_template
+from treegen.model.checkpoint.tokenizer_fields import check_fields, is_length, is_template
+from treegen.model.checkpoint.tokenizer_growth import check_growth
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions
 from treegen.model.vision.processor import Processor, load_processor
@@ -65,7 +65,7 @@ def load_tokenizer(
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
         raise ModelError(
-            f"the tokenizer in {directory} cannot be loaded: {one_line(error)}; mend its files, or "
+            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend its files, or "
             "download them again"
         ) from None
     # Else what encodes or renders would come upon them.
@@ -76,7 +76,7 @@ def load_tokenizer(
     return tokenizer
 
 
-def processor_of(options: EngineOptions, tokenizer: PreTrainedTokenizerBase) -> Processor:
+def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerBase) -> Processor:
     """The processor of the model that options name; nothing of its weights is read.
 
     Raises ModelError as `load_processor` does.

@@ -7,11 +7,13 @@ from typing import Any
 
 from treegen.common.bounded.templates import render_chat
 from treegen.errors import InputError
-from treegen.images.opening import check_pixels, is_image, source_of
-from treegen.images.table import ImageTable, PlacedImage, images_of
+from treegen.prompts.images.loading import check_pixels, is_image, source_of
+from treegen.prompts.images.table import ImageTable, PlacedImage, get_image_table
 
 
-def take_images(message: dict[str, Any], name: str, table: ImageTable | None) -> list[PlacedImage]:
+def extract_images(
+    message: dict[str, Any], name: str, table: ImageTable | None
+) -> list[PlacedImage]:
     """The images of a message, which has places for them afterwards. name: the prompt's."""
     parts = message.get("content")
     if not isinstance(parts, list | tuple):
@@ -79,7 +81,7 @@ def _sources(contents: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             raise InputError(f"prompt {name!r}: {error}") from error
 
 
-def appended(
+def render_parts(
     parts: Sequence[Mapping[str, Any]], tokenizer: Any, name: str
 ) -> tuple[str, list[PlacedImage]]:
     """Parts as a text to append, with what stands in it for its images, and these.
@@ -90,14 +92,14 @@ def appended(
     Raises:
         InputError: an image cannot be used, or none is taken here.
     """
-    table = images_of(tokenizer)
+    table = get_image_table(tokenizer)
     message: dict[str, Any] = {"content": list(parts)}
-    images = take_images(message, name, table)
+    images = extract_images(message, name, table)
     if table is None:
         return "".join(part["text"] for part in parts), []
     place = _place(tokenizer, table) if images else ""
     texts = [place if is_image(part) else part["text"] for part in parts]
-    return expanded("".join(texts), images, table, name), images
+    return expand_image_markers("".join(texts), images, table, name), images
 
 
 def _place(tokenizer: Any, table: ImageTable) -> str:
@@ -114,7 +116,7 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
     return place if found and place.count(table.marker) == 1 else table.marker
 
 
-def text_of(content: str | Sequence[Mapping[str, Any]], name: str) -> str:
+def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> str:
     """The text of a message that a reply begins with."""
     if isinstance(content, str):
         return content
@@ -123,7 +125,9 @@ def text_of(content: str | Sequence[Mapping[str, Any]], name: str) -> str:
     return "".join(part["text"] for part in content)
 
 
-def expanded(text: str, images: Sequence[PlacedImage], table: ImageTable, name: str) -> str:
+def expand_image_markers(
+    text: str, images: Sequence[PlacedImage], table: ImageTable, name: str
+) -> str:
     """Return a text with what stands in it for each image. name: the prompt's.
 
     Raises:

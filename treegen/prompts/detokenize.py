@@ -64,11 +64,11 @@ class Detokenizer:
         generated = [_ids(tokens) for tokens in samples]
         wholes = [context + ids for context, ids in zip(contexts, generated, strict=True)]
         return [
-            self._added(context, ids, whole)
+            self._get_added_text(context, ids, whole)
             for context, ids, whole in zip(contexts, generated, self._decode(wholes), strict=True)
         ]
 
-    def _added(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
+    def _get_added_text(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
         """Return what tokens add to the text of a context, given the text of all."""
         before = self._shown(context)
         if whole.startswith(before):
@@ -86,7 +86,7 @@ class Detokenizer:
         """Return the text of tokens on their own, without special tokens."""
         return self._decode([_ids(tokens)])[0]
 
-    def raw(self, tokens: Tokens) -> str:
+    def decode_with_special(self, tokens: Tokens) -> str:
         """Return the text of tokens on their own, with special tokens as they are written."""
         ids = [token for token in _ids(tokens) if self._limit is None or token < self._limit]
         shown: str = self._tokenizer.decode(

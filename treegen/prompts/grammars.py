@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.errors import InputError, install
-from treegen.prompts.endless import lark_ends, schema_ends
+from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 from treegen.prompts.token_bytes import ByteSpeller
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """How requests ask for a structure, in OpenAI's protocol and in vLLM's."""
 
 
-def requested(given: Mapping[str, Any]) -> dict[str, Any]:
+def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of SamplingParams that parts of a request, by REQUESTED, stand for.
 
     Raises:
@@ -111,10 +111,10 @@ class Grammar:
         self._known = known
         self.num_words = -(-known.vocab_size // 32)
         start = time.perf_counter()
-        self._lanes = [_in_time(kind, lambda: self._first(kind, text))]
+        self._lanes = [_run_with_timeout(kind, lambda: self._first(kind, text))]
         self.num_lanes = _num_lanes(time.perf_counter() - start)
         if self._lanes[0].is_error():
-            raise _unusable(kind, self._lanes[0].get_error())
+            raise _make_grammar_error(kind, self._lanes[0].get_error())
 
     def start(self, lane: int = 0) -> LLMatcher:
         """A matcher of a text that begins.
@@ -129,7 +129,7 @@ class Grammar:
         return self._lanes[lane].deep_copy()
 
     def _first(self, kind: str, text: str) -> LLMatcher:
-        self._compiled = _compiled(kind, text)
+        self._compiled = _compile_structure(kind, text)
         if kind == "grammar":
             self._compiled = _named_by_id(self._compiled, self._names)
         return self._new()
@@ -137,7 +137,7 @@ class Grammar:
     def _new(self) -> LLMatcher:
         from llguidance import LLMatcher
 
-        return _warmed(LLMatcher(self._known, self._compiled, log_level=0))
+        return _warm_up(LLMatcher(self._known, self._compiled, log_level=0))
 
 
 def grammar_of(
@@ -152,21 +152,21 @@ def _num_lanes(seconds: float) -> int:
     return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MOST_LANES)
 
 
-def _warmed(matcher: LLMatcher) -> LLMatcher:
+def _warm_up(matcher: LLMatcher) -> LLMatcher:
     """Return the same matcher, whose copies know the first mask; it has failed if there is none."""
     if not matcher.is_error():
         matcher.compute_bitmask()
     return matcher
 
 
-def _compiled(kind: str, text: str) -> str:
+def _compile_structure(kind: str, text: str) -> str:
     """What llguidance takes for a structure."""
     from llguidance import LLMatcher, grammar_from
 
     match kind:
         case "json_schema":
             schema = json.loads(text)
-            if not schema_ends(schema):
+            if not has_finite_value(schema):
                 raise InputError(
                     "json_schema can never end: what it requires has no end; "
                     "leave a property that holds itself out of required"
@@ -183,8 +183,8 @@ def _compiled(kind: str, text: str) -> str:
     try:
         found = str(grammar_from("grammar", text))
     except (ValueError, RecursionError) as error:
-        raise _unusable(kind, str(error)) from None
-    if not lark_ends(found):
+        raise _make_grammar_error(kind, str(error)) from None
+    if not has_finite_text(found):
         raise InputError(
             "grammar can never end: its rule start leads back to itself for ever; give it an end"
         )
@@ -196,7 +196,7 @@ def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
     return _LARK.sub(lambda found: f"<[{ids[found[0]]}]>" if found[0] in ids else found[0], lark)
 
 
-def _unusable(kind: str, told: str) -> InputError:
+def _make_grammar_error(kind: str, told: str) -> InputError:
     """The error for what llguidance does not take. told: what it says."""
     first = textwrap.shorten((told.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in told:
@@ -204,7 +204,7 @@ def _unusable(kind: str, told: str) -> InputError:
     return InputError(f"{kind} cannot be used: {first}; mend it")
 
 
-def _in_time(kind: str, make: Callable[[], _Made]) -> _Made:
+def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
     """What a function makes, in a thread that is left alone if it takes too long.
 
     A few hundred characters can take for ever: what patterns have in common is found by trying.

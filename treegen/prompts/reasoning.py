@@ -38,7 +38,7 @@ def reasoning_arguments(template: Mapping[str, Any], tokenizer: Any) -> dict[str
     if asked not in CHOICES or not isinstance(asked, str):
         return found  # an argument of the template's own, or none
     del found[NAME]
-    return {**_switched(asked, tokenizer), **found} if asked != "auto" else found
+    return {**_get_reasoning_arguments(asked, tokenizer), **found} if asked != "auto" else found
 
 
 def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
@@ -58,7 +58,7 @@ def check_reasoning(asked: str) -> None:
         raise InputError(f"reasoning must be one of {', '.join(CHOICES)}; got {asked!r}")
 
 
-def _switched(asked: str, tokenizer: Any) -> dict[str, Any]:
+def _get_reasoning_arguments(asked: str, tokenizer: Any) -> dict[str, Any]:
     names, words = _read(_source(tokenizer))
     switch = next((name for name in _SWITCHES if name in names), None)
     has_effort = _EFFORT in names

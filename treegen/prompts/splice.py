@@ -118,7 +118,7 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SplicePoint:
     """Where a window is spliced to a shared start.
 
     kept: tokens of the shared start that stay.
@@ -175,7 +175,7 @@ class Splicer:
             windows = [opened[id(starts[index])] for index in todo]
             chars = [char for _, char in windows]
             rows = self._rows([texts[index] for index in todo], chars)
-            places: dict[int, _Place] = {}
+            places: dict[int, _SplicePoint] = {}
             failed = []
             for index, (token, char), own in zip(todo, windows, rows, strict=True):
                 start = starts[index]
@@ -223,7 +223,7 @@ class Splicer:
         # A token may begin with the space before its word though its offsets leave that out.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
-    def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _Place | None:
+    def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _SplicePoint | None:
         """Return where a window that opens at a token of the shared start can be spliced to it."""
         length, rows = start
         tail = rows[:, token:]
@@ -245,7 +245,7 @@ class Splicer:
             if at_word:
                 at = at[tail[OPENS, at] == 1]
             if at.size:
-                return _Place(token + int(at[0]), int(match[at[0]]), before, after)
+                return _SplicePoint(token + int(at[0]), int(match[at[0]]), before, after)
         return None
 
 

@@ -42,7 +42,7 @@ Ending = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
 
 
-class Stopping:
+class StopConditions:
     """The stop conditions of one set of sampling parameters.
 
     may_end: bool [vocab_size], tokens after which a sample may be over.
@@ -107,14 +107,14 @@ class Stopping:
             # Only the last token can have completed a stop string: the sample went on before it.
             may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
             if self._strings and may_end and len(tokens) > self._least:
-                hit = self._strings.hit(prompt, tokens, num_new=1, since=self._least)
+                hit = self._strings.find_stop(prompt, tokens, num_new=1, since=self._least)
             if hit is not None:
                 text, stop = hit
                 endings[at] = "stop", stop, text + stop * self._include_stop
             elif len(tokens) >= limit:
                 over.append(at)
         texts = self._detokenizer.texts(
-            [prompts[at] for at in over], [self.kept(samples[at]) for at in over]
+            [prompts[at] for at in over], [self.strip_stop_token(samples[at]) for at in over]
         )
         for at, text in zip(over, texts, strict=True):
             token = samples[at][-1]
@@ -131,7 +131,7 @@ class Stopping:
         """The text of a sample that nothing here has ended."""
         return self._detokenizer.texts([prompt], [tokens])[0]
 
-    def kept(self, tokens: Sequence[int]) -> Sequence[int]:
+    def strip_stop_token(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens whose text a finished sample has.
 
         A stop token is left out, unless it was asked for and `include_stop` is set.
@@ -141,7 +141,7 @@ class Stopping:
         return tokens if stays else tokens[:-1]
 
 
-class Stoppings:
+class StopConditionsCache:
     """The stop conditions that were used last, because a large vocabulary's table takes a while."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Stoppings:
 
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
-    ) -> Stopping:
+    ) -> StopConditions:
         """The stop conditions of sampling parameters, made once.
 
         Raises:
@@ -180,8 +180,8 @@ def _structure(params: SamplingParams) -> dict[str, Any]:
 
 def _make(
     stops: SamplingParams, tokenizer: Any, size: int, eos_ids: tuple[int, ...], vocab_size: int
-) -> Stopping:
-    return Stopping(stops, tokenizer, eos_ids, vocab_size)
+) -> StopConditions:
+    return StopConditions(stops, tokenizer, eos_ids, vocab_size)
 
 
 def word_tokens(
@@ -238,7 +238,7 @@ class StopStrings:
         position, _, stop = min((f for f in found if f[0] >= 0), default=(-1, 0, ""))
         return (position, stop) if stop else None
 
-    def hit(
+    def find_stop(
         self,
         prompt_tokens: Tokens,
         tokens: Tokens,

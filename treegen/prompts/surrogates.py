@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def lone_surrogate(text: str) -> str | None:
+def describe_lone_surrogate(text: str) -> str | None:
     """Return a phrase that tells the first lone surrogate of a text; None if there is none."""
     try:
         text.encode()

@@ -131,13 +131,13 @@ class ThinkingTags:
         """The thinking between some tags."""
         self.tags = tags
         self._detokenizer = Detokenizer(tokenizer)
-        opening = _encoded(tokenizer, tags.open)
+        opening = _encode_within_text(tokenizer, tags.open)
         self.opening_id = opening[0] if len(opening) == 1 else None
-        close = _encoded(tokenizer, tags.close)
+        close = _encode_within_text(tokenizer, tags.close)
         added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
         self.always = opening[:1] == close[:1] and opening[0] in added.values()
         self._closing_id = close[0] if len(close) == 1 else None
-        self.end = tuple(_encoded(tokenizer, tags.end))
+        self.end = tuple(_encode_within_text(tokenizer, tags.end))
 
     def opens(self, prompt: Tokens) -> bool:
         """Whether a prompt ends with the opening tag, and perhaps space after it."""
@@ -148,7 +148,7 @@ class ThinkingTags:
         return self._ends_with(prompt, self.tags.close)
 
     def _ends_with(self, prompt: Tokens, tag: str) -> bool:
-        shown = self._detokenizer.raw(prompt[-(len(tag) + 8) :])
+        shown = self._detokenizer.decode_with_special(prompt[-(len(tag) + 8) :])
         at = len(shown.rstrip()) - len(tag.rstrip())
         return at >= 0 and shown.startswith(tag, at)  # a tag may end in space itself
 
@@ -167,7 +167,7 @@ class ThinkingTags:
         """
         if self._is_closed(tokens):
             return None
-        shown = self._detokenizer.raw(tokens).lstrip()
+        shown = self._detokenizer.decode_with_special(tokens).lstrip()
         if self.opens(prompt) or shown.startswith(self.tags.open):
             return self._budget_ends(prompt, tokens, budget)
         # The last token may be a part of a character.
@@ -190,7 +190,7 @@ class ThinkingTags:
 
         Tokens that closed it because its budget was used up are all a part of it.
         """
-        if self.tags.close not in self._detokenizer.raw(tokens):
+        if self.tags.close not in self._detokenizer.decode_with_special(tokens):
             return 0
         num, budget = self._num_thinking(tokens), params.max_thinking_tokens
         if budget is not None:
@@ -202,7 +202,7 @@ class ThinkingTags:
 
     def begins(self, prompt: Tokens, tokens: Tokens) -> bool:
         """Return whether a sample begins with a thinking, opened by its prompt or by itself."""
-        return self.always or self._begins(prompt, self._detokenizer.raw(tokens))
+        return self.always or self._begins(prompt, self._detokenizer.decode_with_special(tokens))
 
     def split(
         self,
@@ -220,7 +220,7 @@ class ThinkingTags:
         """
         if is_structured and not self.begins(prompt, tokens):
             return None
-        shown = self._detokenizer.raw(tokens)
+        shown = self._detokenizer.decode_with_special(tokens)
         if self.tags.close not in shown:
             if not self._begins(prompt, shown):
                 return None
@@ -240,7 +240,9 @@ class ThinkingTags:
 
     def is_open(self, prompt: Tokens, tokens: Tokens) -> bool:
         """Whether a sample is thinking after some tokens."""
-        return not self._is_closed(tokens) and self._begins(prompt, self._detokenizer.raw(tokens))
+        return not self._is_closed(tokens) and self._begins(
+            prompt, self._detokenizer.decode_with_special(tokens)
+        )
 
     def _budget_ends(self, prompt: Tokens, tokens: Tokens, budget: int) -> int:
         """How many tokens a sample that thinks has when its thinking has used up a budget."""
@@ -252,13 +254,17 @@ class ThinkingTags:
     def _is_closed(self, tokens: Tokens) -> bool:
         if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
             return True
-        return self.tags.close in self._detokenizer.raw(tokens)
+        return self.tags.close in self._detokenizer.decode_with_special(tokens)
 
     def _num_opening(self, tokens: Tokens) -> int:
         """The fewest tokens that have the whole opening tag; all if they do not begin with it."""
 
         def is_open(num: int) -> bool:
-            return self._detokenizer.raw(tokens[:num]).lstrip().startswith(self.tags.open)
+            return (
+                self._detokenizer.decode_with_special(tokens[:num])
+                .lstrip()
+                .startswith(self.tags.open)
+            )
 
         return bisect_left(range(len(tokens)), 1, key=is_open)
 
@@ -266,7 +272,7 @@ class ThinkingTags:
         """The fewest tokens that have the whole closing tag, which is there."""
 
         def is_closed(num: int) -> bool:
-            return self.tags.close in self._detokenizer.raw(tokens[:num])
+            return self.tags.close in self._detokenizer.decode_with_special(tokens[:num])
 
         most = len(tokens)
         if self._closing_id is not None:
@@ -278,7 +284,7 @@ class ThinkingTags:
         return bisect_left(range(most), 1, key=is_closed)
 
 
-def _encoded(tokenizer: Any, text: str) -> list[int]:
+def _encode_within_text(tokenizer: Any, text: str) -> list[int]:
     """The token ids of a text in the middle of another."""
     before = np.array(tokenizer(["x"], add_special_tokens=False)["input_ids"][0], dtype=np.int32)
     ids: list[int] = append_text(tokenizer, before, text).tolist()

@@ -97,18 +97,18 @@ class ByteSpeller:
         return self.spell(text if isinstance(text, str) else text.decode())
 
     def _spell(self, text: str) -> list[int]:
-        if (ids := self._encoded(text)) is not None:
+        if (ids := self._encode_exactly(text)) is not None:
             return ids
         # The tokenizer changes the text (NFC, for example), or has a special token in it.
         parts = self._names.split(text) if self.names else [text]
-        found = (self._encoded(part) for part in parts)
+        found = (self._encode_exactly(part) for part in parts)
         return [
             id
             for part, ids in zip(parts, found, strict=True)
             for id in (self._longest_first(part.encode()) if ids is None else ids)
         ]
 
-    def _encoded(self, text: str) -> list[int] | None:
+    def _encode_exactly(self, text: str) -> list[int] | None:
         """Return what the tokenizer gives for a text; None if that is another text."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         is_same = b"".join(self._bytes.get(id, b"\xff") for id in ids) == text.encode()

@@ -30,15 +30,16 @@ class NamedToken(NamedTuple):
 def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
     """Tokens as OpenAI's protocol has those of a chat, which other programs have taken over."""
     return [
-        {**_told(each), "top_logprobs": [_told(other) for other in each.top]} for each in tokens
+        {**_format_token(each), "top_logprobs": [_format_token(other) for other in each.top]}
+        for each in tokens
     ]
 
 
-def _told(token: NamedToken) -> dict[str, Any]:
+def _format_token(token: NamedToken) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-class Text:
+class TokenText:
     """The text of tokens, whole and one by one."""
 
     def __init__(self, tokenizer: Any, *, shown: Collection[str] = ()) -> None:
@@ -49,7 +50,7 @@ class Text:
         """What tokens add to the text of those before."""
         return self._detokenizer.text(before, tokens)
 
-    def named(
+    def iter_named_tokens(
         self,
         before: Sequence[int],
         tokens: Sequence[int],
@@ -68,16 +69,16 @@ class Text:
         for token, logprob, top in every:
             shown = self._after(context, token)
             likeliest = tuple(
-                NamedToken(*self._named(self._after(context, each), each), value)
+                NamedToken(*self._name_token(self._after(context, each), each), value)
                 for each, value in top
             )
             num = pieces.add(self._bytes(token), shown)
-            yield NamedToken(*self._named(shown, token), logprob, likeliest, num)
+            yield NamedToken(*self._name_token(shown, token), logprob, likeliest, num)
             context.append(token)
 
     def token(self, before: Sequence[int], token: int) -> str:
         """Return the text of one token, as `NamedToken` has it."""
-        return self._named(self._after(before, token), token)[0]
+        return self._name_token(self._after(before, token), token)[0]
 
     def _after(self, before: Sequence[int], token: int) -> str:
         """Return what a token adds to the text of those before."""
@@ -86,7 +87,7 @@ class Text:
             return own.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
-    def _named(self, shown: str, token: int) -> tuple[str, bytes]:
+    def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
         """Return the text of a token and its bytes. shown: what it adds to the text before it."""
         own = self._bytes(token)
         if _is_piece(own):

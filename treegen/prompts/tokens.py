@@ -11,13 +11,13 @@ import numpy as np
 
 from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError
-from treegen.images.table import PlacedImage, images_of
-from treegen.prompts.bounds import LeastTokens
-from treegen.prompts.chat_images import expanded, take_images, text_of
-from treegen.prompts.ends import warn_of_double_bos
+from treegen.prompts.bos_eos import warn_of_double_bos
+from treegen.prompts.chat_images import expand_image_markers, extract_images, get_reply_prefix
+from treegen.prompts.images.table import PlacedImage, get_image_table
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
-from treegen.prompts.surrogates import lone_surrogate
+from treegen.prompts.surrogates import describe_lone_surrogate
+from treegen.prompts.token_bounds import TokenLowerBound
 from treegen.prompts.tree import Node, Prompt, prompts_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def tokenize(root: Node, tokenizer: PreTrainedTokenizerBase) -> list[TokenPrompt
     prompts = prompts_of(root)
     known: dict[int, Ids] = {}
     parts = [list(_runs(prompt, tokenizer, known)) for prompt in prompts]
-    table = images_of(tokenizer)
+    table = get_image_table(tokenizer)
     images = {} if table is None else _images_in(prompts, parts)
     for special in (True, False):
         runs = [
@@ -108,12 +108,12 @@ def longer_prompt(
     Raises:
         TreeError: the tree has no samples, or generates levels.
     """
-    least: LeastTokens | None = None
+    least: TokenLowerBound | None = None
     for prompt in prompts_of(root):
         num_chars = sum(_num_chars(node) for node in prompt.path)
         if num_chars <= most:
             continue  # so mostly nobody asks how long tokens are
-        least = least or LeastTokens(tokenizer)
+        least = least or TokenLowerBound(tokenizer)
         if least.of_chars(num_chars) <= most:
             continue
         num = sum(
@@ -163,13 +163,13 @@ def encode_texts(
     Raises:
         InputError: a text has half of a surrogate pair.
     """
-    found = _encoded(texts, tokenizer, add_special_tokens=add_special_tokens)
+    found = _encode_shared(texts, tokenizer, add_special_tokens=add_special_tokens)
     if add_special_tokens:
         warn_of_double_bos(tokenizer, found)
     return found
 
 
-def _encoded(
+def _encode_shared(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool
 ) -> list[Ids]:
     """Return what `encode_texts` does.
@@ -184,7 +184,7 @@ def _encoded(
     if not texts:
         return []
     for index, text in enumerate(texts):
-        if found := lone_surrogate(text):
+        if found := describe_lone_surrogate(text):
             raise InputError(f"text {index} {found}")
     template = _template(tokenizer, add_special_tokens)
     if template is None or not getattr(tokenizer, "is_fast", False):
@@ -212,7 +212,7 @@ def _encoded(
 
 
 @dataclass(slots=True, eq=False)
-class Given:
+class GivenPrompt:
     """A prompt as it was given, for text to be appended to it.
 
     text: the text; None where token ids were given.
@@ -225,12 +225,12 @@ class Given:
     rows: Rows | None = None
 
     @staticmethod
-    def of(content: str | Sequence[int]) -> Given:
+    def of(content: str | Sequence[int]) -> GivenPrompt:
         """Text, or token ids."""
-        return Given(content, True) if isinstance(content, str) else Given(None, False)
+        return GivenPrompt(content, True) if isinstance(content, str) else GivenPrompt(None, False)
 
 
-class Appender:
+class PromptAppender:
     """Appends text to prompts: each then has the token ids of its whole text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -240,7 +240,7 @@ class Appender:
         self._splicer = Splicer(tokenizer) if is_spliced else None
         self._around = [np.array(special, dtype=np.int32) for special in around or ([], [])]
 
-    def append(self, prompt: Given, tokens: Ids, text: str) -> tuple[Given, Ids]:
+    def append(self, prompt: GivenPrompt, tokens: Ids, text: str) -> tuple[GivenPrompt, Ids]:
         """Return a prompt with text appended, and its token ids.
 
         Token ids that were given stay as they are, unless the tokenizer gives just these ids for
@@ -251,16 +251,16 @@ class Appender:
         Raises:
             InputError: the text has half of a surrogate pair.
         """
-        if found := lone_surrogate(text):
+        if found := describe_lone_surrogate(text):
             raise InputError(f"text {found}")
         if prompt.rows is None:
             self._read(prompt, tokens)
         if prompt.text is None:
             added = append_text(self._tokenizer, tokens[-TAIL:], text)
-            return Given(None, False), np.concatenate([tokens, added])
+            return GivenPrompt(None, False), np.concatenate([tokens, added])
         return self._encode(prompt.text + text, prompt.special, prompt)
 
-    def _read(self, prompt: Given, tokens: Ids) -> None:
+    def _read(self, prompt: GivenPrompt, tokens: Ids) -> None:
         """Note the rows of a prompt, and for token ids their text, if it encodes to them."""
         text = prompt.text
         if text is None:
@@ -269,7 +269,9 @@ class Appender:
         if prompt.text is not None or np.array_equal(ids, tokens):
             prompt.text, prompt.rows = text, read.rows
 
-    def _encode(self, text: str, special: bool, start: Given | None = None) -> tuple[Given, Ids]:
+    def _encode(
+        self, text: str, special: bool, start: GivenPrompt | None = None
+    ) -> tuple[GivenPrompt, Ids]:
         """Return a text as a prompt, and its token ids.
 
         special: whether the tokenizer's special tokens stand around it.
@@ -277,7 +279,7 @@ class Appender:
         """
         if self._splicer is None:
             (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)
-            return Given(text, special), ids
+            return GivenPrompt(text, special), ids
         known = None
         if start is not None and start.text is not None and start.rows is not None:
             known = len(start.text), start.rows
@@ -285,7 +287,7 @@ class Appender:
         rows = np.concatenate(parts, axis=1)
         before, after = self._around if special else ([], [])
         ids = np.concatenate([before, rows[ID], after]).astype(np.int32)
-        return Given(text, special, rows), ids
+        return GivenPrompt(text, special, rows), ids
 
 
 def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids:
@@ -304,7 +306,7 @@ def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids
 
     if not text:
         return np.empty(0, dtype=np.int32)
-    if found := lone_surrogate(text):
+    if found := describe_lone_surrogate(text):
         raise InputError(f"text {found}")
     before = tokenizer.decode(tail.tolist(), clean_up_tokenization_spaces=False)
     alone = encode(before)
@@ -359,18 +361,18 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
 
     If the last message is the assistant's, its turn begins with that message.
     """
-    table = images_of(tokenizer)
+    table = get_image_table(tokenizer)
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
             "use a chat model, or give text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
-    images = [image for message in messages for image in take_images(message, prompt.id, table)]
+    images = [image for message in messages for image in extract_images(message, prompt.id, table)]
     last = messages[-1]
     begun = ""
     if last["role"] == "assistant" and not last.get("tool_calls"):
-        begun = text_of(messages.pop()["content"], prompt.id)
+        begun = get_reply_prefix(messages.pop()["content"], prompt.id)
     arguments = reasoning_arguments(prompt.template, tokenizer)
     # Without tools a template may take another way, which is why an empty list is no argument.
     if not arguments.get("tools"):
@@ -378,7 +380,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     if arguments:
         check_known(arguments, tokenizer)
 
-    def rendered(arguments: dict[str, Any]) -> str:
+    def apply_template(arguments: dict[str, Any]) -> str:
         try:
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
         except (TemplateError, TypeError) as error:  # an argument may be given twice
@@ -386,10 +388,10 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
                 f"the chat template refuses prompt {prompt.id!r}: {error}; mend its messages"
             ) from error
 
-    text = rendered(arguments)
+    text = apply_template(arguments)
     if "tools" in arguments:
         without = {name: value for name, value in arguments.items() if name != "tools"}
-        if rendered(without) == text:
+        if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
                 "model would not see them; leave tools out, or use a model or a chat template that "
@@ -398,7 +400,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> _Text:
     text = f"{text}{begun}"
     if table is None:
         return _Text(text, False)
-    return _Text(expanded(text, images, table, prompt.id), False, tuple(images), text)
+    return _Text(expand_image_markers(text, images, table, prompt.id), False, tuple(images), text)
 
 
 def _template(

@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, cast
 
 from treegen.errors import InputError, TreeError
-from treegen.images.opening import is_image, source_of
 from treegen.prompts.expansion import Expand
-from treegen.prompts.surrogates import lone_surrogate
+from treegen.prompts.images.loading import is_image, source_of
+from treegen.prompts.surrogates import describe_lone_surrogate
 
 Message = Mapping[str, Any]
 """One chat turn: {"role": ..., "content": ...}, and what else the chat template reads. With
@@ -156,7 +156,7 @@ def expansions_of(root: Node) -> list[Expansion]:
     return [Expansion(name, path, tuple(path[-1].expand)) for name, path in found.items()]
 
 
-def generates(root: Node) -> bool:
+def has_expansions(root: Node) -> bool:
     """Whether some node of a tree generates levels."""
     return any(path[-1].expand for path in _walk(root).values())
 
@@ -265,7 +265,7 @@ def _as_levels(levels: object) -> tuple[Expand, ...]:
 
 def _check_content(content: object) -> None:
     if isinstance(content, str):
-        if found := lone_surrogate(content):
+        if found := describe_lone_surrogate(content):
             raise TreeError(f"content {found}")
         return
     if isinstance(content, bytes) or not isinstance(content, Sequence):
@@ -316,7 +316,7 @@ def _check_message(index: int, message: object) -> None:
                 f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
                 '{"role": "...", "content": "..."}, both strings'
             )
-        if found := lone_surrogate(message[key]):
+        if found := describe_lone_surrogate(message[key]):
             raise TreeError(f"content[{index}][{key!r}] {found}")
 
 
@@ -342,5 +342,5 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
                 f'{where} is {part!r:.80}; a part is {{"type": "text", "text": "..."}} or '
                 '{"type": "image", "image": ...}'
             )
-        if found := lone_surrogate(text):
+        if found := describe_lone_surrogate(text):
             raise TreeError(f"{where} {found}")

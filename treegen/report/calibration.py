@@ -34,7 +34,7 @@ class Bin:
     num: int
 
 
-def binned(
+def bin_values(
     values: Sequence[float],
     right: Sequence[float],
     clusters: Sequence[Hashable] | None = None,
@@ -76,7 +76,7 @@ def token_probability(sample: Sample) -> float | None:
     return math.exp(min(0.0, sample.logprob / sample.num_tokens))
 
 
-def judged(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
+def get_scored_samples(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
     """Return the judged samples of a run, and whether each is right."""
     return [
         (sample, sample.verdicts[filter].correct)
@@ -87,9 +87,9 @@ def judged(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
 
 def by_probability(view: RunView, filter: str) -> list[Bin]:
     """Return how often samples are right by the mean probability of their tokens."""
-    known = ((token_probability(s), right, s) for s, right in judged(view, filter))
+    known = ((token_probability(s), right, s) for s, right in get_scored_samples(view, filter))
     found = [(value, right, sample) for value, right, sample in known if value is not None]
-    return binned(
+    return bin_values(
         [value for value, _, _ in found],
         [float(right) for _, right, _ in found],
         _clusters(view, [sample for _, _, sample in found]),
@@ -98,8 +98,8 @@ def by_probability(view: RunView, filter: str) -> list[Bin]:
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
     """Return how often samples are right by how many tokens they have."""
-    found = judged(view, filter)
-    return binned(
+    found = get_scored_samples(view, filter)
+    return bin_values(
         [float(sample.num_tokens) for sample, _ in found],
         [float(right) for _, right in found],
         _clusters(view, [sample for sample, _ in found]),
@@ -112,14 +112,14 @@ def _clusters(view: RunView, samples: Sequence[Sample]) -> Sequence[Hashable]:
     return clusters_of(view.problems, problem_ids) or problem_ids
 
 
-def likelier_is_right(view: RunView, filter: str) -> Estimate | None:
+def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
     """Return how often the likelier of a right and a wrong sample of a problem is the right one.
 
     Likelier is of a higher mean probability of tokens; equal ones count half. It is a mean over
     the problems that have both; None if no problem has.
     """
     groups: dict[str, tuple[list[float], list[float]]] = {}
-    for sample, right in judged(view, filter):
+    for sample, right in get_scored_samples(view, filter):
         if (value := token_probability(sample)) is not None:
             groups.setdefault(sample.problem_id, ([], []))[right].append(value)
     shares, ids = [], []
@@ -173,7 +173,7 @@ def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
 def lengths_by_right(view: RunView, filter: str) -> tuple[list[int], list[int]]:
     """Return the tokens of right and of wrong samples."""
     found: tuple[list[int], list[int]] = ([], [])
-    for sample, right in judged(view, filter):
+    for sample, right in get_scored_samples(view, filter):
         found[not right].append(sample.num_tokens)
     return found
 

@@ -28,8 +28,8 @@ from treegen.evals.statistics.estimators import (
 )
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
-from treegen.evals.verdict import Measured, Verdict
-from treegen.report.tables import Listing, interval
+from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.tables import PrintableTable, interval
 from treegen.report.view import ProblemView, RunView
 
 _COLUMNS: Final[Mapping[str, Any]] = {
@@ -128,7 +128,7 @@ class Comparison:
         del document["places"]
         return document
 
-    def listing(self) -> Listing:
+    def listing(self) -> PrintableTable:
         """Return one line for each metric that both runs have, and how it was tested."""
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
         title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
@@ -143,7 +143,9 @@ class Comparison:
             del columns["p (Holm)"]
         if self.tokens is not None:
             lines.append(_tokens_told(self.tokens))
-        listing = Listing.of(self.differences, columns, words=("Filter", "Metric"), lines=lines)
+        listing = PrintableTable.of(
+            self.differences, columns, words=("Filter", "Metric"), lines=lines
+        )
         return replace(listing, title=title)
 
     def __str__(self) -> str:
@@ -210,7 +212,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             place = sum(row.filter != filter for row in found) + 1
             row = _difference("vote", filter, values[0], values[1], clusters)
             found.insert(place, row)
-    found += _judged(a, b, ids, clusters)
+    found += _compare_judgements(a, b, ids, clusters)
     if not found:
         raise InputError(
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
@@ -225,7 +227,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
 
 
-def _judged(a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters) -> list[Difference]:
+def _compare_judgements(
+    a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters
+) -> list[Difference]:
     """Return how differently the same judges value the runs' answers by the same rubric."""
     of_b = {each.key: each for each in b.summaries}
     found = []
@@ -306,7 +310,7 @@ def _lacks(view: RunView) -> str:
 
 def _own_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:
     """Return the task's own metrics that are from 0 to 1 for every sample; None if it has none."""
-    measures = [each.measures for each in verdicts if isinstance(each, Measured)]
+    measures = [each.measures for each in verdicts if isinstance(each, MetricVerdict)]
     if not measures or len(measures) < len(verdicts):
         return None
     return [name for name in measures[0] if all(_is_share(each.get(name)) for each in measures)]
@@ -320,7 +324,7 @@ def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
     """Return the mean over the samples of a problem, of a task's own metric or of what is right."""
     values = [
         float(each.measures[metric])
-        if isinstance(each, Measured) and metric in each.measures
+        if isinstance(each, MetricVerdict) and metric in each.measures
         else float(each.correct)
         for each in verdicts
     ]

@@ -7,7 +7,7 @@ from typing import Final
 
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
 from treegen.evals.statistics.metrics import HasGroup, clusters_of
-from treegen.evals.statistics.votes import counted, distinct, tally, winner
+from treegen.evals.statistics.votes import count_distinct, count_verdicts, tally, winner
 from treegen.evals.verdict import Verdict
 from treegen.report.view import RunView, Sample
 
@@ -96,7 +96,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
     found = []
     for problem_id, group in verdicts.items():
-        counts = counted(distinct(group))
+        counts = count_verdicts(count_distinct(group))
         votes: dict[str | None, int] = {}
         for (answer, _), times in counts.items():
             votes[answer] = votes.get(answer, 0) + times
@@ -121,7 +121,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     return sorted(found, key=lambda share: (-share.right, share.leading, share.problem_id))
 
 
-def fate(sample: Sample, filter: str) -> str:
+def classify_sample(sample: Sample, filter: str) -> str:
     """Return what became of a sample by one filter."""
     verdict = (sample.verdicts or {}).get(filter)
     if verdict is None:
@@ -136,7 +136,9 @@ def fate(sample: Sample, filter: str) -> str:
 def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
     """Return how many samples ended how, by finish reason and then by what became of them."""
     filter = view.filters[0] if view.filters else ""
-    counts = Counter((sample.finish_reason, fate(sample, filter)) for sample in view.samples)
+    counts = Counter(
+        (sample.finish_reason, classify_sample(sample, filter)) for sample in view.samples
+    )
     reasons = sorted({reason for reason, _ in counts}, key=lambda r: (r != "stop", r))
     return {reason: {f: counts[reason, f] for f in FATES} for reason in reasons}
 
@@ -146,5 +148,5 @@ def lengths(view: RunView) -> dict[str, list[int]]:
     filter = view.filters[0] if view.filters else ""
     found: dict[str, list[int]] = {name: [] for name in FATES}
     for sample in view.samples:
-        found[fate(sample, filter)].append(sample.num_tokens)
+        found[classify_sample(sample, filter)].append(sample.num_tokens)
     return {name: values for name, values in found.items() if values}

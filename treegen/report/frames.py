@@ -5,7 +5,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.formats import utf8
+from treegen.common.formatting import replace_surrogates
 from treegen.errors import InputError, install
 from treegen.report.calibration import problem_points
 from treegen.report.view import RunView
@@ -135,7 +135,10 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
     """Return a frame whose columns are there even without a row."""
     # Arrow, which pandas keeps texts in, holds no half of a surrogate pair.
-    rows = [{k: utf8(v) if isinstance(v, str) else v for k, v in row.items()} for row in rows]
+    rows = [
+        {k: replace_surrogates(v) if isinstance(v, str) else v for k, v in row.items()}
+        for row in rows
+    ]
     frame: pandas.DataFrame = _pandas().DataFrame(rows)
     return frame if rows else frame.reindex(columns=first)
 

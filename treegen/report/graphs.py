@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from treegen.common.formats import safe_text
+from treegen.common.formatting import safe_text
 from treegen.report.trees import StoredTree
 from treegen.search.tree.records import TreeNode, best_path
 
@@ -19,12 +19,12 @@ def to_dot(tree: StoredTree) -> str:
     """Return a tree in the language of Graphviz: the best path bold, pruned nodes dashed."""
     best = best_path(tree.nodes, tree.best)
     lines = [
-        f"digraph {_quoted(safe_text(tree.problem_id))} {{",
+        f"digraph {_quote_dot(safe_text(tree.problem_id))} {{",
         "  rankdir=LR;",
         '  node [shape=box, style="rounded"];',
     ]
     for node in tree.nodes:
-        label = r"\n".join(_quoted(line)[1:-1] for line in _lines(node))
+        label = r"\n".join(_quote_dot(line)[1:-1] for line in _lines(node))
         style = ', style="rounded,dashed"' if node["pruned"] else ""
         bold = ", penwidth=3" if node["id"] in best else ""
         lines.append(f'  n{node["id"]} [label="{label}"{style}{bold}];')
@@ -40,7 +40,7 @@ def to_mermaid(tree: StoredTree) -> str:
     best = best_path(tree.nodes, tree.best)
     lines = ["flowchart LR"]
     for node in tree.nodes:
-        label = "<br>".join(map(_escaped, _lines(node)))
+        label = "<br>".join(map(_escape_mermaid, _lines(node)))
         lines.append(f'  n{node["id"]}["{label}"]')
     for node in tree.nodes:
         if node["parent_id"] is not None:
@@ -71,15 +71,15 @@ def _lines(node: TreeNode) -> Iterator[str]:
         yield ", ".join(facts)
 
 
-def _quoted(text: str) -> str:
+def _quote_dot(text: str) -> str:
     return '"' + re.sub(r'[\\"]', r"\\\g<0>", text) + '"'
 
 
-def _escaped(text: str) -> str:
+def _escape_mermaid(text: str) -> str:
     """Return a text in which every sign that Mermaid could read is written as its number."""
-    return re.sub(r"[^\w .,+*/=-]", _numbered, text, flags=re.ASCII)
+    return re.sub(r"[^\w .,+*/=-]", _to_entity, text, flags=re.ASCII)
 
 
-def _numbered(match: re.Match[str]) -> str:
+def _to_entity(match: re.Match[str]) -> str:
     sign = match[0]
     return f"#{ord(sign)};" if ord(sign) < 128 else sign

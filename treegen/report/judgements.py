@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from treegen.errors import InputError, RunError
+from treegen.evals.judging.answer_quoting import addresses_judge
+from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.pipeline import load_juries, progress_of
+from treegen.evals.judging.summary import Summary, summarise
 from treegen.evals.statistics.tables import Cell, Table
-from treegen.grading.answers import addresses_judge
-from treegen.grading.judged import Judged
-from treegen.grading.running import progress_of, stored
-from treegen.grading.summary import Summary, summarise
 
 _MAX_ROWS: Final = 10
 
@@ -23,7 +23,7 @@ def describe_missing(done: int, planned: int) -> list[str]:
 
 
 def count_judgements(
-    path: Path, juries: Iterable[Sequence[Judged]], samples: Sequence[tuple[str, int]]
+    path: Path, juries: Iterable[Sequence[JudgementSet]], samples: Sequence[tuple[str, int]]
 ) -> tuple[int, int]:
     """Return how many judgements of a run are stored, and how many are planned.
 
@@ -58,7 +58,7 @@ def load_summaries(
     """
     summaries: list[Summary] = []
     try:
-        juries = stored(path)
+        juries = load_juries(path)
         for jury in juries:
             summaries.append(summarise(jury, groups=groups))
         notices += describe_missing(*count_judgements(path, juries, samples))

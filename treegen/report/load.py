@@ -9,14 +9,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.common.uncollected import uncollected
+from treegen.common.garbage_collection import pause_gc
 from treegen.errors import RunError, TreegenError
-from treegen.evals.asked.given import Asked, names_something
-from treegen.evals.course.account import add_up, stored_parts
-from treegen.evals.course.timeline import read_timeline
+from treegen.evals.config.base import OpenRunOptions, overrides_run
+from treegen.evals.progress.timeline import read_timeline
+from treegen.evals.progress.usage import load_attempts, sum_usage
 from treegen.evals.statistics.metrics import Incomplete, MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Grid, Table
-from treegen.evals.thinking import thinking_of
+from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.trees import FILE as TREES
@@ -26,10 +26,10 @@ from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 
 if TYPE_CHECKING:
-    from treegen.evals.asked.stopping import Rounds
+    from treegen.evals.config.early_stopping import Rounds
     from treegen.evals.job import Job
-    from treegen.evals.running.evaluation import Evaluated
-    from treegen.grading.summary import Summary
+    from treegen.evals.judging.summary import Summary
+    from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.report.compare import Comparison
 
 
@@ -52,14 +52,14 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-@uncollected()
-def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
+@pause_gc()
+def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
     """Read a run and judge its samples; programs keep the verdicts that they have.
 
     What cannot be read again is left out, and `notices` says so. No code runs that a run names and
     the caller does not.
 
-    asked: see `treegen.evals.asked.given.Asked`.
+    asked: see `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -74,7 +74,7 @@ def load_run(path: Path, **asked: Unpack[Asked]) -> RunView:
         images = _images(path, notices)
         problems, report, rounds = _judge(run, job, images, notices)
         decides = rounds is not None and rounds.reads_answers
-        summaries, judged = _judged(path, problems, notices)
+        summaries, judged = _load_judgements(path, problems, notices)
         if run.missing > 0:
             imported = "imported" in run.info.identity
             lack = "have no score in the log" if imported else "are not drawn yet"
@@ -118,13 +118,13 @@ def _images(path: Path, notices: list[str]) -> RunImages:
     return found
 
 
-def _job(run: RunDir, asked: Asked, notices: list[str]) -> "Job | None":
-    from treegen.evals.identity import stored_job
+def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None":
+    from treegen.evals.identity import load_stored_job
 
     try:
-        job = stored_job(asked, run)
+        job = load_stored_job(asked, run)
     except TreegenError as error:
-        if names_something(asked):
+        if overrides_run(asked):
             raise
         notices.append(f"the problems cannot be read, so nothing is judged here: {error}")
         return None
@@ -135,9 +135,14 @@ def _judge(
     run: RunDir, job: "Job | None", images: RunImages, notices: list[str]
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
     """Read the samples of a run once; return its problems, its report and its rounds."""
-    from treegen.evals.judged.execution import executing
-    from treegen.evals.judged.scoring import aggregate, judged, rounds_of, score_of
-    from treegen.evals.judged.vote_tables import Votes
+    from treegen.evals.scoring.code_execution import as_code_execution_task
+    from treegen.evals.scoring.samples import (
+        aggregate,
+        build_sample_score,
+        rounds_of,
+        score_samples,
+    )
+    from treegen.evals.scoring.vote_tables import VoteInputs
 
     found = _Problems(run, job, images)
     if job is None:
@@ -154,25 +159,25 @@ def _judge(
         if verdicts is None:
             unjudged += 1
         else:
-            scores.append(score_of(job, known[record["problem_id"]], record, verdicts))
+            scores.append(build_sample_score(job, known[record["problem_id"]], record, verdicts))
 
     rounds = rounds_of(job)
-    task = executing(job.task)
+    task = as_code_execution_task(job.task)
     if task is None:
-        judged(job, run, look, rounds=rounds)
+        score_samples(job, run, look, rounds=rounds)
     else:
         with closing(task.judging(run, None)) as judging:
-            judged(job, run, look, judging=judging, rounds=rounds)
+            score_samples(job, run, look, judging=judging, rounds=rounds)
     if unjudged:
         notices.append(
             f"{unjudged:,} samples are not judged; judge them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
-    report = aggregate(job, scores, rounds, Votes.of(run.path)) if scores else None
+    report = aggregate(job, scores, rounds, VoteInputs.of(run.path)) if scores else None
     return found.views(), report, rounds
 
 
-def _judged(
+def _load_judgements(
     path: Path, problems: Sequence[ProblemView], notices: list[str]
 ) -> "tuple[tuple[Summary, ...], tuple[Table, ...]]":
     """Return what models say of the samples; nothing is imported for a run without judgements."""
@@ -198,14 +203,14 @@ def _stored_report(run: RunDir) -> Report | None:
             num_problems=found["num_problems"],
             num_samples=found["num_samples"],
             incomplete=tuple(Incomplete(**row) for row in found["incomplete"]),
-            tables=tuple(_tupled(Table, row) for row in found["tables"]),
-            grids=tuple(_tupled(Grid, row) for row in found["grids"]),
+            tables=tuple(_make_row(Table, row) for row in found["tables"]),
+            grids=tuple(_make_row(Grid, row) for row in found["grids"]),
             label=str(found.get("label", "")),
         )
     return None
 
 
-def _tupled(kind: Any, row: Mapping[str, Any]) -> Any:
+def _make_row(kind: Any, row: Mapping[str, Any]) -> Any:
     def tuples(value: Any) -> Any:
         return tuple(map(tuples, value)) if isinstance(value, list) else value
 
@@ -238,7 +243,7 @@ class _Problems:
             sys.intern(str(read("finish_reason"))),
             verdicts,
             False,
-            thinking_of(record),
+            load_thinking(record),
         )
         samples.append(sample)
 
@@ -273,8 +278,8 @@ def _filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[st
 
 def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
     done = [len(problem.samples) for problem in problems]
-    return add_up(
-        stored_parts(run),
+    return sum_usage(
+        load_attempts(run),
         num_samples=sum(done),
         unshared=sum(
             (p.prompt_tokens + p.choice_tokens) * n for p, n in zip(problems, done, strict=True)
@@ -283,8 +288,8 @@ def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
     )
 
 
-def compared(
-    rows: "Sequence[Sequence[Evaluated]]", *, allow_task_code: bool = False
+def compare_rows(
+    rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool = False
 ) -> "Iterator[tuple[str, str, Comparison]]":
     """Yield how the runs of each further row differ from those of the first, and their paths.
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import TreegenError
-from treegen.evals.asked.given import Asked, beside, named, names_something
-from treegen.evals.course.account import stored_parts
-from treegen.evals.course.timeline import read_timeline
+from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
+from treegen.evals.progress.timeline import read_timeline
+from treegen.evals.progress.usage import load_attempts
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
 from treegen.report.trees import StoredTree, read_trees
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SOLVED = "solved"
 
 
-def load_search_run(path: Path, **asked: Unpack[Asked]) -> RunView:
+def load_search_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
     """Read a run of searches; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
@@ -55,17 +55,17 @@ def load_search_run(path: Path, **asked: Unpack[Asked]) -> RunView:
     )
 
 
-def _job(run: SearchRunDir, asked: Asked, notices: list[str]) -> "SearchJob | None":
+def _job(run: SearchRunDir, asked: OpenRunOptions, notices: list[str]) -> "SearchJob | None":
     from treegen.evals.identity import check_same_task
     from treegen.evals.search.job import load_search_job
-    from treegen.evals.search.settings import settle_search, stored_search_choices
+    from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
 
     try:
-        stored = beside(run.path, stored_search_choices(run.info))
-        job = load_search_job(settle_search(named(asked), stored, reading=True))
+        stored = find_moved_files(run.path, stored_search_choices(run.info))
+        job = load_search_job(resolve_search_settings(drop_unset(asked), stored, reading=True))
         check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
-        if names_something(asked):
+        if overrides_run(asked):
             raise
         notices.append(f"the problems cannot be read, so their texts are not shown: {error}")
         return None
@@ -78,7 +78,7 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     def total(name: str) -> int:
         return sum(int(tree.usage.get(name) or 0) for tree in trees)
 
-    seconds = math.fsum(float(part.get("seconds") or 0) for part in stored_parts(run))
+    seconds = math.fsum(float(part.get("seconds") or 0) for part in load_attempts(run))
     tokens = sum(tree.num_tokens for tree in trees)
     prefilled = total("tokens_prefilled")
     return {

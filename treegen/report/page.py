@@ -9,18 +9,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.formats import safe_text
-from treegen.common.uncollected import set_apart
+from treegen.common.files.temporary_files import replace_file
+from treegen.common.formatting import safe_text
+from treegen.common.garbage_collection import freeze_gc
 from treegen.common.version import VERSION
 from treegen.errors import InputError, install
-from treegen.report.blobs import blobs
 from treegen.report.compare import Comparison
+from treegen.report.page_data import blobs
 from treegen.report.pictures import Picture, draw_all
 from treegen.report.plots.searches import cost_listing
 from treegen.report.tables import cards, metrics, other_tables, settings, sharing
 from treegen.report.view import RunView
 from treegen.runs.files import check_no_link
-from treegen.runs.leftovers import rewriting
 
 _SCRIPTS: Final = (
     "data.js", "elements.js", "export.js", "address.js", "spots.js", "table.js", "tree.js",
@@ -47,7 +47,7 @@ def check_name(path: Path, option: str) -> None:
         raise InputError(f"{option} must be a name that ends in .html, got {path}")
 
 
-@set_apart()
+@freeze_gc()
 def write_page(
     views: Sequence[RunView],
     path: Path,
@@ -69,7 +69,7 @@ def write_page(
     page = _render(views, drawn, across, comparison=comparison)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with rewriting(path) as file:
+        with replace_file(path) as file:
             file.writelines(piece.encode() for piece in page)
     except OSError as error:
         raise InputError(
@@ -87,7 +87,7 @@ def write_page(
     return written
 
 
-@set_apart()
+@freeze_gc()
 def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
     """Return the page of some runs, for a server if `live` is given.
 

@@ -9,7 +9,7 @@ from typing import Final
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
 from treegen.report.plots.comparison import comparison_plots
-from treegen.report.plots.figures import Plot, Spot
+from treegen.report.plots.figures import Plot, PlotLink
 from treegen.report.plots.runs import curves_plot, metric_plot, run_plots
 from treegen.report.plots.searches import methods_plot
 from treegen.report.tables import headline_of
@@ -29,7 +29,7 @@ class Picture:
 
     plot: Plot
     drawn: bytes
-    spots: Sequence[Spot]
+    spots: Sequence[PlotLink]
     width: int
     height: int
 

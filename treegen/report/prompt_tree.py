@@ -3,7 +3,7 @@
 from typing import Any
 
 from treegen.evals.statistics.votes import majority_vote
-from treegen.images.opening import said
+from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView
@@ -62,5 +62,7 @@ def content_text(node: Node) -> str:
     if isinstance(node.content, str):
         return node.content
     if node.has_messages:
-        return "\n".join(f"{turn['role']}: {said(turn['content'])}" for turn in node.content)  # type: ignore[index]
+        return "\n".join(
+            f"{turn['role']}: {describe_content(turn['content'])}" for turn in node.content
+        )  # type: ignore[index]
     return f"{len(node.content):,} token ids: {' '.join(map(str, node.content[:50]))}"

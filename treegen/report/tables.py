@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeVar
 
-from treegen.common.formats import format_bytes, markdown, safe_text
-from treegen.evals.course.account import kernels_told, sharing_line
+from treegen.common.formatting import format_bytes, format_table, safe_text
+from treegen.evals.progress.usage import format_kernels, format_sharing
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.evals.statistics.tables import Table
 from treegen.report.view import RunView
@@ -27,7 +27,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PrintableTable:
     """A table ready to print.
 
     numbers: the columns that are aligned to the right.
@@ -48,7 +48,7 @@ class Listing:
         *,
         words: Sequence[str] = (),
         lines: Iterable[str] = (),
-    ) -> "Listing":
+    ) -> "PrintableTable":
         """A row for each item.
 
         columns: by title, how an item is shown, such as "{0.rows:,}" or a function.
@@ -57,11 +57,11 @@ class Listing:
         shown = [each.format if isinstance(each, str) else each for each in columns.values()]
         rows = [[show(item) for show in shown] for item in items]
         numbers = [place for place, title in enumerate(columns) if title not in words]
-        return Listing(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
+        return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 
     def __str__(self) -> str:
         """The title, the table in Markdown, and the lines."""
-        table = markdown(self.head, self.rows, self.numbers) if self.rows else ""
+        table = format_table(self.head, self.rows, self.numbers) if self.rows else ""
         lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
         return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
 
@@ -122,7 +122,7 @@ def cards(view: RunView) -> list[Card]:
     return found
 
 
-def metrics(view: RunView, *, first: bool) -> Listing:
+def metrics(view: RunView, *, first: bool) -> PrintableTable:
     """Return a table of metrics.
 
     first: take those of the headline filter and those without a filter; else take the others.
@@ -133,28 +133,28 @@ def metrics(view: RunView, *, first: bool) -> Listing:
     for row in view.report.metrics if view.report else ():
         if (row.filter in mine) == first:
             better = "" if row.higher_is_better else " (lower is better)"
-            rows.append([row.filter, f"{row.metric}{better}", *_measured(row)])
+            rows.append([row.filter, f"{row.metric}{better}", *_format_metric(row)])
     for vote in view.report.majority if view.report else ():
         if (vote.filter in mine) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
-            rows.append([vote.filter, f"maj@{vote.k}{ties}", *_measured(vote)])
-    return Listing(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
+            rows.append([vote.filter, f"maj@{vote.k}{ties}", *_format_metric(vote)])
+    return PrintableTable(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
 
 
-def _measured(row: MetricRow | MajorityRow) -> list[str]:
+def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
     told = number(row.value) if row.reason is None else f"n/a: {row.reason}"
     stderr = "" if row.stderr is None else number(row.stderr)
     return [told, interval(row.low, row.high), stderr]
 
 
-def other_tables(view: RunView) -> list[Listing]:
+def other_tables(view: RunView) -> list[PrintableTable]:
     """Return the tables that only this task has, and those of judgements."""
     return [table_listing(table) for table in (*_tables_of(view), *view.judged)]
 
 
-def table_listing(table: Table) -> Listing:
+def table_listing(table: Table) -> PrintableTable:
     """Return a table of values, ready to print."""
-    return Listing(
+    return PrintableTable(
         table.columns,
         [[_cell(cell) for cell in row] for row in table.rows],
         numbers=range(1, len(table.columns)),
@@ -166,7 +166,7 @@ def _tables_of(view: RunView) -> Sequence[Table]:
     return view.report.tables if view.report else ()
 
 
-def sharing(view: RunView) -> Listing | None:
+def sharing(view: RunView) -> PrintableTable | None:
     """Return what sharing saved: sentences, and a table of the tree's levels.
 
     Returns None if the run has no account of it.
@@ -174,7 +174,7 @@ def sharing(view: RunView) -> Listing | None:
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
         return None
-    told = sharing_line(usage)
+    told = format_sharing(usage)
     lines = [f"{told[0].upper()}{told[1:]}."]
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:
@@ -184,7 +184,7 @@ def sharing(view: RunView) -> Listing | None:
             f"({apart / read:,.1f} times fewer); {format_bytes((apart - read) * size)} of "
             f"{format_bytes(apart * size)} of keys and values not read."
         )
-    if kernels := kernels_told(usage):
+    if kernels := format_kernels(usage):
         lines.append(f"Kernels that read them: {kernels}.")
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     if usage.get("num_pages") and usage.get("page_size"):
@@ -198,7 +198,7 @@ def sharing(view: RunView) -> Listing | None:
         lines.append(f"Decode steps ran without CUDA graphs: {usage['eager_because']}.")
     if usage.get("uncompiled_because"):
         lines.append(f"Layers ran uncompiled: {usage['uncompiled_because']}.")
-    return Listing(
+    return PrintableTable(
         [
             "Level",
             "Segments",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treegen.common.formats import markdown, safe_text
-from treegen.evals.course.account import (
+from treegen.common.formatting import format_table, safe_text
+from treegen.evals.progress.usage import (
     attention_line,
-    sharing_line,
+    format_sharing,
     speculation_line,
     workers_line,
 )
@@ -50,7 +50,7 @@ def run_text(
     usage = results["usage"]
     if thinking := results.get("thinking"):
         lines.append(thinking_line(thinking))
-    lines.append(sharing_line(usage))
+    lines.append(format_sharing(usage))
     if told := attention_line(usage):
         lines.append(safe_text(told))
     if told := speculation_line(usage):
@@ -95,7 +95,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
     told = (
         f"{task['name']}: {done:,} {what} from {task['source']}; at most {limits} per {each_of}"
-        f"\n\n{markdown(head, rows, right=range(1, len(head)))}\n\n"
+        f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
         f"Costs are means per {each_of}."
     )
     return f"{told}\n\n{_pass_table(results)}" if several else told
@@ -109,7 +109,7 @@ def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
         for each in results
     ]
     head = ["Method", *(f"pass@{k}" for k in ks)]
-    return markdown(head, rows, right=range(1, len(head)))
+    return format_table(head, rows, right=range(1, len(head)))
 
 
 def _interval(solved: Mapping[str, float] | None) -> str:
@@ -145,12 +145,12 @@ def _metrics(report: Report) -> str:
         for row in report.metrics
     ]
     head = ["Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr"]
-    return markdown(head, rows, right=(1, 3, 6, 8))
+    return format_table(head, rows, right=(1, 3, 6, 8))
 
 
 def _table(table: Table) -> str:
     rows = [[_text(cell) for cell in row] for row in table.rows]
-    return markdown(table.columns, rows, right=range(1, len(table.columns)))
+    return format_table(table.columns, rows, right=range(1, len(table.columns)))
 
 
 def _text(cell: Cell) -> str:
@@ -169,7 +169,9 @@ def _majority(report: Report) -> str:
         ]
         for row in report.majority
     ]
-    return markdown(["Filter", "k", "maj@k", "", "Stderr", "Tie rate"], rows, right=(1, 2, 4, 5))
+    return format_table(
+        ["Filter", "k", "maj@k", "", "Stderr", "Tie rate"], rows, right=(1, 2, 4, 5)
+    )
 
 
 def _remarks(report: Report) -> list[str]:

@@ -14,8 +14,8 @@ from treegen.report.trees import StoredTree
 from treegen.runs.images import RunImage, RunImages
 
 if TYPE_CHECKING:
+    from treegen.evals.judging.summary import Summary
     from treegen.evals.statistics.tables import Table
-    from treegen.grading.summary import Summary
     from treegen.prompts.tree import Node
     from treegen.runs.settings import RunInfo
 

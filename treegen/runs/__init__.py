@@ -1,11 +1,11 @@
 """Run directories: what a run was asked for, the samples it has finished, and its results."""
 
-from treegen.runs.appended import appending
+from treegen.common.signals import StopFlag, graceful_signals
 from treegen.runs.directory import RunDir, SearchRunDir
-from treegen.runs.lines import Key
+from treegen.runs.record_append import open_for_append
+from treegen.runs.record_lines import Key
 from treegen.runs.records import RecordFile
 from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
-from treegen.runs.signals import StopFlag, graceful_signals
 
 __all__ = [
     "Key",
@@ -15,7 +15,7 @@ __all__ = [
     "RunSettings",
     "SearchRunDir",
     "StopFlag",
-    "appending",
+    "open_for_append",
     "graceful_signals",
     "model_identity",
     "versions",

@@ -4,7 +4,7 @@
     samples.jsonl   the finished samples, one a line, appended as they finish
     samples.torn-N  what a crash left at the end of samples.jsonl
     results.json    derived from the samples, replaced as a whole
-    images.json     the images that problems have, which are in images/
+    images.json     the images that problems have, which are in prompts/images/
     run.lock        held by the one process that appends
 
 samples.jsonl is made before run.json, so a directory with a run.json is a whole run. A run of
@@ -20,18 +20,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
-from treegen.common.regular import open_regular
+from treegen.common.files.regular_files import open_regular
 from treegen.errors import RunError, RunInUseError
 from treegen.runs.files import (
     Lock,
-    plain,
+    format_os_error,
     read_json,
-    reason,
     resume_argument,
+    to_json_value,
     write_json,
 )
-from treegen.runs.lines import Key
-from treegen.runs.made import Made, tidy
+from treegen.runs.new_directory import NewDirectory, remove_scratch_files
+from treegen.runs.record_lines import Key
 from treegen.runs.records import Digest, RecordFile
 from treegen.runs.settings import (
     RunInfo,
@@ -64,7 +64,7 @@ class RunDir:
         lock: Lock | None,
         *,
         notices: Sequence[str] = (),
-        made: Made | None = None,
+        made: NewDirectory | None = None,
     ) -> None:
         """Hold the parts that `create`, `resume` and `open` have read or made.
 
@@ -85,7 +85,7 @@ class RunDir:
             RunError: the directory holds a run already, is in use, or cannot be written.
         """
         path = Path(path)
-        made = Made.directory(path)
+        made = NewDirectory.directory(path)
         lock = made.lock()
         try:
             _check_new(path)
@@ -93,19 +93,19 @@ class RunDir:
             lock.release()
             raise
         try:
-            tidy(path)
+            remove_scratch_files(path)
             samples = path / cls.records_file
             try:
                 os.close(open_regular(samples, os.O_WRONLY | os.O_CREAT))
             except OSError as error:
                 raise RunError(
-                    f"cannot write {samples}: {reason(error)}; choose another path"
+                    f"cannot write {samples}: {format_os_error(error)}; choose another path"
                 ) from error
             info = RunInfo(
                 fingerprint=settings.fingerprint,
                 created=_now(),
-                identity=plain(settings.identity),
-                free=plain(settings.free),
+                identity=to_json_value(settings.identity),
+                free=to_json_value(settings.free),
                 problem_ids=tuple(settings.problem_ids),
                 planned=settings.planned,
                 versions=settings.versions,
@@ -136,12 +136,12 @@ class RunDir:
                     f"{path} was begun with other settings, so its samples would not go with new "
                     f"ones: {'; '.join(changes)}; resume with the old values or start a new run"
                 )
-            tidy(path)
+            remove_scratch_files(path)
             samples = _read_samples(path / cls.records_file, info, writable=True)
             try:
                 began = {"free": info.free, "versions": info.versions}
                 before = info.resumes[-1] if info.resumes else began
-                now = {"free": plain(settings.free), "versions": settings.versions}
+                now = {"free": to_json_value(settings.free), "versions": settings.versions}
                 if any(before.get(name) != value for name, value in now.items()):
                     info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
                     _write_info(path, info)

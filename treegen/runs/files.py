@@ -11,17 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
-from treegen.common.regular import open_regular
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular
+from treegen.common.files.temporary_files import is_at, replace_file
 from treegen.errors import InputError, RunError, RunInUseError
-from treegen.runs.leftovers import is_at, rewriting
 
 # Some file systems cannot fsync a directory and say so with one of these. EACCES comes from a
 # parent directory that may be searched but not read.
 _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EACCES}
 
 
-def plain(value: object, name: str = "") -> Any:
+def to_json_value(value: object, name: str = "") -> Any:
     """Return `value` as JSON will give it back: dicts with str keys, lists, finite numbers, str.
 
     Paths become strings, and a float that is a whole number becomes an int, so that 1 and 1.0 are
@@ -46,9 +46,9 @@ def plain(value: object, name: str = "") -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise InputError(f"{name or 'the value'} has the key {key!r}; keys must be text")
-        return {key: plain(v, f"{name}.{key}" if name else key) for key, v in value.items()}
+        return {key: to_json_value(v, f"{name}.{key}" if name else key) for key, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
+        return [to_json_value(v, f"{name}[{i}]") for i, v in enumerate(value)]
     raise InputError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
 
 
@@ -97,7 +97,7 @@ def read_json(path: Path) -> Any:
         with open(open_regular(path), "rb") as file:
             return parse_json(file.read().decode())
     except OSError as error:
-        raise RunError(unreadable(path, error)) from error
+        raise RunError(describe_read_error(path, error)) from error
     except ValueError as error:
         raise RunError(f"{path} is damaged ({error}); restore it from a copy") from None
 
@@ -115,14 +115,16 @@ def write_json(path: Path, value: object) -> None:
     try:
         text = json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        plain(value, path.name)  # says which field it is
+        to_json_value(value, path.name)  # says which field it is
         raise InputError(f"{path.name} cannot be written as JSON: {error}") from None
     try:
-        with rewriting(path) as file:
+        with replace_file(path) as file:
             file.write(f"{text}\n".encode())
         sync_directory(path.parent)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {reason(error)}; what it held is kept") from error
+        raise RunError(
+            f"cannot write {path}: {format_os_error(error)}; what it held is kept"
+        ) from error
 
 
 def sync_directory(path: Path) -> None:
@@ -154,7 +156,7 @@ def check_no_link(run: Path, path: Path) -> None:
             )
 
 
-def reason(error: OSError | ValueError) -> str:
+def format_os_error(error: OSError | ValueError) -> str:
     """Return what the system says about `error`, in words."""
     told = error.strerror if isinstance(error, OSError) else ""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
@@ -200,7 +202,7 @@ class Lock:
                 raise RunError(
                     f"{path} is a link, which may lead out of the run; remove it"
                 ) from None
-            raise RunError(f"cannot write in {path.parent}: {reason(error)}") from error
+            raise RunError(f"cannot write in {path.parent}: {format_os_error(error)}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
@@ -217,7 +219,7 @@ class Lock:
                 with suppress(OSError):
                     path.unlink()
             raise RunError(
-                f"cannot lock {path}: {reason(error)}; the file system may have no locks: choose a "
+                f"cannot lock {path}: {format_os_error(error)}; the file system may have no locks: choose a "
                 "directory on a local disk, or mount it with locks"
             ) from error
         return fd

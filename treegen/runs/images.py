@@ -1,7 +1,7 @@
 """The images of a run, kept in its directory, so that it needs the originals no longer.
 
     images.json   what each image is called and how large it is, and which of them each problem has
-    images/       the files, once each, named by a hash of what is in them
+    prompts/images/       the files, once each, named by a hash of what is in them
 
 A run keeps files of up to `MOST_KEPT` bytes in all. It knows of the others by images.json.
 Runs come from other people too: no link leads out of the directory, and no size is believed.
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from treegen.common.regular import read_regular
+from treegen.common.files.regular_files import read_regular
+from treegen.common.files.temporary_files import sweep, write_atomically
 from treegen.errors import RunError
-from treegen.runs.files import read_json, reason, write_json
-from treegen.runs.leftovers import replacing, sweep
+from treegen.runs.files import format_os_error, read_json, write_json
 
 MOST_KEPT: Final = 2**30
 """Bytes of images that a run keeps at most."""
@@ -116,7 +116,7 @@ class RunImages:
         try:
             data = read_regular(file, _MOST_BYTES)
         except OSError as error:
-            raise RunError(f"cannot read {file}: {reason(error)}") from error
+            raise RunError(f"cannot read {file}: {format_os_error(error)}") from error
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise RunError(
                 f"{file} is damaged; restore it from a copy, or remove it and resume the run where "
@@ -163,11 +163,13 @@ def keep_images(
             data = content(name)
             if data is None or size + len(data) > most:
                 continue
-            with replacing(file, folder / f"{name}.{os.getpid()}.tmp") as scratch:
+            with write_atomically(file, folder / f"{name}.{os.getpid()}.tmp") as scratch:
                 scratch.write(data)
             size += len(data)
     except OSError as error:
-        raise RunError(f"cannot keep images in {folder}: {reason(error)}; make room") from error
+        raise RunError(
+            f"cannot keep images in {folder}: {format_os_error(error)}; make room"
+        ) from error
     # Written last: whoever reads it finds the files that it tells of.
     document = {
         "images": [each.document for each in images.values()],

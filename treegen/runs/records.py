@@ -1,7 +1,7 @@
 """An append-only file of JSON records that survives being killed at any byte.
 
-One record is one line; see `treegen.runs.lines`. The newline is written last, in the same write()
-as the rest, so a crash can only damage the end of the file:
+One record is one line; see `treegen.runs.record_lines`. The newline is written last, in the same
+write() as the rest, so a crash can only damage the end of the file:
 
 - a last line with a right crc is a whole record, with or without its newline (resuming adds it);
 - a last line with a wrong crc is torn: resuming copies it to a file of its own and cuts it off;
@@ -18,13 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.regular import open_regular
-from treegen.common.uncollected import uncollected
-from treegen.common.unreadable import unreadable
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular
+from treegen.common.files.temporary_files import is_at
+from treegen.common.garbage_collection import pause_gc
 from treegen.errors import RunError
-from treegen.runs.files import reason, resume_argument, sync_directory
-from treegen.runs.leftovers import is_at
-from treegen.runs.lines import Key, decode_records, encode_record, key_of, read_key, untyped
+from treegen.runs.files import format_os_error, resume_argument, sync_directory
+from treegen.runs.record_lines import (
+    Key,
+    decode_records,
+    decode_unchecked,
+    encode_record,
+    key_of,
+    read_key,
+)
 
 _PART: Final = 1 << 20
 _LINES: Final = 1 << 16  # bytes of lines that are read at once
@@ -65,7 +72,7 @@ class RecordFile:
         self._dirty = False
         self._sync_due = 0.0
         try:
-            with uncollected():
+            with pause_gc():
                 whole_newline, tail = self._scan()
             self._read = self._end + (tail[1] if tail else 0)
             if writable:
@@ -78,7 +85,7 @@ class RecordFile:
         except OSError as error:
             self.close()
             raise RunError(
-                f"cannot read or mend {path}: {reason(error)}; check that the folder can be written"
+                f"cannot read or mend {path}: {format_os_error(error)}; check that the folder can be written"
             ) from error
 
     @property
@@ -122,7 +129,9 @@ class RecordFile:
             self._offsets.pop(key, None)
             kept = self._cut(start)
             if isinstance(error, OSError):
-                raise RunError(f"cannot write {self.path}: {reason(error)}; {kept}") from error
+                raise RunError(
+                    f"cannot write {self.path}: {format_os_error(error)}; {kept}"
+                ) from error
             raise
         self._dirty = True
         if time.monotonic() >= self._sync_due:
@@ -143,7 +152,7 @@ class RecordFile:
             # The system may have dropped what it could not write, and would not tell a second time.
             self._unsure = True
             raise RunError(
-                f"cannot flush {self.path} to the disk: {reason(error)}; the latest records may "
+                f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest records may "
                 f"be lost; {self._again}, which checks the file"
             ) from error
         end = time.monotonic()
@@ -163,7 +172,7 @@ class RecordFile:
                     found.update(part)
                     left -= len(part)
         except OSError as error:
-            raise RunError(unreadable(self.path, error)) from error
+            raise RunError(describe_read_error(self.path, error)) from error
         return found.hexdigest()
 
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
@@ -197,7 +206,7 @@ class RecordFile:
                             yield record
                         offset += len(line)
         except OSError as error:
-            raise RunError(unreadable(self.path, error)) from error
+            raise RunError(describe_read_error(self.path, error)) from error
         if offset < end:
             raise RunError(f"{self.path} has become shorter since it was opened; open it again")
 
@@ -241,7 +250,7 @@ class RecordFile:
         for at, each in ((first_number, earlier), (number, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
-                texts.append(json.dumps(untyped(each), sort_keys=True))
+                texts.append(json.dumps(decode_unchecked(each), sort_keys=True))
             except ValueError as error:
                 raise self._damage(at, str(error)) from None
         if texts[0] != texts[1]:
@@ -310,7 +319,7 @@ class RecordFile:
         try:
             os.ftruncate(self._fd, end)
         except OSError as error:
-            part = f"a part of one more could not be cut off ({reason(error)}), resuming does it"
+            part = f"a part of one more could not be cut off ({format_os_error(error)}), resuming does it"
         else:
             self._unsure = False
             part = "nothing of the last one is in the file"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from treegen.errors import InputError, RunError
 from treegen.runs.fields import FREE, check_types
-from treegen.runs.files import check_id, plain
+from treegen.runs.files import check_id, to_json_value
 
 SCHEMA: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
@@ -49,8 +49,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be stored and compared."""
-        plain(self.identity)
-        plain(self.free)
+        to_json_value(self.identity)
+        to_json_value(self.free)
         if taken := {"problem_ids", "planned"} & set(self.identity):
             raise InputError(f"identity has {min(taken)!r}, which is an argument of its own")
         if type(self.planned) is not int or self.planned < 1:
@@ -74,7 +74,7 @@ class RunSettings:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that changes a result."""
-        return _fingerprint(_compared(self.identity, self.problem_ids, self.planned))
+        return _fingerprint(_comparable_fields(self.identity, self.problem_ids, self.planned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,23 +174,28 @@ def from_json(value: Any, name: str) -> RunInfo:
         )
     try:
         info = RunInfo(
-            fingerprint=_typed(value["fingerprint"], str),
-            created=_time(_typed(value["created"], str)),
-            identity=_typed(value["settings"]["identity"], dict),
-            free=_typed(value["settings"]["free"], dict),
-            problem_ids=tuple(_typed(p, str) for p in _typed(value["problem_ids"], list)),
-            planned=_typed(value["planned"], int),
-            versions=_typed(value["versions"], dict),
-            resumes=tuple(_typed(r, dict) for r in _typed(value["resumes"], list)),
+            fingerprint=_require_type(value["fingerprint"], str),
+            created=_time(_require_type(value["created"], str)),
+            identity=_require_type(value["settings"]["identity"], dict),
+            free=_require_type(value["settings"]["free"], dict),
+            problem_ids=tuple(
+                _require_type(p, str) for p in _require_type(value["problem_ids"], list)
+            ),
+            planned=_require_type(value["planned"], int),
+            versions=_require_type(value["versions"], dict),
+            resumes=tuple(_require_type(r, dict) for r in _require_type(value["resumes"], list)),
         )
         began = {"free": info.free, "versions": info.versions}
         for each in (began, *info.resumes):
-            check_types(_typed(each["free"], dict), FREE)
-            for version in _typed(each["versions"], dict).values():
-                _typed(version, str)
+            check_types(_require_type(each["free"], dict), FREE)
+            for version in _require_type(each["versions"], dict).values():
+                _require_type(version, str)
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
-    if _fingerprint(_compared(info.identity, info.problem_ids, info.planned)) != info.fingerprint:
+    if (
+        _fingerprint(_comparable_fields(info.identity, info.problem_ids, info.planned))
+        != info.fingerprint
+    ):
         raise RunError(
             f"{name} was changed after it was written (its settings do not give its fingerprint); "
             f"restore it from a copy"
@@ -200,8 +205,8 @@ def from_json(value: Any, name: str) -> RunInfo:
 
 def differences(info: RunInfo, settings: RunSettings) -> list[str]:
     """Return a text for each field of `settings` that differs from those of the run."""
-    old = _flat(_compared(info.identity, info.problem_ids, info.planned))
-    new = _flat(_compared(settings.identity, settings.problem_ids, settings.planned))
+    old = _flat(_comparable_fields(info.identity, info.problem_ids, info.planned))
+    new = _flat(_comparable_fields(settings.identity, settings.problem_ids, settings.planned))
     changes = []
     for name in [*old, *(n for n in new if n not in old)]:
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
@@ -210,10 +215,10 @@ def differences(info: RunInfo, settings: RunSettings) -> list[str]:
     return changes
 
 
-def _compared(
+def _comparable_fields(
     identity: Mapping[str, Any], problem_ids: Sequence[str], planned: int
 ) -> dict[str, Any]:
-    return {**plain(identity), "problem_ids": list(problem_ids), "planned": planned}
+    return {**to_json_value(identity), "problem_ids": list(problem_ids), "planned": planned}
 
 
 def _fingerprint(value: Any) -> str:
@@ -225,7 +230,7 @@ def _time(text: str) -> str:
     return text
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"a {kind.__name__} is expected where it has {_shorten(_text(value), 0)}")
     return value

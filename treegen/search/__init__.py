@@ -7,7 +7,6 @@ step with `LLM.session`, or against a model of your own with `AskTell`.
 # Unlike the names of the treegen package, these are not imported lazily. Some functions have the
 # names of their modules, which would hide them. Nothing here imports torch.
 from treegen.prompts.expansion import Expand
-from treegen.search.aside import Together
 from treegen.search.ask_tell import MODEL_END, AskTell, SampleRequest, ScoreRequest
 from treegen.search.backend import Backend
 from treegen.search.budget import Budget, BudgetReached, SearchUsage, StopReason
@@ -24,20 +23,20 @@ from treegen.search.evaluate import (
     value_prompt,
     vote_prompt,
 )
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import BatchedFunction
+from treegen.search.multi_model import search_with
 from treegen.search.propose import (
     Propose,
     Step,
-    either,
+    combine_proposers,
     lines,
     propose_lines,
     sample_step,
     sample_steps,
 )
 from treegen.search.reward import by_verifier, reward_model
-from treegen.search.several import search_with
 from treegen.search.strategies.ab_mcts import ab_mcts
-from treegen.search.strategies.arms import Arm, Rules, likelihood
 from treegen.search.strategies.beam import beam
 from treegen.search.strategies.best_first import best_first
 from treegen.search.strategies.best_of_n import best_of_n
@@ -45,21 +44,22 @@ from treegen.search.strategies.common import Done, State
 from treegen.search.strategies.dvts import dvts
 from treegen.search.strategies.expand import expand
 from treegen.search.strategies.lats import lats
-from treegen.search.strategies.majority import agreement, majority, vote
+from treegen.search.strategies.majority import lead_probability, majority, vote
 from treegen.search.strategies.mcts import mcts
 from treegen.search.strategies.mutual import mutual
+from treegen.search.strategies.node_statistics import MCTSRules, NodeStatistics, likelihood_priors
 from treegen.search.strategies.rebase import allocate, rebase
-from treegen.search.strategies.refine import prompted, self_refine
-from treegen.search.strategies.thoughts import bfs, dfs
+from treegen.search.strategies.refine import answer_after, self_refine
+from treegen.search.strategies.tree_of_thoughts import bfs, dfs
 from treegen.search.tree.draw import draw_tree
-from treegen.search.tree.node import Search, SearchNode, ended
+from treegen.search.tree.node import Search, SearchNode, is_ended
 from treegen.search.tree.records import NodeRecord, SearchTree
-from treegen.search.tree.result import Found, SearchResult
+from treegen.search.tree.result import SearchOutcome, SearchResult
 from treegen.search.verifier import load_verifier
 
 __all__ = [
     "MODEL_END",
-    "Arm",
+    "NodeStatistics",
     "AskTell",
     "Backend",
     "Budget",
@@ -67,10 +67,10 @@ __all__ = [
     "Done",
     "Evaluate",
     "Expand",
-    "Found",
+    "SearchOutcome",
     "NodeRecord",
     "Propose",
-    "Rules",
+    "MCTSRules",
     "SampleRequest",
     "ScoreRequest",
     "Search",
@@ -81,9 +81,9 @@ __all__ = [
     "State",
     "Step",
     "StopReason",
-    "Together",
+    "BatchedFunction",
     "ab_mcts",
-    "agreement",
+    "lead_probability",
     "allocate",
     "along_path",
     "beam",
@@ -96,12 +96,12 @@ __all__ = [
     "dfs",
     "draw_tree",
     "dvts",
-    "either",
-    "ended",
+    "combine_proposers",
+    "is_ended",
     "expand",
     "gather",
     "lats",
-    "likelihood",
+    "likelihood_priors",
     "lines",
     "load_verifier",
     "majority",
@@ -109,7 +109,7 @@ __all__ = [
     "mean_logprob",
     "min_logprob",
     "mutual",
-    "prompted",
+    "answer_after",
     "propose_lines",
     "read_choice",
     "rebase",

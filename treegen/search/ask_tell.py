@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from treegen.common.checks import checked
-from treegen.common.closing import Closing
+from treegen.common.checks import check_argument_types
+from treegen.common.closeable import Closeable
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.errors import InputError
-from treegen.plan.unnamed import DrawnBefore, origin_of
+from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
 from treegen.prompts.tree import Parts
-from treegen.search.account import Account
-from treegen.search.backend import Context, Drawn
+from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
-from treegen.search.line import LineCall
-from treegen.search.loop import IdleLoop, end_loop, run_apart
-from treegen.search.running import Running
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.call_queue import QueuedCall
+from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.running_search import RunningSearch
 from treegen.search.tree.node import Search, SearchFn
-from treegen.search.tree.problems import named
+from treegen.search.tree.problems import name_problems
 from treegen.search.tree.result import SearchResult, warn_if_all_failed
 
 MODEL_END: Final = -1
@@ -48,7 +48,7 @@ class TextContext:
     text: str
     num_tokens: int
 
-    def extended(self, text: str, num_tokens: int) -> TextContext:
+    def append_text(self, text: str, num_tokens: int) -> TextContext:
         """The context with text appended."""
         return TextContext(self.tokens, self.text + text, self.num_tokens + num_tokens)
 
@@ -88,16 +88,16 @@ SearchRequest = SampleRequest | ScoreRequest
 
 
 @dataclass(slots=True, eq=False)
-class _Letter:
+class _PendingRequest:
     """A request that was not answered, or whose answers the search has not got.
 
     call: what stands in the search's line, if it has one.
     answers: None until they are told, and of a request that is withdrawn.
     """
 
-    search: Account
+    search: BudgetedSearch
     future: asyncio.Future[Any]
-    call: LineCall | None = None
+    call: QueuedCall | None = None
     answers: Sequence[Any] | None = None
 
     @property
@@ -105,7 +105,7 @@ class _Letter:
         """Whether it waits for answers."""
         return self.answers is None and not self.future.done()
 
-    def return_(self, num_kept: int) -> None:
+    def deliver(self, num_kept: int) -> None:
         """Give the search its answers; of samples only the first."""
         is_sample = self.call is not None and self.call.num_samples
         if not self.future.done():
@@ -115,12 +115,12 @@ class _Letter:
 
 
 @dataclass(slots=True)
-class _Mailbox:
+class _RequestBackend:
     """The backend of the searches: it lists requests and waits for their answers."""
 
     count_tokens: Callable[[str], int] | None
     new: list[SearchRequest] = field(default_factory=list)
-    waiting: dict[SearchRequest, _Letter] = field(default_factory=dict)
+    waiting: dict[SearchRequest, _PendingRequest] = field(default_factory=dict)
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> Context:
         if isinstance(content, str):
@@ -136,12 +136,17 @@ class _Mailbox:
             if any(part.get("type") != "text" for part in content):
                 raise InputError("this search takes texts; images go with LLM.search and sessions")
             content = "".join(part["text"] for part in content)
-        return context.extended(content, self._count(content))
+        return context.append_text(content, self._count(content))
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
-    ) -> Sequence[Drawn | None]:
-        from treegen.plan.seeds import row_seed
+        self,
+        context: Context,
+        key: str,
+        indices: range,
+        params: SamplingParams,
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
+        from treegen.prompts.plan.seeds import row_seed
 
         assert isinstance(context, TextContext)
         origin = search.origin_of(key)
@@ -150,11 +155,13 @@ class _Mailbox:
         request = SampleRequest(name, search.name, context, key, indices, seeds, params)
         completions = await self._answer(request, search)
         return [
-            Drawn(each, context.extended(each.text, self.num_tokens(each)))
+            BackendSample(each, context.append_text(each.text, self.num_tokens(each)))
             for each in completions or ()
         ]
 
-    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
         assert isinstance(context, TextContext)
         asked = repr((context.tokens, context.text, list(texts))).encode()
         name = f"{search.name}/score {hashlib.blake2b(asked, digest_size=8).hexdigest()}"
@@ -164,7 +171,7 @@ class _Mailbox:
     def release(self, context: Context) -> None:
         """There is nothing to forget."""
 
-    def cancel(self, search: Account) -> None:
+    def cancel(self, search: BudgetedSearch) -> None:
         for letter in list(self.waiting.values()):
             if letter.search is search and not letter.future.done():
                 letter.future.set_result(None)
@@ -191,15 +198,15 @@ class _Mailbox:
     def _count(self, text: str) -> int:
         return 0 if self.count_tokens is None else self.count_tokens(text)
 
-    async def _answer(self, request: SearchRequest, search: Account) -> Any:
-        letter = _Letter(search, asyncio.get_running_loop().create_future())
+    async def _answer(self, request: SearchRequest, search: BudgetedSearch) -> Any:
+        letter = _PendingRequest(search, asyncio.get_running_loop().create_future())
         self.waiting[request] = letter
         self.new.append(request)
         if search.line is not None:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             most = request.params.max_tokens if isinstance(request, SampleRequest) else 0
-            letter.call = LineCall(
-                num_samples=samples, num_open=samples or 1, return_=letter.return_, most=most
+            letter.call = QueuedCall(
+                num_samples=samples, num_open=samples or 1, return_=letter.deliver, most=most
             )
             search.line.join(letter.call)
         try:
@@ -210,7 +217,7 @@ class _Mailbox:
                 search.line.leave(letter.call)
 
 
-class AskTell(Closing):
+class AskTell(Closeable):
     """Searches whose samples and scores you make yourself.
 
         searches = AskTell(fn, problems, params)
@@ -224,7 +231,7 @@ class AskTell(Closing):
     Close it, or use `with`, if you leave before the end.
     """
 
-    @checked
+    @check_argument_types
     def __init__(
         self,
         fn: SearchFn,
@@ -245,21 +252,21 @@ class AskTell(Closing):
         Raises InputError if an argument cannot be used, or two problems have one name.
         """
         params = check_tree_params(params)
-        self._mail = _Mailbox(count_tokens)
-        before = DrawnBefore()
+        self._mail = _RequestBackend(count_tokens)
+        before = DrawCounter()
         self._searches = [
             Search(
                 self._mail, each.content, name=each.name, params=params, budget=budget,
-                origin=None if each.is_named else before.origin_of_search(origin_of(each.content)),
+                origin=None if each.is_named else before.origin_of_search(hash_prompt(each.content)),
             )
-            for each in named(problems, _flat)
+            for each in name_problems(problems, _flat)
         ]  # fmt: skip
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False
         self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
         self._running = [
-            Running(self._loop, fn, search, partial(self._note, index))
+            RunningSearch(self._loop, fn, search, partial(self._note, index))
             for index, search in enumerate(self._searches)
         ]
 
@@ -338,7 +345,7 @@ class AskTell(Closing):
             return True
         call.num_open = len(completions)
         for place, each in enumerate(completions):
-            line.ended(call, place, self._mail.num_tokens(each))
+            line.record_end(call, place, self._mail.num_tokens(each))
         return True
 
     def stop(self, reason: str = "stopped") -> None:
@@ -367,7 +374,7 @@ class AskTell(Closing):
             return True
         if sum(search.return_next() for search in self._searches):  # one call of each
             return True
-        if self._loop.aside.go_on(busy=False):
+        if self._loop.aside.resume_searches(busy=False):
             return True
         unanswered = any(letter.is_open for letter in self._mail.waiting.values())
         if unanswered or self.done:

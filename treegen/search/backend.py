@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.prompts.tree import Parts
-from treegen.search.account import Account
 from treegen.search.budget import SearchUsage
+from treegen.search.budgeted_search import BudgetedSearch
 
 
 class Context(Protocol):
@@ -23,7 +23,7 @@ class Context(Protocol):
 
 
 @runtime_checkable
-class SeveralContext(Context, Protocol):
+class MultiModelContext(Context, Protocol):
     """The text up to a node that several LLMs can sample from."""
 
     def on(self, llm: str) -> Context:
@@ -32,7 +32,7 @@ class SeveralContext(Context, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BackendSample:
     """One sample, and the context that ends with it."""
 
     completion: Completion
@@ -56,8 +56,8 @@ class Backend(Protocol):
         key: str,
         indices: range,
         params: SamplingParams,
-        search: Account,
-    ) -> Sequence[Drawn | None]:
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
         """One sample per index, in that order.
 
         A sample is a function of (search.origin_of(key), index, params).
@@ -65,7 +65,9 @@ class Backend(Protocol):
         """
         ...
 
-    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
         """Log-likelihood of each text after a context."""
         ...
 
@@ -73,6 +75,6 @@ class Backend(Protocol):
         """Forget a context; what other contexts share with it stays."""
         ...
 
-    def cancel(self, search: Account) -> None:
+    def cancel(self, search: BudgetedSearch) -> None:
         """End all that a search waits for: its awaits return what they have."""
         ...

@@ -38,7 +38,7 @@ class BudgetReached(TreegenError):
         self.by = by
 
 
-class StillAsking(asyncio.CancelledError):
+class BudgetIgnored(asyncio.CancelledError):
     """A search asked for more in spite of BudgetReached, so often that it would never end.
 
     It ends the search as BudgetReached would, but `except Exception` does not catch it.
@@ -67,7 +67,7 @@ class SearchUsage:
     started: float = field(default_factory=time.monotonic, repr=False, compare=False)
     seconds: float = 0.0
 
-    def elapsed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since the search began, or that it took if it has ended."""
         return self.seconds or time.monotonic() - self.started
 
@@ -106,21 +106,21 @@ class Budget:
             if not limit > 0:
                 raise InputError(f"budget {item.name} must be more than 0, got {limit!r}")
 
-    def exceeded(self, usage: SearchUsage) -> str | None:
+    def describe_exceeded(self, usage: SearchUsage) -> str | None:
         """A sentence on the limit that is reached; None if none is."""
         for name, spent in (
             ("tokens", usage.tokens_decoded), ("calls", usage.calls), ("nodes", usage.nodes),
         ):  # fmt: skip
             limit = getattr(self, name)
             if limit is not None and spent >= limit:
-                return self.reached(name)
-        return self.reached("seconds") if self.is_over(usage) else None
+                return self.describe_limit(name)
+        return self.describe_limit("seconds") if self.is_over(usage) else None
 
     def is_over(self, usage: SearchUsage) -> bool:
         """Whether the time is used up."""
-        return self.seconds is not None and usage.elapsed() >= self.seconds
+        return self.seconds is not None and usage.elapsed_seconds() >= self.seconds
 
-    def reached(self, name: str) -> str:
+    def describe_limit(self, name: str) -> str:
         """The sentence that the limit of that name is reached."""
         return f"budget of {getattr(self, name):,} {name} reached"
 

@@ -14,11 +14,11 @@ from statistics import fmean
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from treegen.common.checks import check_int, check_number, checked
+from treegen.common.checks import check_argument_types, check_int, check_number
 from treegen.errors import InputError
-from treegen.search.aside import Threads, in_thread
-from treegen.search.loop import gather
-from treegen.search.tree.node import Search, SearchNode, ended
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import Threads, in_thread
+from treegen.search.tree.node import Search, SearchNode, is_ended
 
 Evaluate = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
 
@@ -31,7 +31,7 @@ _CHOICE: Final = re.compile(
 _NUMBER: Final = re.compile(r"(?<![0-9])[0-9]{1,9}(?![0-9])")
 
 
-async def values_of(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[float]:
+async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> list[float]:
     """Return the values that `evaluate` gives nodes.
 
     Raises:
@@ -67,7 +67,7 @@ async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
     return [math.fsum(node.path_logprobs) for node in nodes]
 
 
-@checked
+@check_argument_types
 def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) -> Evaluate:
     """Evaluate each node by a Python function, in a thread while other searches go on.
 
@@ -91,7 +91,7 @@ def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) ->
     return evaluate
 
 
-@checked
+@check_argument_types
 def value_prompt(
     prompt_of: Callable[[SearchNode], str],
     read: Callable[[str], float],
@@ -120,7 +120,7 @@ def value_prompt(
     return _once_per_question(prompt_of, judge)
 
 
-@checked
+@check_argument_types
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
     """Ask how likely each of some answers is; the value is the mean of their worths.
 
@@ -149,7 +149,7 @@ def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, 
     return _once_per_question(prompt_of, judge)
 
 
-@checked
+@check_argument_types
 def vote_prompt(
     prompt_of: Callable[[Sequence[SearchNode]], str],
     read: Callable[[str, int], int | None] | None = None,
@@ -182,7 +182,7 @@ def vote_prompt(
     return evaluate
 
 
-@checked
+@check_argument_types
 def read_choice(text: str, num: int) -> int | None:
     """Return the number of the choice that a text makes, from 1 to num; None if it makes none.
 
@@ -193,7 +193,7 @@ def read_choice(text: str, num: int) -> int | None:
     return choice if 1 <= choice <= num else None
 
 
-@checked
+@check_argument_types
 def rollouts(
     n: int, done: Callable[[SearchNode], bool], evaluate: Evaluate, **overrides: Any
 ) -> Evaluate:
@@ -210,11 +210,11 @@ def rollouts(
     check_int("n", n, least=1)
 
     async def play(node: SearchNode) -> list[SearchNode]:
-        return [node] if done(node) or ended(node) else await node.sample(n, **overrides)
+        return [node] if done(node) or is_ended(node) else await node.sample(n, **overrides)
 
     async def estimate(nodes: Sequence[SearchNode]) -> list[float]:
         ends = await gather(play(node) for node in nodes)
-        values = iter(await values_of([end for group in ends for end in group], evaluate))
+        values = iter(await evaluate_nodes([end for group in ends for end in group], evaluate))
         means = []
         for node, group in zip(nodes, ends, strict=True):
             worth = [next(values) for _ in group]
@@ -228,7 +228,7 @@ def rollouts(
     return estimate
 
 
-@checked
+@check_argument_types
 def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = min) -> Evaluate:
     """Combine the value of a step with the value of the steps before it.
 
@@ -236,7 +236,7 @@ def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = mi
     """
 
     async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:
-        own = await values_of(nodes, evaluate)
+        own = await evaluate_nodes(nodes, evaluate)
         before = [_value_above(node) for node in nodes]
         return [
             value if above is None else combine(above, value)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 
 Draw = Callable[[Sequence[float], random.Random], float]
@@ -30,8 +30,8 @@ MEAN, MEAN_SCALE, GROUP_SCALE, NOISE_SCALE = 0.5, 0.2, 0.2, 0.3
 _POINTS: Final = 16
 
 
-@checked
-def gaussian(scores: Sequence[float], rng: random.Random) -> float:
+@check_argument_types
+def draw_gaussian(scores: Sequence[float], rng: random.Random) -> float:
     """Draw a mean, if the scores are normal and neither mean nor variance is known."""
     n = len(scores)
     mean = fmean(scores) if scores else 0.0
@@ -42,8 +42,8 @@ def gaussian(scores: Sequence[float], rng: random.Random) -> float:
     return rng.gauss((KAPPA * M + n * mean) / kappa, math.sqrt(variance / kappa))
 
 
-@checked
-def beta(scores: Sequence[float], rng: random.Random) -> float:
+@check_argument_types
+def draw_beta(scores: Sequence[float], rng: random.Random) -> float:
     """Draw a mean, if a score is the share of successes of one trial.
 
     Raises InputError for a score that is not from 0 to 1.
@@ -54,8 +54,8 @@ def beta(scores: Sequence[float], rng: random.Random) -> float:
     return rng.betavariate(A + won, B + len(scores) - won)
 
 
-@checked
-def mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> list[float]:
+@check_argument_types
+def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) -> list[float]:
     """Draw the next score of each group, and at the end those of `num` groups without scores.
 
     The model: score = a + noise, with a ~ N(mu, group_scale^2) for each group, noise ~ N(0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.common.params import check_int
-from treegen.search.loop import gather
-from treegen.search.tree.node import SearchNode, ended
+from treegen.search.event_loop import gather
+from treegen.search.tree.node import SearchNode, is_ended
 
 Propose = Callable[[SearchNode], Awaitable[Sequence[SearchNode]]]
 """Makes the next steps of a node, as nodes below it; none if there is no way on."""
@@ -17,7 +17,7 @@ Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
 """Makes a given number of next steps of a node."""
 
 
-@checked
+@check_argument_types
 def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     """Draw independent continuations, each up to and including a delimiter.
 
@@ -28,14 +28,14 @@ def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     """
 
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
-        if ended(node):
+        if is_ended(node):
             return []
         return await node.sample(n, **{"stop": stop, "include_stop": True, **overrides})
 
     return step
 
 
-@checked
+@check_argument_types
 def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> Propose:
     """Propose n independent continuations; the other arguments are those of `sample_step`."""
     check_int("n", n, least=1)
@@ -47,13 +47,13 @@ def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> 
     return propose
 
 
-@checked
+@check_argument_types
 def lines(text: str, node: SearchNode | None = None) -> list[str]:
     """Return each line of a text that is not blank, stripped, with a newline at its end."""
     return [line.strip() + "\n" for line in text.split("\n") if line.strip()]
 
 
-@checked
+@check_argument_types
 def propose_lines(
     prompt_of: Callable[[SearchNode], str],
     parse: Callable[[str, SearchNode], Iterable[str]] = lines,
@@ -74,7 +74,7 @@ def propose_lines(
     check_int("n", n, least=1)
 
     async def propose(node: SearchNode) -> list[SearchNode]:
-        if ended(node):
+        if is_ended(node):
             return []
         question = node.search.prompt(prompt_of(node), key=f"propose {node.key}")
         try:
@@ -87,8 +87,8 @@ def propose_lines(
     return propose
 
 
-@checked
-def either(*ways: Propose) -> Propose:
+@check_argument_types
+def combine_proposers(*ways: Propose) -> Propose:
     """Propose the steps of several ways, in the order of the ways."""
 
     async def propose(node: SearchNode) -> list[SearchNode]:

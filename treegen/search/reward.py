@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
-from treegen.model.judges.scorer import SEQUENCE
-from treegen.model.judges.verifier import Verifier
-from treegen.search.aside import Together
+from treegen.model.scorers.scorer import SEQUENCE
+from treegen.model.scorers.verifier import Verifier
 from treegen.search.evaluate import Evaluate
+from treegen.search.external_calls import BatchedFunction
 from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
 from treegen.search.verifier import MEMORY, load_verifier
@@ -41,7 +41,7 @@ def path_text(node: SearchNode) -> str:
     return node.path_text
 
 
-@checked
+@check_argument_types
 def by_verifier(
     verifier: Verifier,
     *,
@@ -67,7 +67,7 @@ def by_verifier(
     return _evaluate(verifier, encode, name, batch_size)
 
 
-@checked
+@check_argument_types
 def reward_model(
     name: str | os.PathLike[str],
     *,
@@ -110,9 +110,9 @@ def _evaluate(
 
     def compute(texts: list[Encoded]) -> list[float]:
         values = verifier.read([ids for ids, _ in texts], [ends for _, ends in texts])
-        return [round(verifier.reduced(each), _DECIMALS) for each in values]
+        return [round(verifier.reduce_steps(each), _DECIMALS) for each in values]
 
-    together = Together(compute, size=batch_size)
+    together = BatchedFunction(compute, size=batch_size)
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:

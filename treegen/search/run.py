@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
-from treegen.common.turns import Alone
+from treegen.common.synchronization import ExclusiveSection
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget
-from treegen.search.loop import IdleLoop, end_loop, run_apart
-from treegen.search.running import Running
+from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.running_search import RunningSearch
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.problems import SearchProblem
 from treegen.search.tree.result import SearchResult, warn_if_all_failed
@@ -55,7 +55,7 @@ class RunBackend(Backend, Protocol):
         ...
 
 
-class SearchRun(Iterator[SearchResult], Closing):
+class SearchRun(Iterator[SearchResult], Closeable):
     """Results of searches as they finish; closing it ends those that have not.
 
     names: of the problems, in their order.
@@ -98,12 +98,12 @@ class SearchRun(Iterator[SearchResult], Closing):
         }
         self._waiting: deque[str] = deque()
         if not dealt:
-            self.deal(self.names)
-        self._running: set[Running] = set()
+            self.enqueue(self.names)
+        self._running: set[RunningSearch] = set()
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
-        self._alone = Alone("run")
+        self._alone = ExclusiveSection("run")
 
     def status(self) -> Status:
         """What is under way now."""
@@ -132,7 +132,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         """Searches that have begun and whose results the iterator has not given."""
         return self.num_running + len(self._results)
 
-    def deal(self, names: Iterable[str]) -> None:
+    def enqueue(self, names: Iterable[str]) -> None:
         """Begin the searches of some problems, as soon as fewer than `concurrency` run."""
         self._waiting.extend(names)
 
@@ -145,7 +145,7 @@ class SearchRun(Iterator[SearchResult], Closing):
         """Whether a search is not over, or its result was not returned."""
         return not self.closed and bool(self._waiting or self._running or self._results)
 
-    def ended(self) -> list[SearchResult]:
+    def take_results(self) -> list[SearchResult]:
         """Results that are there and were not returned yet."""
         found = list(self._results)
         self._results.clear()
@@ -199,7 +199,7 @@ class SearchRun(Iterator[SearchResult], Closing):
             self._running.discard(running)
         if sum(each.search.return_next() for each in self._running):  # one call of each
             return True
-        if self._loop.aside.go_on(busy=self.backend.has_work):
+        if self._loop.aside.resume_searches(busy=self.backend.has_work):
             return True
         if self.backend.has_work or self._results or not self._running:
             self._loop.stop()
@@ -217,11 +217,11 @@ class SearchRun(Iterator[SearchResult], Closing):
             self.backend, problem.content, name=problem.name, params=self._params,
             budget=self._budget, context=context, origin=origin,
         )  # fmt: skip
-        running = Running(self._loop, self._fn, search, self._note)
-        running.task.add_done_callback(lambda task: self._ended(running, task))
+        running = RunningSearch(self._loop, self._fn, search, self._note)
+        running.task.add_done_callback(lambda task: self._on_task_done(running, task))
         self._running.add(running)
 
-    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, running: RunningSearch, task: asyncio.Task[None]) -> None:
         self._running.discard(running)
         if not task.cancelled():
             task.exception()  # such as Ctrl-C, which `step` raises; asyncio would tell it again

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakSet
 
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
+from treegen.common.non_copyable import NonCopyable
 from treegen.common.outputs import Score, Usage
 from treegen.common.params import Params, SamplingParams, check_params
-from treegen.common.turns import Alone
-from treegen.common.uncopied import Uncopied
+from treegen.common.synchronization import ExclusiveSection
 from treegen.errors import InputError
 from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
-from treegen.search.budget import Budget, SearchUsage, StillAsking, check_budget
+from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
+from treegen.search.event_loop import LEFT, drive_backend
 from treegen.search.live.backend import LiveBackend
-from treegen.search.live.tickets import Ticket
-from treegen.search.loop import LEFT, driven
+from treegen.search.live.pending import PendingResults
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Started(Generic[T]):
     """
 
     call: Coroutine[Any, Any, T]
-    tickets: list[Ticket[Any]] = field(default_factory=list)
+    tickets: list[PendingResults[Any]] = field(default_factory=list)
     is_done: bool = False
     error: BaseException | None = None
     _result: T | None = None
@@ -62,7 +62,7 @@ class Started(Generic[T]):
             self.call.send(None)
         except StopIteration as stop:
             self._result, self.is_done = stop.value, True
-        except (Exception, StillAsking) as error:  # `result` raises it
+        except (Exception, BudgetIgnored) as error:  # `result` raises it
             self.error, self.is_done = error, True
 
     def fail(self, error: Exception) -> None:
@@ -74,7 +74,7 @@ class Started(Generic[T]):
         self.error, self.is_done = error, True
 
 
-class Session(Closing, Uncopied):
+class Session(Closeable, NonCopyable):
     """Search trees over one model; made by `LLM.session`, ended by `close` or a `with` block.
 
     One thread at a time may use it; a second one meanwhile gets an InputError.
@@ -88,7 +88,7 @@ class Session(Closing, Uncopied):
         self._searches: WeakSet[Search] = WeakSet()
         self._live: list[Search] = []  # they stay, though nobody may hold their nodes
         self._looks_at = _MANY
-        self._alone = Alone("session")
+        self._alone = ExclusiveSection("session")
 
     def root(
         self,
@@ -207,7 +207,7 @@ class Session(Closing, Uncopied):
 
     def _advance(self, started: Started[Any]) -> None:
         self.backend.new.clear()
-        with driven(self.backend):
+        with drive_backend(self.backend):
             started.advance()
         started.tickets = self.backend.new.copy()
         if not started.is_done and not started.tickets:

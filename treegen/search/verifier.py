@@ -9,22 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import CapacityError, ModelError, ModelWarning, TreegenError
-from treegen.model.judges.scorer import CAUSAL, Scorer, load_scorer
-from treegen.model.judges.verifier import Verifier
+from treegen.model.scorers.scorer import CAUSAL, Scorer, load_scorer
+from treegen.model.scorers.verifier import Verifier
 
 if TYPE_CHECKING:
-    from treegen.search.live.reading import TreeReader
+    from treegen.search.live.prefix_scorer import PrefixScorer
 
 MEMORY: Final = "1GiB"
 _TOY: Final = 24  # tokens of the text that tells whether treegen computes a model rightly
 
 # Readers that are in use, which are not made twice.
-_in_use: WeakValueDictionary[tuple[Any, ...], TreeReader] = WeakValueDictionary()
+_in_use: WeakValueDictionary[tuple[Any, ...], PrefixScorer] = WeakValueDictionary()
 
 
-@checked
+@check_argument_types
 def load_verifier(
     name: str | os.PathLike[str],
     *,
@@ -74,26 +74,26 @@ def load_verifier(
     return Verifier(scorer=load_scorer(name, **where), **settings)
 
 
-def _reader(verifier: Verifier, name: str, memory: int | str) -> TreeReader:
+def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     """What computes a verifier's model from now on, compared with the model's own class."""
-    from treegen.model.check import TOLERANCE
-    from treegen.model.judges.judge import as_tree_model, head_of, rows_of
-    from treegen.search.live.reading import TreeReader
+    from treegen.model.load_check import TOLERANCE
+    from treegen.model.scorers.binary_head import as_tree_model, head_of, slice_head
+    from treegen.search.live.prefix_scorer import PrefixScorer
 
     scorer = verifier.scorer
     module, column = scorer.model, 0
     if scorer.form == CAUSAL:
-        head: Any = rows_of(module.get_output_embeddings(), verifier.token_ids())
+        head: Any = slice_head(module.get_output_embeddings(), verifier.token_ids())
     else:
         head, column = head_of(module), verifier.column
     row = _toy(scorer)
     parts = [row[: len(row) // 2], row]
     want = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
     model = as_tree_model(module, head, column, name)
-    reader = TreeReader(model, scorer, memory=memory)
+    reader = PrefixScorer(model, scorer, memory=memory)
     limit = TOLERANCE[model.dtype]
     # The second text goes on from the first.
-    got = [reader.shares([part], [[len(part) - 1]])[0][0] for part in parts]
+    got = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
     if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
         told = f"{name} gives {got} for a toy text, and {want} by its own class"
         raise ModelError(f"{told}; try dtype float32, or another verifier")

@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from treegen.demo import model_path
-from treegen.prompts.token_text import Text
-from treegen.search.live.texts import Growing
+from treegen.prompts.token_text import TokenText
+from treegen.search.live.texts import StreamedText
 
 WHOLE = "na\u00efve \U0001f600\U0001f600 \u65e5\u672c apples\n\nand pears"
 
@@ -21,7 +21,9 @@ def test_pieces_add_up_to_the_text_before_the_stop(stop: str | None) -> None:
     ids = tokenizer.encode(WHOLE, add_special_tokens=False)
     text = WHOLE if stop is None else WHOLE[: WHOLE.index(stop)]
     for _ in range(20):
-        growing = Growing(Text(tokenizer), [stop] if stop else [], list(prompt), len(prompt))
+        growing = StreamedText(
+            TokenText(tokenizer), [stop] if stop else [], list(prompt), len(prompt)
+        )
         rest, pieces = list(ids), []
         while rest:
             num = draw.choice([1, 1, 2, 5])

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treegen.attention.implementations import LOADERS, choose, register
-from treegen.attention.level import HostLevel
-from treegen.attention.types import KVPair, Options, Prepared
 from treegen.bench.decoding.modes import NO_ATTENTION
+from treegen.ops.attention.level import HostLevel
+from treegen.ops.attention.registry import LOADERS, choose, register
+from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
 
 
 class NoAttention:
@@ -35,7 +35,11 @@ class NoAttention:
         return choose("auto", device).prepare(levels, positions_T, device)
 
     def attend(
-        self, q_THD: Tensor, pairs: Sequence[KVPair], prepared: Prepared, options: Options
+        self,
+        q_THD: Tensor,
+        pairs: Sequence[KVPair],
+        prepared: PreparedLevels,
+        options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
         """Zeros."""
         shape = q_THD.shape[:2]

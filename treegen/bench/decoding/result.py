@@ -39,7 +39,8 @@ class WorkloadResult:
     startup_seconds: the time to make the engine, if it was made for this workload, and of the run
     that is not timed, in which layers are compiled and steps captured.
     step_ms: the median decode step of each repeat with all rows live.
-    busy: the share of the time in which the GPU was in a pass; see `treegen.bench.decoding.busy`.
+    busy: the share of the time in which the GPU was in a pass; see
+    `treegen.bench.decoding.gpu_busy`.
     prefill_seconds: the time of prefill passes; their images were encoded in the untimed run.
     encode_seconds: the time in which the image of a prefix is encoded, if it begins with one.
     floor_ms, floor_parts_ms: the least time of the mean decode step, in all and by part.

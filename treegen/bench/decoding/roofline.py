@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from treegen.bench.ceilings import Ceilings
 from treegen.common.spec import LayerSpec, ModelSpec
-from treegen.plan.plan import Plan
+from treegen.prompts.plan.plan import Plan
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,7 +97,7 @@ class LevelWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Floor:
+class StepFloor:
     """The least seconds of one step, by part."""
 
     parts: dict[str, float]
@@ -248,7 +248,7 @@ def step_floor(
     levels: list[LevelWork],
     states: float = 0.0,
     drawn: float | None = None,
-) -> Floor:
+) -> StepFloor:
     """Return the least time of a decode step, or of another pass.
 
     rows: live rows.
@@ -291,4 +291,4 @@ def step_floor(
         parts[level.name] = sum(least(level, layer) for layer in size.layers)
     parts["head"] = part(2 * drawn * head, head + logits, ceilings.matmul)
     parts["sampling"] = part(0.0, logits, ceilings.matmul)
-    return Floor(parts)
+    return StepFloor(parts)

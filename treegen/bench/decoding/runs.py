@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from treegen.bench.ceilings import Ceilings
-from treegen.bench.decoding import stock
-from treegen.bench.decoding.busy import watched
+from treegen.bench.decoding import transformers_baseline
+from treegen.bench.decoding.gpu_busy import time_passes
 from treegen.bench.decoding.modes import (
     NO_ATTENTION,
     OWN_STATES,
@@ -24,8 +24,8 @@ from treegen.bench.decoding.modes import (
 from treegen.bench.decoding.no_attention import no_attention
 from treegen.bench.decoding.result import Settings, WorkloadResult
 from treegen.bench.decoding.roofline import (
-    Floor,
     ModelSize,
+    StepFloor,
     levels_of,
     size_of,
     state_bytes,
@@ -36,9 +36,9 @@ from treegen.bench.timing import Spread, graph_bytes
 from treegen.common.outputs import Usage
 from treegen.errors import CapacityError
 from treegen.llm import LLM
-from treegen.model.memory import free_unused
-from treegen.plan.cost import Sharing
-from treegen.plan.plan import Plan
+from treegen.model.memory import empty_device_cache
+from treegen.prompts.plan.cost import Sharing
+from treegen.prompts.plan.plan import Plan
 
 if TYPE_CHECKING:
     from treegen.model.model import Model
@@ -98,7 +98,7 @@ class Bench:
                 if engine in case.modes:
                     rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
                     first = case.workload.first(rows)
-                    yield stock.measure(
+                    yield transformers_baseline.measure(
                         engine, self.model, self.tokenizer, first, self.settings.repeats
                     )
 
@@ -106,7 +106,7 @@ class Bench:
         """Free the cache."""
         self._llm = None
         self.model.reset()
-        free_unused(self.model.device)
+        empty_device_cache(self.model.device)
 
     # treegen
 
@@ -173,7 +173,7 @@ class Bench:
                 except torch.cuda.OutOfMemoryError:
                     skipped[mode] = "the GPU ran out of memory"
                 if mode in skipped:  # out of the except block, which holds on to tensors
-                    free_unused(self.model.device)
+                    empty_device_cache(self.model.device)
                     continue
                 if repeat < 0:
                     startup.setdefault(mode, made + run.usage.seconds)
@@ -206,7 +206,7 @@ class Bench:
         tree = workload.tree(self.tokenizer, self.model.spec.vocab_size)
         steps = []
         params = workload.params(llm.spec.vocab_size, structured=mode == STRUCTURED)
-        with watched(self.model) as clock, llm.stream(tree, params) as stream:
+        with time_passes(self.model) as clock, llm.stream(tree, params) as stream:
             usage = stream.usage
             while stream.has_work:
                 before, tokens = usage.decode_steps, usage.decoded_tokens
@@ -271,7 +271,7 @@ class Bench:
             if least > self.settings.time_limit:
                 raise CapacityError(f"takes at least {least:,.0f} s a run (--time-limit)")
 
-    def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> Floor | None:
+    def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> StepFloor | None:
         if self.size is None:
             return None
         levels = [] if mode == NO_ATTENTION else levels_of(plan, rows, generated)

@@ -15,7 +15,7 @@ from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
     from treegen.common.params import SamplingParams
-    from treegen.plan.cost import Sharing
+    from treegen.prompts.plan.cost import Sharing
 
 _ITEM: Final = {
     "type": "object",
@@ -45,7 +45,7 @@ class Workload:
     prefixes: roots, which share nothing.
     max_rows: samples decoded at once at most; None for as many as memory admits in the mode.
     image_tokens: how many tokens of each prefix are of an image, which it begins with.
-    image_id: the id of the first of them, as `treegen.images.table` has it.
+    image_id: the id of the first of them, as `treegen.prompts.images.table` has it.
     equal: if max_rows is None, decode as many in each mode as memory admits in all modes compared.
     random_ends: each token ends its sample with a chance of one in new_tokens, if all tokens are
     about as likely, as with random weights. A stop string is looked for too.
@@ -117,7 +117,7 @@ class Workload:
             ignore_eos=True,
         )
 
-    def scaled(self, jobs: float, lengths: float) -> Workload:
+    def scale(self, jobs: float, lengths: float) -> Workload:
         """Return the workload with a share of the problems, and with all lengths multiplied.
 
         Of each there is at least 1.

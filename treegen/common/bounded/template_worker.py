@@ -32,7 +32,7 @@ def prepare(kind: str) -> Callable[[Any], Any]:
     return answer
 
 
-def _checked(text: str, room: int) -> dict[str, Any]:
+def _check_length(text: str, room: int) -> dict[str, Any]:
     most = MOST_CHARS + MOST_TIMES * room
     if len(text) > most:
         told = f"the text has {len(text):,} characters, more than {most:,}"
@@ -57,7 +57,7 @@ def _chats() -> Callable[[int, Any], Any]:
             return _names(request["source"])
         given = Templates(request["source"], request["special"])
         text = given.apply_chat_template(request["messages"], tokenize=False, **request["how"])
-        return _checked(text, room)
+        return _check_length(text, room)
 
     return handle
 
@@ -89,7 +89,7 @@ def _rubrics() -> Callable[[int, Any], Any]:
     def handle(room: int, request: Any) -> Any:
         template = compiled(request["source"])
         if request["kind"] == "render":
-            return _checked(template.render(request["values"]), room)
+            return _check_length(template.render(request["values"]), room)
         module = template.make_module(request["values"])
         return {
             "set": {

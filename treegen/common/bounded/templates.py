@@ -111,7 +111,7 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
     """
     request = {"kind": "set", "source": source, "values": dict(values), "keys": list(keys)}
     try:
-        return {key: _unpaired(each) for key, each in _ask(_RUBRICS, request)["set"].items()}
+        return {key: _from_pairs(each) for key, each in _ask(_RUBRICS, request)["set"].items()}
     except TypeError as error:  # a key that no mapping can have
         raise TemplateError(str(error)) from None
 
@@ -173,7 +173,7 @@ def _plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def _unpaired(value: Any) -> Any:
+def _from_pairs(value: Any) -> Any:
     if isinstance(value, dict):
-        return {_unpaired(key): _unpaired(each) for key, each in value["pairs"]}
-    return [_unpaired(each) for each in value] if isinstance(value, list) else value
+        return {_from_pairs(key): _from_pairs(each) for key, each in value["pairs"]}
+    return [_from_pairs(each) for each in value] if isinstance(value, list) else value

@@ -9,7 +9,7 @@ MOST_TOKENS: Final = 1024
 _SEVERAL: Final = 32
 
 
-def padded_rows(num_rows: int) -> int:
+def pad_num_rows(num_rows: int) -> int:
     """The number of rows of the graph that decodes `num_rows` live rows."""
     if num_rows <= 16:
         # Never 1: the compiler would make other kernels for it when a run is nearly over.
@@ -19,6 +19,6 @@ def padded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def several_rows(num_rows: int) -> int:
+def pad_num_query_rows(num_rows: int) -> int:
     """The same where a row has several query rows, whose number is another in each step."""
     return -(-num_rows // _SEVERAL) * _SEVERAL

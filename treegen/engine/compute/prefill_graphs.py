@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.attention.gpu.state import StaticState, TritonState
-from treegen.common.device import Staging, to_device_together
-from treegen.engine.compute.capture import Graphs, borrowed
+from treegen.common.device import StagingBuffer, to_device_together
+from treegen.engine.compute.graph_pool import GraphPool, weak_ref_tensor
 from treegen.engine.compute.padding import MOST_TOKENS
 from treegen.model.batch import Batch
+from treegen.ops.attention.gpu.state import StaticState, TritonState
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
 _LOGITS: Final = (16, 64, 128, 256, 512)  # padding must not take much more than a pass may
@@ -49,7 +49,7 @@ class _Graph:
     out: Tensor
 
 
-class PrefillGraphs(Graphs[_Graph]):
+class PrefillGraphs(GraphPool[_Graph]):
     """Captures and replays prefill passes of one model."""
 
     _kind = "pass"
@@ -109,11 +109,11 @@ class PrefillGraphs(Graphs[_Graph]):
         _fill(memory, size[0], batch, self._staging)
         logits_SV = self._compute(static)[: len(batch.logits_at_S)]
         state.kernels = static_state.kernels
-        captured = self._captured_as_graph(lambda: self._compute(static), state.device)
+        captured = self._capture_graph(lambda: self._compute(static), state.device)
         if captured is None:
             return logits_SV
         graph, out = captured
-        self._graphs.append(_Graph(static, memory, static_state, graph, borrowed(out)))
+        self._graphs.append(_Graph(static, memory, static_state, graph, weak_ref_tensor(out)))
         return logits_SV
 
     def _compute(self, static: Batch) -> Tensor:
@@ -157,7 +157,7 @@ def _static(batch: Batch, size: tuple[int, int], state: StaticState) -> tuple[Ba
     return replace(static, levels=levels), memory
 
 
-def _fill(memory: Tensor, tokens: int, batch: Batch, staging: Staging) -> None:
+def _fill(memory: Tensor, tokens: int, batch: Batch, staging: StagingBuffer) -> None:
     """Put a pass's inputs in the place of the last one's. tokens: those that there is room for.
 
     Tokens past the live ones write to the padding page, and nobody takes their logits.

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.attention import Prepared
-from treegen.engine.compute.execute import StepInputs, StepRows
-from treegen.engine.compute.layout import Ints, make_level, shared_levels, with_rows
-from treegen.engine.compute.padding import several_rows
-from treegen.engine.compute.step import (
+from treegen.engine.compute.decode_step import (
     COUNT,
     FORCED,
     NUM_INPUTS,
@@ -21,22 +17,26 @@ from treegen.engine.compute.step import (
     SLOT,
     SOURCE,
     TOKEN,
-    Undrawn,
+    DeferredDraws,
 )
-from treegen.engine.passes.drawn import step_rows
-from treegen.engine.passes.inputs import slots_of
-from treegen.engine.rows.guesses import Guesses
+from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
+from treegen.engine.compute.model_runner import StepInputs, StepRows
+from treegen.engine.compute.padding import pad_num_query_rows
+from treegen.engine.passes.prefill_inputs import compute_slot_mapping
+from treegen.engine.passes.sampling_inputs import build_step_rows
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.run import EngineRun
-from treegen.sampling.draw import Draws
-from treegen.sampling.fetched import FetchedDraws
+from treegen.engine.rows.verify_input import VerifyInput
+from treegen.ops.attention import PreparedLevels
+from treegen.ops.sampling.async_draws import AsyncDraws
+from treegen.ops.sampling.draw import Draws
 
 if TYPE_CHECKING:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightStep:
     """One draw for each of some rows, or several for each, which may be under way.
 
     slots: the slots of the rows, of each draw.
@@ -48,31 +48,31 @@ class Flight:
 
     slots: Ints
     serials: Ints
-    fetch: FetchedDraws
-    guesses: Guesses | None = None
+    fetch: AsyncDraws
+    guesses: VerifyInput | None = None
     keys: int = 0
 
     @classmethod
     def of(
-        cls, slots: Ints, serials: Ints, draws: Draws, guesses: Guesses | None = None,
+        cls, slots: Ints, serials: Ints, draws: Draws, guesses: VerifyInput | None = None,
         keys: int = 0,
-    ) -> Flight:  # fmt: skip
+    ) -> InFlightStep:  # fmt: skip
         """A flight that has begun to copy its draws to the host."""
-        return cls(slots, serials, FetchedDraws(draws), guesses, keys)
+        return cls(slots, serials, AsyncDraws(draws), guesses, keys)
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class DeferredStep:
     """A decode step whose draws wait until the tokens before are known, by which grammars go on.
 
-    number: how many steps the run has had before. The rest is as in `Flight`.
+    number: how many steps the run has had before. The rest is as in `InFlightStep`.
     """
 
     slots: Ints
     serials: Ints
-    undrawn: Undrawn
+    undrawn: DeferredDraws
     number: int
-    guesses: Guesses | None
+    guesses: VerifyInput | None
     keys: int
 
 
@@ -85,7 +85,7 @@ class DecodeSteps:
         self._state: tuple[Ints, int, StepRows, int] | None = None
         self._own_memo: dict[Any, Any] = {}  # of the levels of the same rows' own tokens
 
-    def next_rows(self, flight: Flight | None) -> tuple[Ints, Ints, Ints]:
+    def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, the number of their tokens, and their places in the last step.
 
         flight: the last step, if its tokens are not known yet. The number of tokens is known even
@@ -110,8 +110,8 @@ class DecodeSteps:
         return order[goes_on], counts[goes_on], source[goes_on]
 
     def launch(
-        self, order: Ints, counts: Ints, source: Ints, before: Flight | None
-    ) -> Flight | Pending:
+        self, order: Ints, counts: Ints, source: Ints, before: InFlightStep | None
+    ) -> InFlightStep | DeferredStep:
         """Queue a decode step of the rows that `next_rows` gave. before: as `flight` there."""
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
@@ -120,8 +120,8 @@ class DecodeSteps:
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
         own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
-        slots = slots_of(pages, ends - 1 - base, page_size)
-        forced = self._queue.budgets.forced(order, counts)
+        slots = compute_slot_mapping(pages, ends - 1 - base, page_size)
+        forced = self._queue.budgets.get_forced_tokens(order, counts)
         rotary = ends - 1 + rows.shift[order]
         inputs = np.stack(
             [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
@@ -139,18 +139,20 @@ class DecodeSteps:
         )
         keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
         self._count(levels, len(order), keys, int(ends.sum()))
-        if isinstance(draws, Undrawn):
-            return Pending(order, rows.serial[order], draws, number, None, keys)
-        return Flight.of(order, rows.serial[order], draws, keys=keys)
+        if isinstance(draws, DeferredDraws):
+            return DeferredStep(order, rows.serial[order], draws, number, None, keys)
+        return InFlightStep.of(order, rows.serial[order], draws, keys=keys)
 
-    def draw(self, pending: Pending) -> Flight:
+    def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw what a step computes, once the tokens before it are known."""
         slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
         masks = self._queue.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
         draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
-        return Flight.of(slots, pending.serials, draws, guesses, pending.keys)
+        return InFlightStep.of(slots, pending.serials, draws, guesses, pending.keys)
 
-    def verify(self, order: Ints, counts: Ints, guesses: Guesses) -> Flight | Pending:
+    def verify(
+        self, order: Ints, counts: Ints, guesses: VerifyInput
+    ) -> InFlightStep | DeferredStep:
         """Queue a step in which rows draw after guessed tokens too, as if each was drawn before.
 
         It is a decode step with several consecutive query rows for each row. They attend to the
@@ -165,21 +167,21 @@ class DecodeSteps:
         keys_R = first + guesses.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         same, shared_keys = self._same_rows(order)
-        levels = [with_rows(level, offsets) for level in same.levels]
+        levels = [expand_level(level, offsets) for level in same.levels]
         place = np.arange(len(order) + 1)
         own = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
         columns_T[:3] += guesses.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T
         graphs = self._graphs is not None and self._graphs.off is None
-        inputs = np.zeros((NUM_INPUTS, several_rows(num) if graphs else num), dtype=np.int64)
+        inputs = np.zeros((NUM_INPUTS, pad_num_query_rows(num) if graphs else num), dtype=np.int64)
         inputs[TOKEN, :num] = guesses.inputs(rows.last[order])
         inputs[SOURCE] = -1
         inputs[POSITION, :num] = positions_T
         page_T = pages[row_T, at_T // page_size].astype(np.int64)
         inputs[SLOT, :num] = page_T * page_size + at_T % page_size
         inputs[SEED, :num], inputs[COUNT, :num] = seeds_T, counts_T
-        inputs[FORCED, :num] = self._queue.budgets.forced(slots_T, counts_T)
+        inputs[FORCED, :num] = self._queue.budgets.get_forced_tokens(slots_T, counts_T)
         inputs[ROTARY, :num] = positions_T + rows.shift[slots_T]
         index = np.zeros(inputs.shape[1], dtype=np.int64)
         index[:num] = same.index[row_T]
@@ -190,7 +192,7 @@ class DecodeSteps:
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
-                own=with_rows(own, offsets, self._own_memo),
+                own=expand_level(own, offsets, self._own_memo),
                 rows=replace(same, levels=levels, index=index, drawn=drawn),
                 goes_on=False,
                 states=None,
@@ -201,16 +203,16 @@ class DecodeSteps:
         keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
         self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
-        if isinstance(draws, Undrawn):
-            return Pending(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
-        return Flight.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+        if isinstance(draws, DeferredDraws):
+            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
+        return InFlightStep.of(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
 
     def look_ahead(self) -> None:
         """Make what the next step needs of the rows that are live now, if they are others."""
         if len(self._queue.order):
             self._same_rows(self._queue.order)
 
-    def _count(self, levels: Prepared, num_rows: int, read: int, unshared: int) -> None:
+    def _count(self, levels: PreparedLevels, num_rows: int, read: int, unshared: int) -> None:
         """Count a step: its rows, the keys it reads, and those it would read without levels."""
         usage = self._run.usage
         usage.impl = levels.impl
@@ -228,9 +230,9 @@ class DecodeSteps:
             if version == run.pool.num_taken_back:  # else a copy may be gone
                 return same, read
         chains = run.rows.chain[order]
-        copy_of = run.copies.of if run.copies is not None else None
-        levels = shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
+        copy_of = run.copies.get_or_expand if run.copies is not None else None
+        levels = build_shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
-        rows = step_rows(run, order, levels)
+        rows = build_step_rows(run, order, levels)
         self._state, self._own_memo = (order, run.pool.num_taken_back, rows, keys), {}
         return rows, keys

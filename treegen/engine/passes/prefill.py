@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.common.device import Fetch, to_device_together
-from treegen.engine.compute.layout import Ints
-from treegen.engine.passes.decode import Flight
-from treegen.engine.passes.drawn import prompt_texts
-from treegen.engine.passes.inputs import Span, prefill_inputs
-from treegen.engine.passes.spans import pick_spans
+from treegen.common.device import AsyncHostCopy, to_device_together
+from treegen.engine.compute.levels import Ints
+from treegen.engine.passes.decode import InFlightStep
+from treegen.engine.passes.prefill_inputs import Span, prefill_inputs
+from treegen.engine.passes.sampling_inputs import build_prompt_histories
+from treegen.engine.passes.spans import schedule_spans
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.run import EngineRun
-from treegen.engine.segments.scores import Scored, score_after
+from treegen.engine.segments.scores import PendingScores, score_after
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.sampling.draw import draw
-from treegen.sampling.reductions import log_sum_exp
+from treegen.ops.sampling.draw import draw
+from treegen.ops.sampling.reductions import log_sum_exp
 
 _LOGITS = 2**26  # most numbers in the logits of a pass
 _MIN_ROWS = 16  # rows of logits that a pass may have whatever the vocabulary
@@ -35,11 +35,11 @@ class FirstDraws:
 
     requests: Sequence[LiveRequest]
     at: Ints
-    flight: Flight
+    flight: InFlightStep
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillFlight:
+class InFlightPrefill:
     """A prefill pass that may be under way.
 
     spans: what it computes.
@@ -49,8 +49,8 @@ class PrefillFlight:
     """
 
     spans: Sequence[Span]
-    lse: Fetch | None
-    scored: Sequence[Scored]
+    lse: AsyncHostCopy | None
+    scored: Sequence[PendingScores]
     first: Sequence[FirstDraws]
 
     def wait(self) -> NDArray[np.float32]:
@@ -63,13 +63,13 @@ class PrefillFlight:
             found[each.at] = each.flight.fetch.wait().lse
         return found
 
-    def ended(self) -> Iterator[LiveSegment]:
+    def iter_finished_segments(self) -> Iterator[LiveSegment]:
         """Segments whose last token the pass computes."""
         for span in self.spans:
             if span.segment is not None and span.stop == span.segment.stop:
                 yield span.segment
 
-    def name(self, at: int) -> str:
+    def describe_row(self, at: int) -> str:
         """The prompt and token of row `at` of the logits, for an error message."""
         for span in self.spans:
             if at < len(span.wanted):
@@ -91,10 +91,10 @@ class PrefillPasses:
             _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
         )
 
-    def launch(self, to_compute: Mapping[int, LiveSegment]) -> PrefillFlight:
+    def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
         """Queue a pass over segments, by index, and over tokens of rows that resume."""
         run, usage = self._run, self._run.usage
-        spans = pick_spans(run, self._queue, to_compute, self._chunk, self._max_logits)
+        spans = schedule_spans(run, self._queue, to_compute, self._chunk, self._max_logits)
         encodings = run.executor.encodings
         before = encodings.num_encoded if encodings is not None else 0
         logits, levels = run.executor.prefill(prefill_inputs(run, spans))
@@ -116,16 +116,16 @@ class PrefillPasses:
                     to_score.append((span, span.segment, slice(offset, end)))
             offset = end
         if resumed:
-            self._queue.join(np.array(resumed, dtype=np.int64))
-        lse: Fetch | None = None
-        scored: list[Scored] = []
+            self._queue.start_decoding(np.array(resumed, dtype=np.int64))
+        lse: AsyncHostCopy | None = None
+        scored: list[PendingScores] = []
         if not prompts or to_score or len({at for _, at in prompts}) < len(logits):
             logits = logits.float()
             lse_S = log_sum_exp(logits)
-            lse = Fetch([lse_S])
+            lse = AsyncHostCopy([lse_S])
             for span, segment, mine in to_score:
                 scored += score_after(segment, span.wanted, logits[mine], lse_S[mine])
-        return PrefillFlight(spans, lse, scored, self._draw_first(prompts, logits))
+        return InFlightPrefill(spans, lse, scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:
         """Account for a row's tokens, computed again; returns its slot after the last one."""
@@ -167,18 +167,22 @@ class PrefillPasses:
             seeds = self._run.rows.seed[slots_PN]
             at = np.array([row for _, row in group])
             arrays = [at, seeds, np.zeros_like(seeds)]
-            forced = self._queue.budgets.first(slots_PN)
+            forced = self._queue.budgets.get_first_forced_tokens(slots_PN)
             if forced is not None:
                 arrays.append(forced)
             at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
             forced_P = rest[0] if rest else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
-            texts = prompt_texts(self._run, requests) if sampling.penalties is not None else None
+            texts = (
+                build_prompt_histories(self._run, requests)
+                if sampling.penalties is not None
+                else None
+            )
             masks = self._queue.grammars.begin(requests, slots_PN)
             if masks is not None:
                 sampling = replace(sampling, masked=True)
             draws = draw(logits_SV[at_P], seeds_PN, steps_PN, sampling, forced_P, texts, masks)
             slots = slots_PN.ravel()
-            flight = Flight.of(slots, self._run.rows.serial[slots], draws)
+            flight = InFlightStep.of(slots, self._run.rows.serial[slots], draws)
             drawn.append(FirstDraws(requests, at, flight))
         return drawn

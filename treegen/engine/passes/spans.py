@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treegen.engine.passes.inputs import Span
+from treegen.engine.passes.prefill_inputs import Span
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.run import EngineRun
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.store import SegmentStore
 
 _KEY_BITS = 32  # a sort key is the segment's index above, the sample index below
 
 
-def pick_spans(
+def schedule_spans(
     run: EngineRun,
     queue: RowQueue,
     to_compute: Mapping[int, LiveSegment],

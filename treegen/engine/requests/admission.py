@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.rows.run import EngineRun
 from treegen.engine.rows.table import RowPhase
-from treegen.engine.segments.scores import score_of
-from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, moved
+from treegen.engine.segments.scores import collect_score
+from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
 from treegen.errors import CapacityError
 
 _, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
 
 
-class Admission:
+class AdmissionController:
     """Opens and closes the requests of one run.
 
     to_compute: by index, the segments of open requests that are not known to be computed. The last
@@ -62,7 +62,7 @@ class Admission:
             self._move(request, WAITING)
             self._waiting.append(request)
             if request.spec.rows and not request.samples:
-                self.leave(request)
+                self.finish(request)
 
     def admit(self) -> None:
         """Activate ready rows and open requests until enough rows are on their way.
@@ -85,7 +85,7 @@ class Admission:
             self._make_room(
                 request,
                 lambda: request.row_pages(self._page_size),
-                lambda: self._queue.slots_short(request),
+                lambda: self._queue.count_missing_slots(request),
             )
             self._queue.activate(1)
 
@@ -100,7 +100,9 @@ class Admission:
             self._make_room(
                 request,
                 lambda: self._run.store.pages_to_open(request),
-                lambda: self._queue.slots_short(request, self._run.store.slots_to_open(request)),
+                lambda: self._queue.count_missing_slots(
+                    request, self._run.store.slots_to_open(request)
+                ),
             )
         self._waiting.popleft()
         self._open[request] = None
@@ -108,7 +110,7 @@ class Admission:
         to_compute, reused = self._run.store.open(request)
         self._run.usage.prompt_tokens_reused += reused
         self.to_compute.update((segment.index, segment) for segment in to_compute)
-        self._go_on([request])
+        self._activate_requests([request])
         return True
 
     def _fits(self, request: LiveRequest, growth: int) -> bool:
@@ -117,7 +119,7 @@ class Admission:
         pages = store.pages_to_open(request) + self._queue.first_pages(request)
         if pages > self._pool.num_free - growth:
             return False
-        return not self._queue.slots_short(request, store.slots_to_open(request))
+        return not self._queue.count_missing_slots(request, store.slots_to_open(request))
 
     def on_computed(self, segments: Iterable[LiveSegment]) -> None:
         """Note that segments are computed, unless they were evicted or dropped since."""
@@ -126,24 +128,24 @@ class Admission:
             if segment.index in self.to_compute and segment.computed == segment.stop:
                 del self.to_compute[segment.index]
                 openers.update(segment.openers)
-        self._go_on(openers)
+        self._activate_requests(openers)
 
-    def _go_on(self, requests: Iterable[LiveRequest]) -> None:
+    def _activate_requests(self, requests: Iterable[LiveRequest]) -> None:
         """Go on with requests for which every needed segment is in place: parked rows get ready."""
         going = [request for request in requests if not self._waits(request)]
         for request in going:
             if not request.spec.rows and request.phase.is_open:
                 self._finish_prefilled(request)
             elif request.spec.score_from is not None and request.score is None:
-                request.score = score_of(request)
-        parked = self._queue.of(going, RowPhase.PARKED)
+                request.score = collect_score(request)
+        parked = self._queue.select(going, RowPhase.PARKED)
         if len(parked):
-            self._queue.push(parked)
+            self._queue.enqueue(parked)
 
     def _finish_prefilled(self, request: LiveRequest) -> None:
         """End a request that wants no samples; all its keys are in place."""
         if request.spec.score_from is not None:
-            self._run.scores[request.index] = score_of(request)
+            self._run.scores[request.index] = collect_score(request)
         if self._on_prefilled is not None:
             self._on_prefilled(request)
         self._close(request, OVER)
@@ -152,7 +154,7 @@ class Admission:
         """Whether a segment that an open request needs is not computed."""
         return any(segment.index in self.to_compute for segment in request.opened or ())
 
-    def leave(self, request: LiveRequest) -> None:
+    def finish(self, request: LiveRequest) -> None:
         """End a request, whether it is open or waiting."""
         if request.phase.is_open:
             self._close(request, OVER)
@@ -171,11 +173,11 @@ class Admission:
         # Segments that were computed anew for this request alone are whole for others.
         others = {other: None for segment in done for other in segment.openers}
         if others:
-            self._go_on(others)
+            self._activate_requests(others)
 
     def _move(self, request: LiveRequest, phase: RequestPhase) -> None:
         """Set a request's phase. The table of `RequestPhase` says which changes are allowed."""
-        request.phase = moved(request.phase, phase)
+        request.phase = check_transition(request.phase, phase)
         self._count_undrawn(request)
 
     def _count_undrawn(self, request: LiveRequest) -> None:
@@ -200,7 +202,7 @@ class Admission:
         slots_short: how many slots for recurrent states it lacks.
         """
         while self._pool.num_free < needed() or slots_short():
-            if not self.give_way(request):
+            if not self.reclaim_pages(request):
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
@@ -211,7 +213,7 @@ class Admission:
                     f"only {self._pool.num_free} can be had; give more memory"
                 )
 
-    def give_way(self, keep: LiveRequest | None = None) -> bool:
+    def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
         """Free some pages, but none of request `keep`. False if nothing can give way.
 
         In this order: an idle segment, a kept prefix, an open request without active rows, the last
@@ -231,7 +233,7 @@ class Admission:
             return False
         request = max(idle, key=lambda r: r.rank)
         if request.slots is not None:
-            self._queue.park(self._queue.of([request], RowPhase.READY))
+            self._queue.park(self._queue.select([request], RowPhase.READY))
         self._close(request, WAITING)
         self._waiting.appendleft(request)
         return True
@@ -242,10 +244,10 @@ class Admission:
         for request in drawn:
             if request.phase is UNDRAWN:
                 self._move(request, OPEN)
-        self._queue.park(self._queue.of(drawn, RowPhase.DRAWN))
-        self._go_on(request for request in drawn if request.phase is OPEN)
+        self._queue.park(self._queue.select(drawn, RowPhase.DRAWN))
+        self._activate_requests(request for request in drawn if request.phase is OPEN)
 
-    def retire(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
+    def remove_rows(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """End or cancel rows of requests; a request leaves with its last row."""
         slots = np.array([slot for mine in gone.values() for slot in mine], dtype=np.int64)
         (self._queue.end if ended else self._queue.cancel)(slots)
@@ -253,12 +255,12 @@ class Admission:
             assert request.slots is not None
             request.slots.difference_update(mine)
             if not request.slots:
-                self.leave(request)
+                self.finish(request)
 
     def cancel(self, request: LiveRequest, sample: int | None, *, greedy: bool) -> None:
         """Drop one sample of a request, or all that have not ended, and free their pages."""
         if not request.spec.rows:
-            self.leave(request)
+            self.finish(request)
             return
         wanted = request.samples
         gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
@@ -270,9 +272,9 @@ class Admission:
             if not greedy:  # greedy samples share one slot
                 mine = mine[~np.isin(self._run.rows.sample[mine], wanted)]
             if len(mine) and not (greedy and wanted):
-                self.retire({request: mine.tolist()}, ended=False)
+                self.remove_rows({request: mine.tolist()}, ended=False)
         elif gone and not wanted:
-            self.leave(request)
+            self.finish(request)
 
     def check(self) -> None:
         """Assert that each request is where its phase says, as the phases of its rows do."""
@@ -284,7 +286,7 @@ class Admission:
         undrawn = sum(r.num_rows for r in self._open if r.phase is UNDRAWN)
         assert self._num_undrawn == undrawn, "rows that are to be drawn are miscounted"
         rows, requests = self._run.rows, self._run.requests
-        started = np.unique(rows.request[self._queue.started()]).tolist()
+        started = np.unique(rows.request[self._queue.get_active_and_ready()]).tolist()
         assert all(requests[i].phase.is_open for i in started), "a row's request is not open"
         for request in self._open:
             phases = rows.phase[list(request.slots or ())]

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.engine.compute.layout import Ints
-from treegen.engine.rows.run import EngineRun
-from treegen.engine.rows.token_store import lengthen
+from treegen.engine.compute.levels import Ints
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.token_store import grow_arrays
 from treegen.engine.segments.segment import LiveRequest
 
 _NEVER: Final = -1
@@ -47,7 +47,7 @@ class ThinkingBudgets:
         if not self.used:
             return
         if (num := len(self._run.rows.phase)) > len(self._due):
-            lengthen(self, num, _NEVER)
+            grow_arrays(self, num, _NEVER)
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
             tags = self._run.param_sets[request.params].stopping.thinking
@@ -72,7 +72,7 @@ class ThinkingBudgets:
         going_on: NDArray[np.bool_] = ~due | ready
         return going_on
 
-    def due(self, order: Ints, counts: Ints) -> Ints | int:
+    def get_check_counts(self, order: Ints, counts: Ints) -> Ints | int:
         """The number of tokens at which each row must be looked at; a large one if never."""
         if not self.used:
             return _FAR
@@ -101,7 +101,7 @@ class ThinkingBudgets:
         self._tokens[slots, : len(tokens)] = tokens
         self._due[slots], self._start[slots] = _NEVER, start
 
-    def forced(self, order: Ints, counts: Ints) -> Ints:
+    def get_forced_tokens(self, order: Ints, counts: Ints) -> Ints:
         """The token that each row is given next, or -1. order, counts: as for `decide`."""
         if not self.used:
             return np.full(len(order), -1)
@@ -110,10 +110,10 @@ class ThinkingBudgets:
         inside = (start != _NEVER) & (place >= 0) & (place < self._tokens.shape[1])
         return np.where(inside, self._tokens[order, np.where(inside, place, 0)], -1)
 
-    def first(self, slots_PN: Ints) -> Ints | None:
+    def get_first_forced_tokens(self, slots_PN: Ints) -> Ints | None:
         """The first token that the rows of each request are given, or -1; None if all are drawn."""
         if not self.used:
             return None
         slots = slots_PN[:, 0]
-        forced = self.forced(slots, np.zeros_like(slots))
+        forced = self.get_forced_tokens(slots, np.zeros_like(slots))
         return forced if (forced >= 0).any() else None

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from treegen.common.device import Staging, to_device
-from treegen.engine.compute.layout import Ints
-from treegen.engine.rows.guesses import Guesses
-from treegen.engine.rows.run import EngineRun
+from treegen.common.device import StagingBuffer, to_device
+from treegen.engine.compute.levels import Ints
+from treegen.engine.param_set import ParamSet
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.table import RowPhase
+from treegen.engine.rows.verify_input import VerifyInput
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import InputError
+from treegen.ops.sampling.masks import Masks
 from treegen.prompts.radix import Tokens
-from treegen.sampling.masks import Masks
-from treegen.sampling.param_set import ParamSet
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
@@ -41,7 +41,7 @@ _ROWS_OF_LANE: Final = 32  # rows that come one after another and take the same 
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _GrammarState:
     """Where a text is in its grammar.
 
     prompt: the end of what comes before the text.
@@ -64,7 +64,7 @@ class _Place:
         """Whether the next token must go on in the grammar, or begin it."""
         return self.num_read == 0 if self.begins is None else self.num_read >= self.begins
 
-    def copy(self) -> _Place:
+    def copy(self) -> _GrammarState:
         """The same for another row."""
         return replace(self, matcher=self.matcher.deep_copy())
 
@@ -72,7 +72,7 @@ class _Place:
         """Read a text, all of it, as far as it was not read before."""
         start = max(self.num_read, self.begins or 0)
         if self.begins is None:
-            self.begins = _begin_of(self.prompt, tokens, each)
+            self.begins = _find_grammar_start(self.prompt, tokens, each)
             start = self.begins or 0
         if self.begins is not None:
             self.matcher.consume_tokens(list(tokens[start:]))
@@ -89,12 +89,14 @@ class RowGrammars:
         """No row has a grammar."""
         self._run = run
         self.used = False
-        self._places: dict[int, tuple[int, _Place]] = {}  # by slot, with its row's serial number
+        self._places: dict[
+            int, tuple[int, _GrammarState]
+        ] = {}  # by slot, with its row's serial number
         # By slot, of rows that are bound for good: serial number, tokens read, lane, and the
         # matcher. Of these the numbers here hold, and not that of the place.
         self._bound = np.full((3, 0), _NO_ROW, dtype=np.int64)
         self._matchers = np.empty(0, dtype=object)
-        self._staging = Staging(turns=2)
+        self._staging = StagingBuffer(turns=2)
         self._words = 0  # of a mask
         self._num_begun: WeakKeyDictionary[Grammar, int] = WeakKeyDictionary()
 
@@ -112,7 +114,7 @@ class RowGrammars:
             self.used, self._words = True, grammar.num_words
             lanes = self._lanes_of(grammar, len(slots))
             starts = {
-                lane: start_of(request.segment, request.spec.tokens, each, grammar, lane)
+                lane: start_state(request.segment, request.spec.tokens, each, grammar, lane)
                 for lane in sorted(set(lanes), reverse=True)  # the last makes them all
             }
             for slot, lane in zip(slots, lanes, strict=True):
@@ -122,7 +124,9 @@ class RowGrammars:
             extra.append(_may_open(place, each))
         return self._masks(found, extra)
 
-    def masks(self, slots: Ints, serials: Ints, guesses: Guesses | None, num: int) -> Masks | None:
+    def masks(
+        self, slots: Ints, serials: Ints, guesses: VerifyInput | None, num: int
+    ) -> Masks | None:
         """What a step's rows may draw, whose tokens are all known by now.
 
         slots, serials: of each query row. guesses: what they verify; None for one draw of each row.
@@ -132,7 +136,7 @@ class RowGrammars:
         firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
         alive = (rows.serial[slots] == serials) & (rows.phase[slots] == RowPhase.LIVE)
         firsts = firsts[alive[firsts]]
-        places, matchers = self._advanced(slots[firsts])
+        places, matchers = self._advance_matchers(slots[firsts])
         if not matchers:
             return None
         at = firsts[places]
@@ -145,7 +149,7 @@ class RowGrammars:
             )
         index = np.full(num, _NO_MASK)
         index[at] = np.arange(len(at))
-        bits = self._filled(matchers, given, slots=drawing)
+        bits = self._build_masks(matchers, given, slots=drawing)
         return Masks(bits, to_device(index, run.model.device))
 
     def _note_failed(
@@ -193,23 +197,23 @@ class RowGrammars:
         place.matcher.consume_tokens(tokens[place.begins or 0 :])
         return place.matcher
 
-    def forced(self, slots: Ints) -> dict[int, list[int]]:
+    def get_forced_tokens(self, slots: Ints) -> dict[int, list[int]]:
         """The tokens that rows can only draw next, by place in `slots`, as their grammars spell it.
 
         All tokens of the rows are known.
         """
-        found = zip(*self._advanced(slots), strict=True)
+        found = zip(*self._advance_matchers(slots), strict=True)
         spelled = {int(place): matcher.compute_ff_tokens() for place, matcher in found}
         return {place: tokens for place, tokens in spelled.items() if tokens}
 
-    def fitting(self, slots: Ints, tokens_RK: Ints, num_R: Ints) -> Ints:
+    def count_allowed_drafts(self, slots: Ints, tokens_RK: Ints, num_R: Ints) -> Ints:
         """How many guesses of each row, from the first on, its grammar allows, of `num_R`.
 
         A row that thinks is guessed no further than to the token that may end its thinking: what
         it may draw after that is not known yet. All tokens of the rows are known.
         """
         num_R = num_R.copy()
-        matchers = dict(zip(*self._advanced(slots), strict=True))
+        matchers = dict(zip(*self._advance_matchers(slots), strict=True))
         for row, slot in enumerate(slots.tolist()):
             if not num_R[row] or slot not in self._places:
                 continue
@@ -246,12 +250,12 @@ class RowGrammars:
         index = np.full(len(matchers), _NO_MASK)
         index[[each is not None for each in matchers]] = np.arange(len(known))
         more = [(int(index[row]), token) for row, tokens in enumerate(extra) for token in tokens]
-        bits = self._filled(known, more=[pair for pair in more if pair[0] >= 0])
+        bits = self._build_masks(known, more=[pair for pair in more if pair[0] >= 0])
         if failed := [each for each in known if each.is_error()]:
             raise InputError(f"a structure allows no first token: {_reason(failed[0])}; mend it")
         return Masks(bits, to_device(index, self._run.model.device))
 
-    def _filled(
+    def _build_masks(
         self,
         matchers: Sequence[LLMatcher],
         given: Sequence[list[int]] | None = None,
@@ -276,7 +280,7 @@ class RowGrammars:
 
         return self._staging.send(shape, torch.int32, self._run.model.device, write)
 
-    def _advanced(self, slots: Ints) -> tuple[Ints, list[LLMatcher]]:
+    def _advance_matchers(self, slots: Ints) -> tuple[Ints, list[LLMatcher]]:
         """The matchers of rows, once they have read all tokens, and the places of these rows.
 
         The other rows may draw any token. Of most rows one token is new, which all matchers read at
@@ -300,14 +304,14 @@ class RowGrammars:
         num_read[slots[reads]] += 1
         new = list(zip(found[reads].tolist(), last[reads].tolist(), strict=True))
         for row in np.flatnonzero(~known).tolist():
-            found[row] = self._caught_up(int(slots[row]), new)
+            found[row] = self._catch_up(int(slots[row]), new)
         if new := [each for each in new if not each[0].is_error()]:
             consume_token_par(_threads(), new)  # a matcher that fails says so in `is_error`
         matchers = found.tolist()
         places = [place for place, matcher in enumerate(matchers) if matcher is not None]
         return by_lane[places], [matchers[place] for place in places]
 
-    def _caught_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
+    def _catch_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
         """The matcher of a row, once it has read all tokens; None if the row may draw any.
 
         new: a last token that it has to read yet is added here.
@@ -331,7 +335,7 @@ class RowGrammars:
             self._matchers[slot] = place.matcher
         return place.matcher if place.is_bound else None
 
-    def _read(self, slot: int, place: _Place, num: int, each: ParamSet) -> None:
+    def _read(self, slot: int, place: _GrammarState, num: int, each: ParamSet) -> None:
         """Read the tokens of a row, of which there are `num`, that its place has not seen yet."""
         rows, start, num_before = self._run.rows, place.num_read, len(place.before)
         new = rows.generated.between(slot, max(start - num_before, 0), num)
@@ -345,9 +349,9 @@ class RowGrammars:
             place.matcher.consume_tokens(new[max(place.begins - start, 0) :].tolist())
 
 
-def start_of(
+def start_state(
     segment: LiveSegment, prompt: Tokens, each: ParamSet, grammar: Grammar, lane: int = 0
-) -> _Place:
+) -> _GrammarState:
     """Where a text below a segment begins in its grammar.
 
     prompt: the end of the prompt is enough. lane: as in `Grammar.start`.
@@ -360,7 +364,7 @@ def start_of(
     if before:
         prompt = segment.path_tokens()[: -len(before)]
     thinks = stopping.thinking is not None and not stopping.thinking.closes(prompt)
-    place = _Place(prompt, before, grammar.start(lane), lane, None if thinks else 0)
+    place = _GrammarState(prompt, before, grammar.start(lane), lane, None if thinks else 0)
     if before:
         place.read(before, each)
         if place.begins is not None:  # what was to close a thinking, and was cut, is not gone on
@@ -390,7 +394,7 @@ def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
     return [int(token) for above in path[:first][::-1] for token in above.tokens]
 
 
-def _may_open(place: _Place, each: ParamSet) -> Sequence[int]:
+def _may_open(place: _GrammarState, each: ParamSet) -> Sequence[int]:
     """Tokens that a text may begin with beside those of its grammar: one that opens a thinking."""
     tags = each.stopping.thinking
     if tags is None or place.begins is not None or place.num_read or tags.opening_id is None:
@@ -398,7 +402,7 @@ def _may_open(place: _Place, each: ParamSet) -> Sequence[int]:
     return (tags.opening_id,)
 
 
-def _begin_of(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
+def _find_grammar_start(prompt: Tokens, tokens: Sequence[int], each: ParamSet) -> int | None:
     """How many tokens of a text come before its grammar; None as long as it thinks."""
     tags, ids = each.stopping.thinking, np.array(tokens, dtype=np.int32)
     if tags is None or not tags.begins(prompt, ids):

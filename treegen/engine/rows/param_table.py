@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.engine.compute.layout import Ints
-from treegen.sampling.param_set import ParamSet
+from treegen.engine.compute.levels import Ints
+from treegen.engine.param_set import ParamSet
 
 if TYPE_CHECKING:
-    from treegen.prompts.stops import Stopping
+    from treegen.prompts.stops import StopConditions
 
 _FEW: Final = 256
 
@@ -31,7 +31,7 @@ class ParamTable(list[ParamSet]):
         self._free: list[int] = []
         self._most = _FEW
         # The tokens that may end a row, for each Stopping; and the Stopping of each parameter set.
-        self._stoppings: dict[Stopping, int] = {first.stopping: 0}
+        self._stoppings: dict[StopConditions, int] = {first.stopping: 0}
         self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
         self._stopping_of = np.zeros(1, dtype=np.int64)
 

@@ -7,17 +7,17 @@ from typing import Final
 
 import numpy as np
 
-from treegen.cache.pool import Pages
-from treegen.engine.compute.layout import Ints
+from treegen.engine.compute.levels import Ints
 from treegen.engine.rows.budgets import ThinkingBudgets
+from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.grammars import RowGrammars
-from treegen.engine.rows.growth import Growth
-from treegen.engine.rows.lists import RowLists
-from treegen.engine.rows.run import EngineRun
-from treegen.engine.rows.states import RowStates
+from treegen.engine.rows.page_demand import PageDemandEstimator
+from treegen.engine.rows.row_states import RowStates
 from treegen.engine.rows.table import RowPhase
+from treegen.engine.rows.update_lists import RowUpdateLists
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.plan.seeds import sample_seed
+from treegen.ops.cache.pool import Pages
+from treegen.prompts.plan.seeds import sample_seed
 
 _PAUSE: Final = 16
 _KEY_BITS: Final = 32  # a sort key is the request's rank above, the sample index below
@@ -60,16 +60,16 @@ class RowQueue:
         self.grammars = RowGrammars(run)
         self._run = run
         self._pool, self._page_size = run.pool, run.cache.page_size
-        self.states: RowStates | RowLists | None = None
+        self.states: RowStates | RowUpdateLists | None = None
         if run.cache.states is not None and run.cache.states.delta is not None:
-            self.states = RowLists(run.rows, run.cache.states)
+            self.states = RowUpdateLists(run.rows, run.cache.states)
         elif run.cache.states is not None:
             per_row = 2 if run.store.rewinds else 1
             self.states = RowStates(run.rows, run.cache.states, per_row=per_row)
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
-        self._growth = Growth(run)
+        self._growth = PageDemandEstimator(run)
         # What was so when no row could start, and for how many steps no row is tried again.
         self._refused, self._pause = (-1, -1, -1), 0
 
@@ -82,7 +82,7 @@ class RowQueue:
         """Slots that hold pages."""
         return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
 
-    def started(self) -> Ints:
+    def get_active_and_ready(self) -> Ints:
         """Slots that hold pages, and ready ones."""
         return np.concatenate([self.active(), self.ready])
 
@@ -90,7 +90,7 @@ class RowQueue:
         """Page tables of all rows, for the pool's check."""
         return (self._run.rows.table[s, : self._run.rows.num_pages[s]] for s in self.active())
 
-    def of(self, requests: Iterable[LiveRequest], phase: RowPhase) -> Ints:
+    def select(self, requests: Iterable[LiveRequest], phase: RowPhase) -> Ints:
         """Slots of those rows of requests that are in a phase."""
         mine = [slot for request in requests for slot in request.slots or ()]
         slots: Ints = np.array(mine, dtype=np.int64)
@@ -137,7 +137,7 @@ class RowQueue:
             params = self._run.param_sets[request.params].params
             floor = params.min_confidence if request.floor is None else request.floor
             if floor is not None:
-                rows.watch(np.array(slots), floor, params.confidence_window)
+                rows.set_confidence_floor(np.array(slots), floor, params.confidence_window)
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:
@@ -149,7 +149,7 @@ class RowQueue:
         self._move(slots, PARKED)
         self._drop_moved()
 
-    def push(self, slots: Ints) -> None:
+    def enqueue(self, slots: Ints) -> None:
         """Let rows wait for pages."""
         self._move(slots, READY)
         self._enqueue(slots)
@@ -197,9 +197,9 @@ class RowQueue:
             # The segment above may have become a kept one since the rows were made ready.
             for segment, run in self._by_segment(slots):
                 self._run.rows.base[slots[run]] = segment.base_below
-            chosen = self._growth.startable(slots, self.active(), self._pool.num_free)
+            chosen = self._growth.select_startable(slots, self.active(), self._pool.num_free)
             if self.states is not None:
-                chosen = chosen[: self.states.startable(chosen, self._siblings(chosen))]
+                chosen = chosen[: self.states.count_startable(chosen, self._siblings(chosen))]
             if len(chosen):
                 self._start(chosen)
             else:
@@ -246,9 +246,9 @@ class RowQueue:
         self._move(slots[again], RESUMING)
         self.resuming.update((slot, int(rows.stop[slot])) for slot in slots[again].tolist())
         if not again.all():
-            self.join(slots[~again])
+            self.start_decoding(slots[~again])
 
-    def join(self, slots: Ints) -> None:
+    def start_decoding(self, slots: Ints) -> None:
         """Let rows go live; their keys are in place."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
@@ -256,7 +256,7 @@ class RowQueue:
         # Sort by what rows share first. Then the rows below any segment are consecutive.
         self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
-    def pages_short(self, order: Ints, counts: Ints) -> int:
+    def allocate_step_pages(self, order: Ints, counts: Ints) -> int:
         """Take the pages that a decode step of rows needs; `counts` says how many tokens each has.
 
         Returns how many pages are lacking. If any are, none is taken.
@@ -270,7 +270,7 @@ class RowQueue:
             rows.add_pages(need, self._pool.allocate(len(need)))
         return 0
 
-    def extended(self, order: Ints, counts: Ints, more: Ints) -> Ints:
+    def reserve_lookahead(self, order: Ints, counts: Ints, more: Ints) -> Ints:
         """How many further tokens each row has pages for, at most `more`.
 
         Their pages are taken, unless that takes more than half of those that are free.
@@ -299,7 +299,7 @@ class RowQueue:
 
     def end(self, slots: Ints) -> None:
         """End rows whose samples are over; their slots are released once these are reported."""
-        self._growth.learn(slots)
+        self._growth.record_lengths(slots)
         self._leave(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
@@ -324,7 +324,7 @@ class RowQueue:
         """Free the pages of rows and move them to a phase without pages."""
         self._pool.free(self._run.rows.take_pages(slots))
         if self.states is not None:
-            self.states.give_back(slots)
+            self.states.release(slots)
         self._move(slots, phase)
         self._stop_resuming(slots)
         self._drop_moved()
@@ -334,7 +334,7 @@ class RowQueue:
             for slot in slots.tolist():
                 self.resuming.pop(slot, None)
 
-    def slots_short(self, request: LiveRequest, more: int = 0) -> int:
+    def count_missing_slots(self, request: LiveRequest, more: int = 0) -> int:
         """Slots for recurrent states that a row of a request lacks, if it has rows, and `more`."""
         if self.states is None:
             return 0
@@ -344,11 +344,11 @@ class RowQueue:
 
     def expected_growth(self) -> int:
         """Pages that active rows are still expected to take."""
-        return self._growth.to_come(self.active())
+        return self._growth.estimate_pages(self.active())
 
     def first_pages(self, request: LiveRequest) -> int:
         """Pages that a new row of a request is expected to take."""
-        return self._growth.of_new_row(request)
+        return self._growth.estimate_new_row_pages(request)
 
     def check(self, drawn: Ints, ended: Ints) -> None:
         """Assert that every row is where its phase says, and nowhere else.

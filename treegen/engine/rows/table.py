@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.cache.pool import Pages
-from treegen.engine.rows.token_store import TokenStore, grown, lengthen
+from treegen.engine.rows.token_store import TokenStore, grow_array, grow_arrays
+from treegen.ops.cache.pool import Pages
 
 
 class RowPhase(IntEnum):
@@ -61,7 +61,7 @@ class RowTable:
     state_before: slot of the state one input earlier.
     state_from: slot of the state after the row's prompt.
     inputs: how many tokens the row has computed.
-    shift: of its rotary embeddings, by images in its prompt; see `Rotary`.
+    shift: of its rotary embeddings, by images in its prompt; see `MRopePositions`.
     floor: the row ends once its mean confidence over its last tokens is lower; see `unsure`.
     window: how many tokens that is; 0 for a row that does not end so.
     sum_confidence: the sum of their confidences.
@@ -106,7 +106,7 @@ class RowTable:
         if num > len(self._free):
             old = len(self.request)
             new = max(2 * old, old + num, 64)
-            lengthen(self, new)
+            grow_arrays(self, new)
             self.generated.add_slots(new)
             self._free.extend(range(new - 1, old - 1, -1))
         slots = np.array([self._free.pop() for _ in range(num)], dtype=np.int64)
@@ -120,7 +120,7 @@ class RowTable:
         self.failed[slots] = -1
         return slots
 
-    def watch(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
+    def set_confidence_floor(self, slots: NDArray[np.int64], floor: float, window: int) -> None:
         """End new rows once their mean confidence over `window` tokens is below a floor."""
         self.floor[slots], self.window[slots] = floor, window
         self.watches = True
@@ -161,7 +161,7 @@ class RowTable:
         self.last[slots] = tokens  # of a slot that is there several times, the last one stays
         self.count[slots] = counts + 1
 
-    def unsure(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def update_confidence(self, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Note the confidence of the last token of each slot; whether the row ends by it.
 
         Sums are float64, in which adding and taking away float32 numbers of like size is exact.
@@ -225,7 +225,9 @@ class RowTable:
         num = np.broadcast_to(num, at.shape)
         width = int((at + num).max(initial=0))
         if width > self.table.shape[1]:
-            self.table = grown(self.table, len(self.table), max(width, 2 * self.table.shape[1]))
+            self.table = grow_array(
+                self.table, len(self.table), max(width, 2 * self.table.shape[1])
+            )
         place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
         self.table[np.repeat(slots, num), place] = pages
         self.num_pages[slots] = at + num

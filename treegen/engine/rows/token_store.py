@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 _BITS: Final = 6
 _BLOCK: Final = 1 << _BITS  # tokens
 
-NUM_SIGNALS: Final = 2  # as `treegen.sampling.signals` has them
+NUM_SIGNALS: Final = 2  # as `treegen.ops.sampling.confidence` has them
 
 _Ints = NDArray[np.int64]
 
@@ -49,17 +49,17 @@ class TokenStore:
 
     def add_slots(self, num: int) -> None:
         """Grow to `num` slots, at least as many as before."""
-        self._blocks = grown(self._blocks, num, self._blocks.shape[1])
+        self._blocks = grow_array(self._blocks, num, self._blocks.shape[1])
 
     def widen(self, num_logprobs: int) -> None:
         """Record `num_logprobs` alternatives per token from now on, at least as many as before."""
         for name in ("top_tokens", "top_logprobs"):
             array = getattr(self, name)
-            setattr(self, name, grown(array, *array.shape[:2], num_logprobs))
+            setattr(self, name, grow_array(array, *array.shape[:2], num_logprobs))
 
     def record_signals(self) -> None:
         """Record signals from now on."""
-        self.signals = grown(self.signals, *self.signals.shape[:2], NUM_SIGNALS)
+        self.signals = grow_array(self.signals, *self.signals.shape[:2], NUM_SIGNALS)
 
     def append(
         self,
@@ -135,17 +135,17 @@ class TokenStore:
             new = old + max(lacking, old // 2)
             for name in self._PER_TOKEN:
                 array = getattr(self, name)
-                setattr(self, name, grown(array, new, *array.shape[1:]))
+                setattr(self, name, grow_array(array, new, *array.shape[1:]))
             self._free = np.concatenate([self._free, np.arange(old, new)])
         width = int(column.max()) + 1
         if width > self._blocks.shape[1]:
             num_slots, old_width = self._blocks.shape
-            self._blocks = grown(self._blocks, num_slots, max(width, 2 * old_width))
+            self._blocks = grow_array(self._blocks, num_slots, max(width, 2 * old_width))
         self._blocks[slots, column] = self._free[len(self._free) - len(slots) :]
         self._free = self._free[: len(self._free) - len(slots)]
 
 
-def lengthen(owner: object, num: int, fill: int = 0) -> None:
+def grow_arrays(owner: object, num: int, fill: int = 0) -> None:
     """Make each array of an object `num` long; what is new is `fill`."""
     for name, array in list(vars(owner).items()):
         if isinstance(array, np.ndarray):
@@ -153,7 +153,7 @@ def lengthen(owner: object, num: int, fill: int = 0) -> None:
             setattr(owner, name, np.concatenate([array, more]))
 
 
-def grown(array: NDArray[Any], *shape: int) -> NDArray[Any]:
+def grow_array(array: NDArray[Any], *shape: int) -> NDArray[Any]:
     """A copy of an array in a larger shape; what is new is 0."""
     larger = np.zeros(shape, dtype=array.dtype)
     larger[tuple(map(slice, array.shape))] = array

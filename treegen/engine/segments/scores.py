@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.common.device import Fetch, to_device
+from treegen.common.device import AsyncHostCopy, to_device
 from treegen.common.outputs import Score, TopLogprobs
-from treegen.engine.compute.layout import Ints
+from treegen.engine.compute.levels import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.sampling.reductions import largest, likeliest
+from treegen.ops.sampling.reductions import argmax_tokens, topk_logits
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class PendingScores:
     """Scores of some tokens of a segment, on their way to the host.
 
     at: [N] indices of the tokens in the segment.
@@ -28,7 +28,7 @@ class Scored:
 
     segment: LiveSegment
     at: Ints
-    fetch: Fetch
+    fetch: AsyncHostCopy
 
     def add(self) -> None:
         """Wait for the scores and note them at the segment."""
@@ -47,7 +47,7 @@ class Scored:
 
 def score_after(
     segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor
-) -> list[Scored]:
+) -> list[PendingScores]:
     """Score the tokens that follow some positions of a segment, given the logits there.
 
     The first tokens of all its children follow the segment's last position.
@@ -61,20 +61,20 @@ def score_after(
         last, first = slice(len(positions) - 1, None), np.zeros(1, dtype=np.int64)
         below = segment.children.values()
         targets += [(child, last, first) for child in below if child.scored < child.start]
-    best_S = likeliest(logits_SV)
+    best_S = argmax_tokens(logits_SV)
     scored = []
     for target, rows, at in targets:
         token_N = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
         logits_NV, lse_N = logits_SV[rows], lse_S[rows]
         found = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
         if target.top:
-            logit_NK, token_NK = largest(logits_NV, min(target.top, logits_SV.shape[1]))
+            logit_NK, token_NK = topk_logits(logits_NV, min(target.top, logits_SV.shape[1]))
             found += [token_NK.int(), logit_NK - lse_N[:, None]]
-        scored.append(Scored(target, at, Fetch(found)))
+        scored.append(PendingScores(target, at, AsyncHostCopy(found)))
     return scored
 
 
-def score_of(request: LiveRequest) -> Score:
+def collect_score(request: LiveRequest) -> Score:
     """The score of a request's tokens from position `score_from` on; all are computed."""
     assert request.spec.score_from is not None
     path = []
@@ -85,16 +85,16 @@ def score_of(request: LiveRequest) -> Score:
     path.reverse()
     skip = request.spec.score_from - path[0].start
 
-    def joined(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
+    def concat_scored(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
         """One array of its own, so that no score holds on to numbers of a whole prompt."""
         first, *rest = [each for each in arrays if each is not None]
         return np.concatenate([first[skip:], *rest])
 
     num, known = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
-    top = [joined(arrays[i][:, :num] for arrays in known) for i in range(2)] if num else None
+    top = [concat_scored(arrays[i][:, :num] for arrays in known) for i in range(2)] if num else None
     return Score(
-        tuple(joined(s.tokens for s in path).tolist()),
-        tuple(joined(s.logprobs for s in path).tolist()),
-        bool(joined(s.is_best for s in path).all()),
+        tuple(concat_scored(s.tokens for s in path).tolist()),
+        tuple(concat_scored(s.logprobs for s in path).tolist()),
+        bool(concat_scored(s.is_best for s in path).all()),
         TopLogprobs(*top) if top else None,
     )

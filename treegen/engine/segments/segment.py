@@ -14,11 +14,11 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treegen.cache.kept import KeptPrefix
-from treegen.cache.pool import Pages
-from treegen.cache.states import NO_STATE
 from treegen.common.outputs import Score
-from treegen.plan.plan import Request, row_pages, segment_pages
+from treegen.engine.segments.prefix_cache import CachedPrefix
+from treegen.ops.cache.pool import Pages
+from treegen.ops.cache.state_cache import NO_STATE
+from treegen.prompts.plan.plan import Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens
 
 NEVER = 2**62
@@ -44,7 +44,7 @@ class SegmentPhase(Enum):
 
 
 class RequestPhase(Enum):
-    """Where a request is. `Admission` alone moves it.
+    """Where a request is. `AdmissionController` alone moves it.
 
     Phase    What it is                                        What it may become
     NEW      it is asked for                                   WAITING
@@ -80,7 +80,7 @@ _NEXT: Final[Mapping[Enum, frozenset[Enum]]] = {
 _Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
 
 
-def moved(now: _Phase, to: _Phase) -> _Phase:
+def check_transition(now: _Phase, to: _Phase) -> _Phase:
     """The phase `to`, which is asserted to be one that may follow."""
     assert to in _NEXT[now], f"what is {now.value} may not become {to.value}"
     return to
@@ -118,7 +118,7 @@ class LiveSegment:
     if they are wanted.
     end_state: slot of the recurrent state after its last token, which it owns; see `SegmentStates`.
     last_state: slot of the recurrent state before its last token, likewise.
-    shift: that of rotary embeddings at its start, by images above; see `Rotary`.
+    shift: that of rotary embeddings at its start, by images above; see `MRopePositions`.
     drawn: whether it is what a sample of a search has drawn. structure: what it had to be, as
     `SamplingParams.structure` has it.
     """
@@ -144,7 +144,7 @@ class LiveSegment:
     openers: dict[LiveRequest, None] = field(default_factory=dict)
     children: dict[int, LiveSegment] = field(default_factory=dict)
     requests: list[LiveRequest] = field(default_factory=list)
-    reuse: tuple[KeptPrefix, int] | None = None
+    reuse: tuple[CachedPrefix, int] | None = None
     logprobs: NDArray[np.float32] | None = None
     is_best: NDArray[np.bool_] | None = None
     likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.store import SegmentStore
-from treegen.plan.plan import segment_pages
+from treegen.prompts.plan.plan import segment_pages
 
 
 def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
@@ -39,11 +39,11 @@ def split(store: SegmentStore, segment: LiveSegment, cut: int, *, rows: int) -> 
     """
     assert segment.is_untouched and segment.start < cut < segment.stop
     parent, count = segment.parent, cut - segment.start
-    head = store.hold(store.new(parent, segment.tokens[:count]))
+    head = store.retain(store.new(parent, segment.tokens[:count]))
     if parent is not None:
         del parent.children[segment.index]
         store.release(parent)
-    store.hold(head).children[segment.index] = segment
+    store.retain(head).children[segment.index] = segment
     head.top = segment.top
     for name in ("first_logit", "scored"):
         if getattr(segment, name) < cut:

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from treegen.cache.kept import KeptPrefixes
-from treegen.cache.pool import PagedCache, Pages
-from treegen.cache.states import NO_STATE, Slots
-from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentPhase, moved
-from treegen.engine.segments.states import SegmentStates
-from treegen.engine.segments.supply import Supply
-from treegen.engine.segments.tables import SegmentTables
-from treegen.images.table import Blocks, Rotary
-from treegen.plan.cost import keep_or_fold
-from treegen.plan.plan import Plan
+from treegen.engine.segments.page_tables import SegmentPageTables
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.prefix_matching import PrefixMatcher
+from treegen.engine.segments.segment import LiveRequest, LiveSegment, SegmentPhase, check_transition
+from treegen.engine.segments.segment_states import SegmentStates
+from treegen.ops.cache.pool import PagedCache, Pages
+from treegen.ops.cache.state_cache import NO_STATE, Slots
+from treegen.prompts.images.table import BidirectionalBlocks, MRopePositions
+from treegen.prompts.plan.cost import decide_cascade
+from treegen.prompts.plan.plan import Plan
 from treegen.prompts.radix import Tokens
 
 
@@ -38,11 +38,11 @@ class SegmentStore:
         self,
         plan: Plan,
         cache: PagedCache,
-        kept: KeptPrefixes,
+        kept: PrefixCache,
         *,
         rewinds: bool = False,
-        rotary: Rotary | None = None,
-        blocks: Blocks | None = None,
+        rotary: MRopePositions | None = None,
+        blocks: BidirectionalBlocks | None = None,
     ) -> None:
         """The segments of a plan; nothing is in memory yet and nothing refers to them.
 
@@ -51,8 +51,8 @@ class SegmentStore:
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
         self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._supply = plan, Supply(kept, self.states)
-        self.tables = SegmentTables(cache, self._supply, self.states)
+        self._plan, self._supply = plan, PrefixMatcher(kept, self.states)
+        self.tables = SegmentPageTables(cache, self._supply, self.states)
         self._idle: dict[int, LiveSegment] = {}  # in memory, not needed; oldest first
         self._next_index = 0
         self.add_plan(plan)
@@ -65,7 +65,7 @@ class SegmentStore:
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self.new(parent, segment.tokens, kept=segment.kept))
-        self._supply.match([segment for segment in live if segment.parent is None])
+        self._supply.match_roots([segment for segment in live if segment.parent is None])
         return live
 
     def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
@@ -87,7 +87,7 @@ class SegmentStore:
         self._next_index += 1
         self.segments[segment.index] = segment
         if parent is not None:
-            self.hold(parent).children[segment.index] = segment
+            self.retain(parent).children[segment.index] = segment
         return segment
 
     def shift_after(self, segment: LiveSegment) -> int:
@@ -102,7 +102,7 @@ class SegmentStore:
 
     def add(self, parent: LiveSegment | None, tokens: Tokens) -> LiveSegment:
         """A new segment, with one reference for the caller."""
-        segment = self.hold(self.new(parent, tokens))
+        segment = self.retain(self.new(parent, tokens))
         self.promote(segment, 1)
         self._supply.match_one(segment)
         return segment
@@ -128,7 +128,7 @@ class SegmentStore:
         slot of that state and the slot of the state before it. The segment takes over the slots.
         structure: what the sample had to be.
         """
-        segment = self.hold(self.new(parent, tokens))
+        segment = self.retain(self.new(parent, tokens))
         segment.drawn, segment.structure = True, structure
         if len(table):
             segment.base, segment.above = base, above
@@ -143,7 +143,7 @@ class SegmentStore:
             if len(surplus):
                 segment.table = table[: len(table) - len(surplus)]
                 self.cache.pool.free(surplus)
-            self._rest(segment)
+            self._mark_idle(segment)
         return segment
 
     def view(self, segment: LiveSegment, cut: int, *, rows: int) -> LiveSegment:
@@ -153,7 +153,7 @@ class SegmentStore:
         recurrent layers, it is computed for itself.
         """
         tokens = segment.tokens[: cut - segment.start]
-        part = self.hold(self.new(segment.parent, tokens))
+        part = self.retain(self.new(segment.parent, tokens))
         part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
         whole = segment.continued or not segment.reads_on
@@ -165,7 +165,7 @@ class SegmentStore:
             )
             part.computed = part.was_computed = cut
             part.continued = True
-            self._rest(part)
+            self._mark_idle(part)
         self.promote(part, rows)
         return part
 
@@ -176,12 +176,12 @@ class SegmentStore:
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
-        segment.kept = segment.kept or keep_or_fold(
+        segment.kept = segment.kept or decide_cascade(
             plan.sharing, rows, keys, plan.layer_bytes, plan.cost,
             root=segment.parent is None, live_rows=rows,
         )[0]  # fmt: skip
 
-    def keep_new(self, segment: LiveSegment) -> None:
+    def cascade_new(self, segment: LiveSegment) -> None:
         """Keep a segment that is all new, so that one pass computes it with what is below.
 
         What is below a folded segment waits for a pass that computes that one.
@@ -191,7 +191,7 @@ class SegmentStore:
         if can and segment.is_untouched:
             segment.kept = True
 
-    def hold(self, segment: LiveSegment) -> LiveSegment:
+    def retain(self, segment: LiveSegment) -> LiveSegment:
         """Take one reference to a segment, and return the segment."""
         segment.refs += 1
         return segment
@@ -203,7 +203,7 @@ class SegmentStore:
             if segment.refs > 0:
                 return
             self._free(segment)
-            segment.phase = moved(segment.phase, SegmentPhase.GONE)
+            segment.phase = check_transition(segment.phase, SegmentPhase.GONE)
             del self.segments[segment.index]
             if segment.parent is not None:
                 del segment.parent.children[segment.index]
@@ -213,7 +213,7 @@ class SegmentStore:
 
     def attach(self, request: LiveRequest) -> None:
         """Note a new request at its segment, and at which positions it wants logits."""
-        segment = self.hold(request.segment)
+        segment = self.retain(request.segment)
         segment.requests.append(request)
         if request.spec.rows:
             segment.first_logit = min(segment.first_logit, segment.stop - 1)
@@ -234,15 +234,15 @@ class SegmentStore:
 
     def pages_to_open(self, request: LiveRequest) -> int:
         """Most pages that opening a request takes."""
-        return sum(s.missing_pages(self.cache.page_size) for s in self._needed(request))
+        return sum(s.missing_pages(self.cache.page_size) for s in self._list_required(request))
 
     def slots_to_open(self, request: LiveRequest) -> int:
         """Most slots for recurrent states that opening a request takes."""
         if self.states is None:
             return 0
         again, total = request.rewinds, 0
-        for segment in self._needed(request):
-            computed = self._rewound(segment) if segment is again else segment.computed
+        for segment in self._list_required(request):
+            computed = self._get_computed_stop(segment) if segment is again else segment.computed
             total += self.states.missing(segment, computed)
         return total
 
@@ -252,13 +252,13 @@ class SegmentStore:
         Returns the segments that are not computed yet, root first, and how many tokens kept
         prefixes supplied.
         """
-        request.opened = self._needed(request)
+        request.opened = self._list_required(request)
         reused = 0
         to_compute = []
         if request.rewinds in request.opened:
             again = request.rewinds
             assert again is not None
-            start = self._rewound(again)
+            start = self._get_computed_stop(again)
             if self.states is not None:
                 self.states.leave_end(again, start)
             again.rewound |= start < again.computed == again.stop and bool(again.openers)
@@ -267,23 +267,27 @@ class SegmentStore:
             segment.openers[request] = None
             if segment.phase is not SegmentPhase.OPEN:
                 self._idle.pop(segment.index, None)
-                segment.phase = moved(segment.phase, SegmentPhase.OPEN)
+                segment.phase = check_transition(segment.phase, SegmentPhase.OPEN)
             reused += self.tables.place(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
         return to_compute, reused
 
-    def _rewound(self, segment: LiveSegment) -> int:
+    def _get_computed_stop(self, segment: LiveSegment) -> int:
         """Up to where a segment counts as computed if its last token's logits are wanted again."""
-        last = segment.stop - 1 if self.states is None else self.states.rewound(segment)
+        last = (
+            segment.stop - 1 if self.states is None else self.states.find_rewind_position(segment)
+        )
         return min(segment.computed, last)
 
-    def _needed(self, request: LiveRequest) -> list[LiveSegment]:
+    def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
         """Segments that must be in memory to compute or read that of a request, leaf first."""
         segment, needed = request.segment, []
         while True:
             needed.append(segment)
-            computed = self._rewound(segment) if segment is request.rewinds else segment.computed
+            computed = (
+                self._get_computed_stop(segment) if segment is request.rewinds else segment.computed
+            )
             if self.states is not None and computed == segment.start and segment.parent is not None:
                 segment = segment.parent  # It goes on from the state there.
             elif segment.reads_on and not segment.continued:
@@ -328,7 +332,7 @@ class SegmentStore:
             if not segment.openers:
                 unwanted.append(segment)
                 segment.rewound = False
-                self._rest(segment)
+                self._mark_idle(segment)
                 if self.states is not None:
                     self.states.on_idle(segment)
             elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
@@ -346,7 +350,7 @@ class SegmentStore:
         Segments with a child in memory stay. Of the others the one that was idle for longest goes,
         if possible one that no request waits for.
         """
-        needed = self._needed(keep) if keep is not None else []
+        needed = self._list_required(keep) if keep is not None else []
         awaited = None
         for segment in self._idle.values():
             if segment in needed or any(c.table is not None for c in segment.children.values()):
@@ -359,17 +363,17 @@ class SegmentStore:
             self._free(awaited)
         return awaited is not None
 
-    def _rest(self, segment: LiveSegment) -> None:
+    def _mark_idle(self, segment: LiveSegment) -> None:
         """Note that a segment is in memory and no open request needs it."""
-        segment.phase = moved(segment.phase, SegmentPhase.IDLE)
+        segment.phase = check_transition(segment.phase, SegmentPhase.IDLE)
         self._idle[segment.index] = segment
 
     def _free(self, segment: LiveSegment) -> None:
         if segment.table is None:
             return
         del self._idle[segment.index]
-        segment.phase = moved(segment.phase, SegmentPhase.AWAY)
-        self.cache.pool.take_back(segment.index)  # the pages of its copy, if it has one
+        segment.phase = check_transition(segment.phase, SegmentPhase.AWAY)
+        self.cache.pool.end_loan(segment.index)  # the pages of its copy, if it has one
         self.cache.pool.free(segment.table)
         segment.table = None
         if self.states is not None:
@@ -394,7 +398,7 @@ class SegmentStore:
             assert phase is not SegmentPhase.AWAY or not segment.continued, f"{told}: continued"
             assert phase is SegmentPhase.OPEN or not segment.rewound, f"{told}: rewound"
 
-    def owned(self) -> Iterator[Pages]:
+    def iter_page_tables(self) -> Iterator[Pages]:
         """All page tables, for the pool's check."""
         return (s.table for s in self.segments.values() if s.table is not None)
 

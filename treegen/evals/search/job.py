@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from treegen.errors import CapacityError, InputError
-from treegen.evals.calls import asked
 from treegen.evals.job import AnyJob, load_task_data
 from treegen.evals.search.names import REWARD
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask, get_search_task
+from treegen.evals.task_calls import wrap_task_method
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
-    from treegen.model.facts import ModelFacts
+    from treegen.model.model_info import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
     task = get_search_task(settings.task)
     data = load_task_data(task, settings.options)
     roots = {
-        problem.id: asked(task.root, task.name, problem.id)(data, problem)
+        problem.id: wrap_task_method(task.root, task.name, problem.id)(data, problem)
         for problem in data.problems
     }
     search_names(list(roots), settings.repeats)  # it checks them
@@ -80,12 +80,12 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
     return found
 
 
-def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
+def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
     """Raise CapacityError for a prompt that leaves no room for a whole solution."""
-    from treegen.plan.requests import refuse_long
+    from treegen.prompts.plan.requests import check_length
 
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
-    refuse_long(Node("", children=leaves, samples=0), facts.tokenizer, facts.spec)
+    check_length(Node("", children=leaves, samples=0), facts.tokenizer, facts.spec)
     most, context = job.settings.whole.max_tokens, facts.spec.context_length
     for name, root in job.roots.items():
         length = len(facts.tokenizer(root).input_ids)
@@ -96,15 +96,15 @@ def check_prompts_fit(job: SearchJob, facts: "ModelFacts") -> None:
             )
 
 
-def check_memory(job: SearchJob, facts: "ModelFacts") -> None:
+def check_memory(job: SearchJob, facts: "ModelInfo") -> None:
     """Raise CacheFullError for a prompt that does not fit in memory with one whole solution."""
-    from treegen.plan.requests import sample_requests
+    from treegen.prompts.plan.requests import build_sample_requests
 
     if facts.num_pages is None:  # only the loaded model can tell
         return
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
     tree = Node("", children=leaves, samples=0)
-    facts.plan(sample_requests(tree, facts.tokenizer, job.settings.whole, facts.spec))
+    facts.plan(build_sample_requests(tree, facts.tokenizer, job.settings.whole, facts.spec))
 
 
 def check_reward(settings: SearchSettings) -> None:

@@ -8,85 +8,89 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from treegen.evals.search.tools import Method, Tools
-from treegen.evals.search.tree_methods import ab_mcts, limits, mcts, rstar
-from treegen.evals.search.typed import signature_of
+from treegen.evals.search.method_arguments import read_signature
+from treegen.evals.search.method_types import Method, MethodContext
+from treegen.evals.search.tree_methods import ab_mcts, get_tree_limits, mcts, rstar
 
 if TYPE_CHECKING:
-    from treegen.search.tree.result import Found
+    from treegen.search.tree.result import SearchOutcome
 
 
-async def _sample(on: Tools) -> "Found":
+async def _sample(on: MethodContext) -> "SearchOutcome":
     """Draw one solution; if the task can be checked, `width` of them side by side."""
     from treegen.search.budget import BudgetReached
-    from treegen.search.tree.result import Found
+    from treegen.search.tree.result import SearchOutcome
 
     if not on.checkable:
         (only,) = await on.root.sample(1)
-        return Found(only, (only,))
+        return SearchOutcome(only, (only,))
     try:
-        fitting = on.root.search.fitting(on.knobs.width, on.root.search.params.max_tokens)
+        fitting = on.root.search.max_fitting_samples(
+            on.knobs.width, on.root.search.params.max_tokens
+        )
         samples = await on.root.sample(max(1, fitting))
     except BudgetReached as end:
-        return Found(None, stopped=str(end))
-    return Found(None, tuple(samples))
+        return SearchOutcome(None, stopped=str(end))
+    return SearchOutcome(None, tuple(samples))
 
 
-async def _best_of_n(on: Tools) -> "Found":
+async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
     return await best_of_n(on.root, on.knobs.num_samples, on.evaluate)
 
 
-async def _majority(on: Tools) -> "Found":
+async def _majority(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.majority import majority
 
     most, batch = on.knobs.num_samples, on.knobs.width
     return await majority(on.root, on.answer, max_samples=most, batch=batch)
 
 
-async def _beam(on: Tools) -> "Found":
+async def _beam(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.beam import beam
 
-    return await beam(on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **limits(on))
-
-
-async def _dvts(on: Tools) -> "Found":
-    from treegen.search.strategies.dvts import dvts
-
-    return await dvts(
-        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **limits(on)
+    return await beam(
+        on.root, on.propose, on.evaluate, on.done, width=on.knobs.width, **get_tree_limits(on)
     )
 
 
-async def _rebase(on: Tools) -> "Found":
+async def _dvts(on: MethodContext) -> "SearchOutcome":
+    from treegen.search.strategies.dvts import dvts
+
+    return await dvts(
+        on.root, on.propose, on.evaluate, on.done, subtrees=on.knobs.width, **get_tree_limits(on)
+    )
+
+
+async def _rebase(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.rebase import rebase
 
     width = on.knobs.width * on.knobs.expand
-    return await rebase(on.root, on.step, on.chance, on.done, width=width, **limits(on))
+    return await rebase(on.root, on.step, on.chance, on.done, width=width, **get_tree_limits(on))
 
 
-async def _bfs(on: Tools) -> "Found":
-    from treegen.search.strategies.thoughts import bfs
+async def _bfs(on: MethodContext) -> "SearchOutcome":
+    from treegen.search.strategies.tree_of_thoughts import bfs
 
     return await bfs(
         on.root, on.propose, on.evaluate, on.done, breadth=on.knobs.width,
-        solutions=_enough(on), **limits(on),
+        solutions=_enough(on), **get_tree_limits(on),
     )  # fmt: skip
 
 
-async def _dfs(on: Tools) -> "Found":
-    from treegen.search.strategies.thoughts import dfs
+async def _dfs(on: MethodContext) -> "SearchOutcome":
+    from treegen.search.strategies.tree_of_thoughts import dfs
 
     given = on.knobs.prune_below
     prune = -math.inf if given is None else given
     return await dfs(
         on.root, on.propose, on.evaluate, on.done, prune_below=prune,
-        solutions=_enough(on), **limits(on),
+        solutions=_enough(on), **get_tree_limits(on),
     )  # fmt: skip
 
 
-async def _best_first(on: Tools) -> "Found":
+async def _best_first(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_first import best_first
 
     return await best_first(
@@ -94,7 +98,7 @@ async def _best_first(on: Tools) -> "Found":
     )
 
 
-def _enough(on: Tools) -> int | None:
+def _enough(on: MethodContext) -> int | None:
     # If the problem tells right from wrong, one solution is not enough: it may be wrong.
     return None if on.checkable else 1
 
@@ -145,24 +149,24 @@ METHODS: Final[Mapping[str, Method]] = {
         mcts,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         on_scale=True,
-        arguments=signature_of(mcts),
+        arguments=read_signature(mcts),
     ),
     "ab-mcts": Method(
         ab_mcts,
         ("depth", "evaluate", "iterations"),
         on_scale=True,
-        arguments=signature_of(ab_mcts),
+        arguments=read_signature(ab_mcts),
     ),
     "rstar": Method(
         rstar,
         ("depth", "expand", "propose", "evaluate", "exploration", "iterations", "rollouts"),
         votes=True,
         on_scale=True,
-        arguments=signature_of(rstar),
+        arguments=read_signature(rstar),
     ),
 }
 
 
-def having(knob: str) -> Iterable[str]:
+def methods_with_setting(knob: str) -> Iterable[str]:
     """Return the names of the methods that read a setting."""
     return (name for name, method in METHODS.items() if knob in method.knobs)

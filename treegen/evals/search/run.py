@@ -14,18 +14,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError
-from treegen.evals.calls import asked
-from treegen.evals.course.account import Parts, stored_parts
-from treegen.evals.course.progress import RightSoFar, RunProgress
-from treegen.evals.judged.results import results_head
+from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
+from treegen.evals.progress.usage import AttemptLog, load_attempts
+from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
+from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.value_functions import ValueFunction
-    from treegen.llm.calls import Calls
+    from treegen.llm.base import BaseLLM
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
@@ -36,7 +36,7 @@ COSTS: Final = (
 def run_searches(
     job: SearchJob,
     run: SearchRunDir,
-    llm: "Calls",
+    llm: "BaseLLM",
     *,
     stop: Callable[[], object] = lambda: None,
     value_function: "ValueFunction | None" = None,
@@ -58,7 +58,7 @@ def run_searches(
     not_done = StopReason.INTERRUPTED, StopReason.LEFT_OUT
 
     settings = job.settings
-    tally = RightSoFar()
+    tally = AccuracyCounter()
     for record in run.records():
         tally.count(record["problem_id"], bool(record["solved"]))
     done = set(run.done)
@@ -72,12 +72,12 @@ def run_searches(
         concurrency=settings.concurrency,
         budget=settings.budget,
     )
-    parts = Parts(run, results.workers)
+    parts = AttemptLog(run, results.workers)
     stopped = False
     with closing(results):
         while results.has_work and not stopped:
             results.step()
-            found = results.ended()
+            found = results.take_results()
             for number, result in enumerate(found, 1):
                 if result.stopped_by in not_done:
                     continue
@@ -91,7 +91,10 @@ def run_searches(
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
                 unknown = results.num_unknown + len(found) - number
-                solved, status = _solved(tally, unknown, settings.repeats), results.status()
+                solved, status = (
+                    _estimate_solved(tally, unknown, settings.repeats),
+                    results.status(),
+                )
                 yield RunProgress(
                     done=len(run.done),
                     planned=run.info.planned,
@@ -126,10 +129,11 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
         "problem_id": problem_id,
         "sample_index": repeat,
         "method": job.settings.method,
-        "solved": text is not None and asked(task.solved, task.name, problem.id)(problem, text),
+        "solved": text is not None
+        and wrap_task_method(task.is_solved, task.name, problem.id)(problem, text),
         "answer": None
         if text is None
-        else asked(task.answer, task.name, problem.id)(problem, text),
+        else wrap_task_method(task.answer, task.name, problem.id)(problem, text),
         "text": text,
         **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
         "usage": found["usage"],
@@ -140,7 +144,7 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
 
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     """Write results.json from the trees of a run; returns its content."""
-    tally = RightSoFar()
+    tally = AccuracyCounter()
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
@@ -156,11 +160,11 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     errors: dict[str, str] = {}  # of each problem, that of its first search that failed
     for (problem_id, _), error in sorted(failed.items()):
         errors.setdefault(problem_id, error)
-    parts = stored_parts(run)
+    parts = load_attempts(run)
     # A search that is solved ends early. So those that were under way when a run was stopped are
     # more often hard ones than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = _solved(tally, unknown, job.settings.repeats)
+    solved = _estimate_solved(tally, unknown, job.settings.repeats)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
@@ -177,7 +181,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     return results
 
 
-def _solved(tally: RightSoFar, unknown: int, repeats: int) -> Estimate | None:
+def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
     """The share of solved searches as a mean over problems.
 
     unknown: searches under way. They are left open only if each problem has one search.

@@ -13,27 +13,27 @@ from functools import cached_property, partial
 from typing import Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
-from treegen.evals.calls import asked
 from treegen.evals.problem import Problem
+from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import search_names
-from treegen.evals.search.own_method import find_method
+from treegen.evals.search.method_arguments import to_call_values
+from treegen.evals.search.method_types import Method, TreeSettings
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import Proposer, SearchTask
-from treegen.evals.search.tools import Knobs, Method
-from treegen.evals.search.typed import as_called
 from treegen.evals.search.value_functions import (
     ValueFunction,
     general_value_function,
     own_value_function,
 )
 from treegen.evals.task import TaskData
+from treegen.evals.task_calls import wrap_task_method
 from treegen.search.budget import StopReason
 from treegen.search.propose import sample_step
 from treegen.search.strategies.majority import vote
-from treegen.search.tree.node import Search, SearchNode, ended
-from treegen.search.tree.result import Found
+from treegen.search.tree.node import Search, SearchNode, is_ended
+from treegen.search.tree.result import SearchOutcome
 
-TaskSearchFn = Callable[[SearchNode], Awaitable[Found | CacheFullError]]
+TaskSearchFn = Callable[[SearchNode], Awaitable[SearchOutcome | CacheFullError]]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class _TaskSearch:
         # Whoever sent it is who is interrupted. A method of a file goes along, for there it is not.
         return partial(_TaskSearch, method=self._method), (self._task, self._data, self._settings)
 
-    async def __call__(self, root: SearchNode) -> Found | CacheFullError:
+    async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
         problem = self._problems[root.search.name]
         how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
         watcher = asyncio.ensure_future(_stop_when(self._interrupted, root.search))
@@ -127,7 +127,7 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 
 class Searcher:
-    """One problem, with the functions that strategies ask for; see `tools.Tools`."""
+    """One problem, with the functions that strategies ask for; see `tools.MethodContext`."""
 
     def __init__(
         self,
@@ -139,13 +139,13 @@ class Searcher:
         method: Method,
     ) -> None:
         self.root, self.checkable = root, task.checkable
-        self.knobs: Knobs = settings
+        self.knobs: TreeSettings = settings
         self._task, self._problem, self._settings = task, problem, settings
         self._value, self._is_solved = value_function, False
         self._method = method
-        self._arguments = as_called(method.arguments, settings.arguments)
+        self._arguments = to_call_values(method.arguments, settings.arguments)
 
-    async def search(self) -> Found:
+    async def search(self) -> SearchOutcome:
         """Search until there is a right solution, or once if the task cannot tell."""
         usage = self.root.search.usage
         while True:
@@ -171,10 +171,10 @@ class Searcher:
         if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
         nodes = (node for node in self.root.walk() if node.is_leaf)
-        return next((node for node in nodes if self._solved(node)), None)
+        return next((node for node in nodes if self._check_solved(node)), None)
 
     def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
-        return asked(method, self._task.name, self._problem.id)
+        return wrap_task_method(method, self._task.name, self._problem.id)
 
     # What strategies ask for
 
@@ -183,13 +183,13 @@ class Searcher:
 
     def _is_over(self, node: SearchNode) -> bool:
         """Whether the model has ended the text, by a token or a stop string of whole solutions."""
-        return ended(node) or node.stop in self._settings.whole.stops
+        return is_ended(node) or node.stop in self._settings.whole.stops
 
-    def solved(self, node: SearchNode) -> bool:
-        return self.checkable and self._solved(node)
+    def is_solved(self, node: SearchNode) -> bool:
+        return self.checkable and self._check_solved(node)
 
     def state(self, node: SearchNode) -> Hashable:
-        return self._ask(self._task.state)(self._problem, node.path_text), ended(node)
+        return self._ask(self._task.state)(self._problem, node.path_text), is_ended(node)
 
     def answer(self, node: SearchNode) -> str | None:
         return self._ask(self._task.answer)(self._problem, node.path_text)
@@ -205,12 +205,12 @@ class Searcher:
         self._check()
         how = self._settings.step
         draw = sample_step(how.stops, max_tokens=how.max_tokens)
-        return self._weeded(await draw(node, n))
+        return self._prune_checked(await draw(node, n))
 
     async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
         """Sample whole solutions from a node on, and prune those that are wrong."""
         self._check()
-        return self._weeded(await node.sample(n))
+        return self._prune_checked(await node.sample(n))
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
         """Make next steps in the way that the settings name."""
@@ -219,7 +219,7 @@ class Searcher:
         self._check()
         assert isinstance(self._task, Proposer), "settings name only ways that the task has"
         way = self._ask(self._task.propose)(self._problem, self._settings.propose)
-        return self._weeded(await way(node))
+        return self._prune_checked(await way(node))
 
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
         """Judge nodes; those that a check finds right or lost are not given to the judge."""
@@ -242,7 +242,7 @@ class Searcher:
             self.root.search.stop(SOLVED, StopReason.SOLVED)
         self.root.search.check()
 
-    def _weeded(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
+    def _prune_checked(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
         kept = []
         for node in nodes:
             value = self._plain(node)
@@ -258,12 +258,14 @@ class Searcher:
     def _plain(self, node: SearchNode) -> float | None:
         """The value of a node that a check finds right or wrong or that leads nowhere, or None."""
         text, checkable = node.path_text, self.checkable
-        if checkable and self._solved(node):
+        if checkable and self._check_solved(node):
             return self._value.won
         if self._ask(self._task.done)(self._problem, text):
             return self._value.lost if checkable else None
         gone = self._ask(self._task.state)(self._problem, text) is None
         return self._value.lost if gone or (checkable and self._is_over(node)) else None
 
-    def _solved(self, node: SearchNode) -> bool:
-        return node is not self.root and self._ask(self._task.solved)(self._problem, node.path_text)
+    def _check_solved(self, node: SearchNode) -> bool:
+        return node is not self.root and self._ask(self._task.is_solved)(
+            self._problem, node.path_text
+        )

@@ -4,24 +4,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from treegen.common.formats import parse_bytes
+from treegen.common.formatting import parse_bytes
 from treegen.common.params import PENALTIES, SamplingParams, check_int
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
-from treegen.evals.asked.given import (
+from treegen.evals.config.base import (
     ALLOW_TASK_CODE,
-    RunChoices,
+    BaseSettings,
     absolute,
+    build_settings,
     last_choices,
-    merged,
-    settled,
+    merge_choices,
 )
-from treegen.evals.asked.verifier_args import known_settings
+from treegen.evals.config.verifier_settings import known_settings
+from treegen.evals.search.custom_method import (
+    absolute_method,
+    find_method,
+    is_custom_method,
+    short_name,
+)
+from treegen.evals.search.method_arguments import read_values
+from treegen.evals.search.method_types import TreeSettings
 from treegen.evals.search.names import CHOOSE, EVALUATE, PROPOSE, REWARD
-from treegen.evals.search.own_method import absolute_method, find_method, is_own, short_name
 from treegen.evals.search.task import SearchDefaults, get_search_task
-from treegen.evals.search.tools import Knobs
-from treegen.evals.search.typed import read_values
 from treegen.search.budget import Budget
 
 if TYPE_CHECKING:
@@ -37,7 +42,7 @@ _BEFORE: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings(RunChoices, Knobs):
+class SearchSettings(BaseSettings, TreeSettings):
     """Everything that a run of searches was asked for; every default is filled in.
 
     method: one of METHODS, or the last part of path/to/file.py:function.
@@ -47,7 +52,7 @@ class SearchSettings(RunChoices, Knobs):
     arguments: those of the method's own, by name.
     source: a hash of the method's file; None if it comes with treegen.
     repeats: searches of each problem, each with samples of its own.
-    verifier_args: how a verifier is read; see `treegen.evals.asked.verifier_args`.
+    verifier_args: how a verifier is read; see `treegen.evals.config.verifier_settings`.
     verifier_memory: the cache of a verifier; None for the usual size.
     concurrency: most problems to search at once.
     place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
@@ -93,11 +98,11 @@ class SearchSettings(RunChoices, Knobs):
     def runs_code(self) -> bool:
         return self.source is not None or super(SearchSettings, self).runs_code
 
-    def useless(self, name: str) -> str | None:
+    def explain_unused(self, name: str) -> str | None:
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
             return "without verifier="
         knob = "evaluate" if name == "verifier" else name
-        if self.source is not None or knob not in Knobs.__dataclass_fields__:
+        if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # nobody knows what a user's own method reads
         knobs = find_method(self.place).knobs
         return None if knob in knobs else f"to {self.method}, which reads {', '.join(knobs)} alone"
@@ -108,7 +113,7 @@ class SearchSettings(RunChoices, Knobs):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(Knobs)), *_OWN)
+                    for name in (*(knob.name for knob in fields(TreeSettings)), *_OWN)
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
@@ -122,10 +127,11 @@ class SearchSettings(RunChoices, Knobs):
         }
 
 
-def settle_search(
+def resolve_search_settings(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
-    """Return the settings that a user's choices come to; see `treegen.evals.asked.settings.settle`.
+    """Return the settings that a user's choices come to; see
+    `treegen.evals.config.eval_settings.resolve_eval_settings`.
 
     reading: whether the stored run is only looked at. Its method is not looked for then.
     """
@@ -134,7 +140,7 @@ def settle_search(
             raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
-    given = merged(SearchSettings, asked, stored)
+    given = merge_choices(SearchSettings, asked, stored)
     if not given.get("task"):
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
     task = get_search_task(given["task"])
@@ -164,7 +170,7 @@ def settle_search(
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
         **method,
-        "choose": _known("way to choose", given.pop("choose", "best"), CHOOSE),
+        "choose": _check_known("way to choose", given.pop("choose", "best"), CHOOSE),
         "propose": propose,
         "evaluate": evaluate,
         "prune_below": given.pop("prune_below", prune),
@@ -176,7 +182,7 @@ def settle_search(
         **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
     }
     seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return settled(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
+    return build_settings(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
@@ -198,7 +204,7 @@ def _method(
     if stored and place in (None, stored["method"]):
         given = {**stored.get("arguments", {}), **given}
         there = stored.get("place") or stored["method"]
-        if asked.get(ALLOW_TASK_CODE) or not is_own(there):
+        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(there):
             place = there
         elif place is None:
             raise InputError(
@@ -226,7 +232,7 @@ def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) 
     return Budget(tokens=defaults.tokens) if given is None else Budget(**given)
 
 
-def _known(name: str, word: str, known: Iterable[str]) -> str:
+def _check_known(name: str, word: str, known: Iterable[str]) -> str:
     known = list(known)
     if word not in known:
         hint = did_you_mean(word, known) or f"; known: {', '.join(known)}"
@@ -237,4 +243,4 @@ def _known(name: str, word: str, known: Iterable[str]) -> str:
 def _way(name: str, word: str, known: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
-    return _known(f"way to {name}", word, known)
+    return _check_known(f"way to {name}", word, known)

@@ -78,7 +78,7 @@ class SearchTask(Task, Protocol):
         """Return the answer that a solution comes to, in canonical form; None if it has none."""
         ...
 
-    def solved(self, problem: Problem, text: str) -> bool:
+    def is_solved(self, problem: Problem, text: str) -> bool:
         """Return whether a text solves the problem. It must take any text."""
         ...
 

@@ -6,17 +6,17 @@ Strategies are imported when they run, so that help answers at once.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from treegen.evals.search.typed import Count
+from treegen.evals.search.method_arguments import Count
 
 if TYPE_CHECKING:
-    from treegen.evals.search.tools import Tools
+    from treegen.evals.search.method_types import MethodContext
     from treegen.search.evaluate import Evaluate
     from treegen.search.tree.node import SearchNode
-    from treegen.search.tree.result import Found
+    from treegen.search.tree.result import SearchOutcome
 
 
 async def mcts(
-    on: "Tools",
+    on: "MethodContext",
     *,
     batch: Count = 8,
     virtual: Literal["loss", "visit"] = "loss",
@@ -24,31 +24,31 @@ async def mcts(
     backup: Literal["mean", "max"] = "mean",
     output: Literal["value", "reward", "visits", "mean"] = "value",
     priors: Literal["none", "likelihood"] = "none",
-) -> "Found":
-    """Monte Carlo tree search; see `treegen.search.mcts` and `treegen.search.Rules`."""
-    from treegen.search.strategies.arms import Rules, likelihood
+) -> "SearchOutcome":
+    """Monte Carlo tree search; see `treegen.search.mcts` and `treegen.search.MCTSRules`."""
     from treegen.search.strategies.mcts import mcts as search
+    from treegen.search.strategies.node_statistics import MCTSRules, likelihood_priors
 
     return await search(
         on.root,
         on.propose,
-        _played(on),
+        _choose_evaluator(on),
         on.done,
         iterations=on.knobs.iterations,
         c=on.knobs.exploration,
         batch=batch,
-        rules=Rules(virtual, reward, backup, output),
-        priors=likelihood if priors == "likelihood" else None,
-        **limits(on),
+        rules=MCTSRules(virtual, reward, backup, output),
+        priors=likelihood_priors if priors == "likelihood" else None,
+        **get_tree_limits(on),
     )
 
 
-async def rstar(on: "Tools", *, batch: Count = 8, checks: Count = 4) -> "Found":
+async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> "SearchOutcome":
     """Monte Carlo tree search whose actions are a step and all further steps at once.
 
     Its solutions are checked by completing their beginnings anew; see `treegen.search.mutual`.
     """
-    from treegen.search.propose import either
+    from treegen.search.propose import combine_proposers
     from treegen.search.strategies.mcts import mcts as search
     from treegen.search.strategies.mutual import mutual
 
@@ -57,23 +57,23 @@ async def rstar(on: "Tools", *, batch: Count = 8, checks: Count = 4) -> "Found":
 
     found = await search(
         on.root,
-        either(on.propose, to_the_end),
-        _played(on),
+        combine_proposers(on.propose, to_the_end),
+        _choose_evaluator(on),
         on.done,
         iterations=on.knobs.iterations,
         c=on.knobs.exploration,
         batch=batch,
-        **limits(on),
+        **get_tree_limits(on),
     )
     return await mutual(found, on.answer, on.finish, checks=checks)
 
 
 async def ab_mcts(
-    on: "Tools",
+    on: "MethodContext",
     *,
     rule: Literal["m", "a", "a-beta"] = "m",
     batch: Count = 4,
-) -> "Found":
+) -> "SearchOutcome":
     """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
     from treegen.search.strategies.ab_mcts import ab_mcts as search
 
@@ -85,11 +85,11 @@ async def ab_mcts(
         iterations=on.knobs.iterations,
         rule=rule,
         batch=batch,
-        **limits(on),
+        **get_tree_limits(on),
     )
 
 
-def _played(on: "Tools") -> "Evaluate":
+def _choose_evaluator(on: "MethodContext") -> "Evaluate":
     """The evaluation of new states: that of rollouts from them, if the knobs ask for any."""
     from treegen.search.evaluate import rollouts
 
@@ -97,6 +97,6 @@ def _played(on: "Tools") -> "Evaluate":
     return rollouts(num, on.done, on.chance) if num else on.chance
 
 
-def limits(on: "Tools") -> dict[str, Any]:
+def get_tree_limits(on: "MethodContext") -> dict[str, Any]:
     """What trees of all methods have: a depth, and states of which only the first is kept."""
     return {"depth": on.knobs.depth, "state": on.state}

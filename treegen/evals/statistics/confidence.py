@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.common.checks import check_int, checked, checked_class
+from treegen.common.checks import check_argument_types, check_int, checked_class
 from treegen.errors import InputError
 
 STOPPED: Final = "confidence"
@@ -66,7 +66,7 @@ class Confidence:
         return quantile * (1 - _SLACK)
 
 
-@checked
+@check_argument_types
 def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[np.float64]:
     """Return the mean of every group of consecutive tokens, by the place where it ends.
 
@@ -82,7 +82,7 @@ def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[
     return means
 
 
-@checked
+@check_argument_types
 def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
     """Return what a sample's record says of its confidence; empty if it has no token.
 
@@ -103,7 +103,7 @@ def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
     }
 
 
-@checked
+@check_argument_types
 def stops_at(confidences: Sequence[float], window: int, floor: float) -> int | None:
     """Return after how many tokens a whole sample ends for a lack of confidence; None if never.
 

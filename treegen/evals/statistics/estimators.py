@@ -118,7 +118,7 @@ def unbounded_error(
 
 
 @dataclass(frozen=True, slots=True)
-class Adjusted:
+class AdjustedMean:
     """A mean over observations and two imaginary ones, as Student's t takes it.
 
     center: the mean, the imaginary ones included.
@@ -177,14 +177,14 @@ def adjusted_mean(
     least: float,
     most: float,
     clusters: Sequence[Hashable] | None = None,
-) -> Adjusted:
+) -> AdjustedMean:
     """Return the adjusted mean that `mean_interval` takes its interval from."""
-    return _adjusted(*_by_cluster(values, clusters), least, most)
+    return _compute_adjusted_mean(*_by_cluster(values, clusters), least, most)
 
 
 def adjusted_difference(
     differences: Sequence[float], clusters: Sequence[Hashable] | None = None
-) -> Adjusted:
+) -> AdjustedMean:
     """Return the adjusted mean of paired differences that lie in [-1, 1].
 
     It is as in `mean_interval`, with two imaginary differences on either side of the mean, as far
@@ -213,7 +213,7 @@ def adjusted_difference(
     alike = 1.0 if clusters is None else _correlation(differences, sums, number)
     deviations *= np.sqrt((alike + (1 - alike) / size) / (alike + (1 - alike) / number))
     far = float(reach(deviations, 1 + abs(mean), total / size))
-    return _adjusted(sums, sizes, max(-1.0, mean - far), min(1.0, mean + far))
+    return _compute_adjusted_mean(sums, sizes, max(-1.0, mean - far), min(1.0, mean + far))
 
 
 def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
@@ -339,7 +339,7 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
         uncertainty.append(math.fsum(1 / n for n in small) ** 2 / max(1, sum(small) - 1))
     freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1
     error = math.sqrt(math.fsum([*variances, imaginary])) / (1 + 2 * pull)
-    low, high = Adjusted(center, error, max(2.0, freedom)).interval(0.0, 1.0)
+    low, high = AdjustedMean(center, error, max(2.0, freedom)).interval(0.0, 1.0)
     own = [
         math.fsum((x - mean) ** 2 for x in group) / (n - 1) / n
         for group, mean, n in zip(groups, means, sizes, strict=True)
@@ -380,7 +380,9 @@ def _usual_size(sizes: Sequence[int]) -> float:
     return sum(size**2 for size in sizes) / sum(sizes)
 
 
-def _adjusted(sums: Sequence[float], sizes: Sequence[int], least: float, most: float) -> Adjusted:
+def _compute_adjusted_mean(
+    sums: Sequence[float], sizes: Sequence[int], least: float, most: float
+) -> AdjustedMean:
     """Return the mean over clusters and two imaginary ones with the least and the most value."""
     size, num = _usual_size(sizes), len(sums) + 2
     total = sum(sizes) + 2 * size
@@ -389,7 +391,7 @@ def _adjusted(sums: Sequence[float], sizes: Sequence[int], least: float, most: f
     residuals += [size * (least - center), size * (most - center)]
     squares = math.fsum(each**2 for each in residuals)
     error = math.sqrt(squares * num / (num - 1)) / total
-    return Adjusted(center, error, sum(sizes) / size + 1)
+    return AdjustedMean(center, error, sum(sizes) / size + 1)
 
 
 @lru_cache(maxsize=1 << 14)  # many problems have as many correct samples as another one

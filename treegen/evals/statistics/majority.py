@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import check_k
 
@@ -21,7 +21,7 @@ _COUNTED: Final = 96
 _BLOCK: Final = 1 << 18
 
 
-@checked
+@check_argument_types
 def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int) -> float:
     """Return the chance that a vote among k of the samples is won by a correct answer.
 
@@ -40,7 +40,7 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
     return min(1.0, math.fsum(shares))
 
 
-@checked
+@check_argument_types
 def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     """Return the chance that a vote among k of the samples has no single winner.
 
@@ -58,7 +58,7 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     _, candidates = _candidates(tuple(counts), (), invalid)
     won = [math.comb(invalid, k) / math.comb(num, k)]
     for size, repeats, others in candidates:
-        won.append(repeats * _estimated(size, others, invalid, k, False))
+        won.append(repeats * _win_probability_float(size, others, invalid, k, False))
     tie = 1.0 - math.fsum(won)
     # Rounding may leave a tiny chance of an impossible tie.
     return tie if tie > 1e-11 else 0.0
@@ -128,7 +128,7 @@ def _win(size: int, others: _Sizes, invalid: int, k: int) -> float:
     """
     num = size + invalid + sum(other * repeats for other, repeats in others)
     if num > _COUNTED:
-        return _estimated(size, others, invalid, k, True)
+        return _win_probability_float(size, others, invalid, k, True)
     if k == num:
         tied = sum(repeats for other, repeats in others if other == size)
         return 0.0 if any(other > size for other, _ in others) else 1.0 / (1 + tied)
@@ -216,7 +216,9 @@ def _below(size: int, votes: int, width: int) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _estimated(size: int, others: _Sizes, invalid: int, k: int, share_ties: bool) -> float:
+def _win_probability_float(
+    size: int, others: _Sizes, invalid: int, k: int, share_ties: bool
+) -> float:
     """Return what `_win` does, in doubles: right to about 1e-12 at any number of samples.
 
     Drawing k of n samples without replacement is drawing Binomial(n_i, k/n) from each answer's

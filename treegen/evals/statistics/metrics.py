@@ -5,11 +5,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from treegen.common.checks import checked, checked_class
+from treegen.common.checks import check_argument_types, checked_class
 from treegen.errors import InputError
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.statistics.tables import Grid, Table
-from treegen.evals.statistics.votes import Tally, distinct, tally_of
+from treegen.evals.statistics.votes import Tally, count_distinct, tally_of
 from treegen.evals.verdict import SampleScore
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def default_pass_ks(num_samples: int) -> tuple[int, ...]:
     )
 
 
-@checked
+@check_argument_types
 def summarise(
     scores: Sequence[SampleScore],
     options: ReportOptions,
@@ -197,7 +197,7 @@ def summarise(
     clusters = clusters_of(options.problems, [p for p in samples_of if samples_of[p]])
     chosen = any(problem.choices for problem in options.problems)
     # Samples that are judged equally share their verdicts by all filters.
-    counts = [distinct([sample.verdicts for sample in group]) for group in groups]
+    counts = [count_distinct([sample.verdicts for sample in group]) for group in groups]
     metrics: list[MetricRow] = []
     majority: list[MajorityRow] = []
     for name in filters:

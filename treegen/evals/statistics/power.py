@@ -66,7 +66,7 @@ class Variances:
         return 2 * (1 - self.correlation) * self.between + 2 * self.within / num_samples
 
 
-def spread_of(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
+def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the variances between and within the problems of a run, both without bias.
 
     rights: for each problem, its right samples and all its samples.
@@ -93,9 +93,9 @@ def spread_of(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
 def correlation_of(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> float:
     """Return the correlation of problems' chances in two runs, free of the noise of samples.
 
-    a, b: as in `spread_of`, of the same problems in the same order.
+    a, b: as in `estimate_variances`, of the same problems in the same order.
     """
-    (between_a, _), (between_b, _) = spread_of(a), spread_of(b)
+    (between_a, _), (between_b, _) = estimate_variances(a), estimate_variances(b)
     shares = [[right / num for right, num in run] for run in (a, b)]
     means = [math.fsum(each) / len(each) for each in shares]
     products = ((x - means[0]) * (y - means[1]) for x, y in zip(*shares, strict=True))
@@ -127,7 +127,7 @@ def power(
         raise InputError(f"a test needs at least 2 problems, got {num_problems}")
     stats = _scipy()
     if num_problems <= _FEW:
-        rows = _simulated(spread, abs(difference), (_ROUNDS, num_problems), num_samples)
+        rows = _simulate_differences(spread, abs(difference), (_ROUNDS, num_problems), num_samples)
         center, error, freedom = adjusted_rows(rows)
         return float((np.abs(center) > stats.t.isf(alpha / 2, freedom) * error).mean())
     variance = spread.of_difference(num_samples)
@@ -147,13 +147,13 @@ def power(
 def _wider(spread: Variances, difference: float, num_problems: int, num_samples: int) -> float:
     """Return how much wider adjusted intervals are than those of Student's paired t-test."""
     rounds = max(50, _VALUES // num_problems)
-    rows = _simulated(spread, difference, (rounds, num_problems), num_samples)
+    rows = _simulate_differences(spread, difference, (rounds, num_problems), num_samples)
     _, error, _ = adjusted_rows(rows)
     plain = float(rows.std(axis=1, ddof=1).mean()) / math.sqrt(num_problems)
     return float(error.mean()) / plain if plain > 0 else 1.0
 
 
-def _simulated(
+def _simulate_differences(
     spread: Variances, difference: float, shape: tuple[int, int], num_samples: int
 ) -> _Floats:
     """Return simulated differences of shares; one row for each round."""

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.common.checks import check_int, checked
+from treegen.common.checks import check_argument_types, check_int
 from treegen.evals.statistics.votes import Tally, tally
 from treegen.evals.verdict import Verdict
 
@@ -56,15 +56,15 @@ class RuleOutcome:
     samples: float
 
 
-@checked
-def plain(drawn: DrawnProblem, k: int, votes: Tally | None = None) -> RuleOutcome:
+@check_argument_types
+def replay_majority(drawn: DrawnProblem, k: int, votes: Tally | None = None) -> RuleOutcome:
     """Return what a majority of k samples comes to, exactly. votes: its tally, if it is known."""
     vote = (votes or tally(drawn.verdicts)).maj_at_k(k)
     return RuleOutcome(vote, k * drawn.mean_tokens, k)
 
 
-@checked
-def until_decided(
+@check_argument_types
+def replay_early_stopping(
     drawn: DrawnProblem,
     chances: Sequence[float],
     batch: int,

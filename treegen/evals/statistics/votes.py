@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.evals.statistics.majority import maj_at_k, tie_at_k, votes_at
 from treegen.evals.verdict import Verdict
 
@@ -35,13 +35,13 @@ class Vote:
     tied: tuple[str, ...]
 
 
-@checked
+@check_argument_types
 def majority_vote(answers: Iterable[str | None]) -> Vote:
     """Return the most frequent answer, None never counting."""
     return winner(Counter(answers))
 
 
-@checked
+@check_argument_types
 def winner(counts: Mapping[str | None, int]) -> Vote:
     """Return the answer with the most votes, None never counting.
 
@@ -53,13 +53,13 @@ def winner(counts: Mapping[str | None, int]) -> Vote:
     return Vote(tied[0] if tied else None, top, tied)
 
 
-def distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
+def count_distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
     """Return each object once, in the order of the first, and how often it is there."""
     known = {id(each): each for each in objects}
     return list(zip(known.values(), Counter(map(id, objects)).values(), strict=True))
 
 
-def counted(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:
+def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:
     """Return how often each answer was judged right or wrong, in the order of the first.
 
     verdicts: each with how often it is there, as of `distinct`: of a run, equal verdicts are one
@@ -110,12 +110,12 @@ class Tally:
 
 def tally(verdicts: Sequence[Verdict]) -> Tally:
     """Count the answers of one problem's samples."""
-    return tally_of(distinct(verdicts))
+    return tally_of(count_distinct(verdicts))
 
 
 def tally_of(verdicts: Iterable[tuple[Verdict, int]]) -> Tally:
     """Count the answers of one problem's samples. verdicts: each with how often it is there."""
-    counts = counted(verdicts)
+    counts = count_verdicts(verdicts)
     invalid = counts.pop((None, False), 0)
     # Sorted, so that problems with the same counts share the cached work of the estimators.
     right = sorted([votes for (_, correct), votes in counts.items() if correct])

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from treegen.common.checks import checked, checked_class
+from treegen.common.checks import check_argument_types, checked_class
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
@@ -109,7 +109,7 @@ class VoteRule:
         return VoteRule(number, rule, parameter)
 
 
-@checked
+@check_argument_types
 def check_votes(names: Sequence[str]) -> None:
     """Raise InputError for a name that is no vote."""
     for name in names:
@@ -117,7 +117,7 @@ def check_votes(names: Sequence[str]) -> None:
             VoteRule.of(name)
 
 
-def numbers_of(sample: "SampleScore") -> Mapping[str, float]:
+def get_vote_weights(sample: "SampleScore") -> Mapping[str, float]:
     """Return the numbers that a sample has, by name."""
     found = dict(sample.numbers)
     if "logprob" in found:
@@ -125,7 +125,7 @@ def numbers_of(sample: "SampleScore") -> Mapping[str, float]:
     return found
 
 
-@checked
+@check_argument_types
 def weighted_at_k(
     vote: VoteRule,
     numbers: Sequence[float],

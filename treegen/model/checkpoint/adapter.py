@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from treegen.common.bounded.patterns import first_matches
 from treegen.common.checks import is_finite
 from treegen.errors import InputError, ModelError
-from treegen.model.checkpoint.files import locate, one_line, read_object
+from treegen.model.checkpoint.files import locate, read_object, summarize_error
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
@@ -180,14 +180,14 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                     whole[place.replace(".base_layer.", ".")] = file.get_tensor(name)
     except Exception as error:
         raise ModelError(
-            f"{adapter.directory / WEIGHTS} cannot be read: {one_line(error)}; copy it again"
+            f"{adapter.directory / WEIGHTS} cannot be read: {summarize_error(error)}; copy it again"
         ) from None
     if not given and not whole and not has_dropped:
         raise ModelError(
             f"{adapter.directory / WEIGHTS} has no tensors; save the adapter again with peft"
         )
     modules = dict(module.named_modules())
-    shared = _shared(module)
+    shared = _find_shared_parameters(module)
     for place, tensor in whole.items():
         name, _, kind = place.rpartition(".")
         mine = getattr(modules.get(name), kind, None)
@@ -204,12 +204,12 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
         base = getattr(modules.get(name), "weight", None)
         if not isinstance(base, nn.Parameter) or base.ndim != 2:
             raise _strange(adapter, name)
-        merged = _merged(base.data, parts, name, adapter, alphas[name])
+        merged = _merge_weight(base.data, parts, name, adapter, alphas[name])
         _replace(modules[name], "weight", merged, shared)
     return len(given) + len(whole)
 
 
-def _merged(
+def _merge_weight(
     base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter, alpha: float
 ) -> Tensor:
     """Return a weight with its part of the adapter, in float32."""
@@ -248,7 +248,7 @@ def _strange(adapter: Adapter, name: str) -> ModelError:
     )
 
 
-def _shared(module: nn.Module) -> set[int]:
+def _find_shared_parameters(module: nn.Module) -> set[int]:
     """Return the ids of the parameters that several modules have."""
     seen: set[int] = set()
     found: set[int] = set()

@@ -35,7 +35,7 @@ _ROWS: Final = 0
 _OVER_127: Final = 7.874015718698502e-3
 
 
-def expand_4_bits(parts: Mapping[str, Tensor]) -> Tensor:
+def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
     """The matrix [N, K] that is stored in 4 bits, in float32.
 
     Raises:
@@ -51,15 +51,17 @@ def expand_4_bits(parts: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(f"{len(pairs)} bytes do not make {shape}")
     scales = parts["weight.absmax"]
     if "nested_offset" in state:
-        scales = _scaled(
+        scales = _dequantize_blocks(
             scales, parts["weight.nested_quant_map"], parts["weight.nested_absmax"],
             state["nested_blocksize"], 256,
         ) + torch.tensor(float(state["nested_offset"]), device=scales.device)  # fmt: skip
     halves = torch.stack([pairs >> 4, pairs & 15], dim=1).reshape(-1)[:count]
-    return _scaled(halves, parts["weight.quant_map"], scales, state["blocksize"], 16).reshape(shape)
+    return _dequantize_blocks(
+        halves, parts["weight.quant_map"], scales, state["blocksize"], 16
+    ).reshape(shape)
 
 
-def expand_8_bits(parts: Mapping[str, Tensor]) -> Tensor:
+def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
     """The matrix [N, K] that is stored in 8 bits, in float32.
 
     Raises:
@@ -74,7 +76,9 @@ def expand_8_bits(parts: Mapping[str, Tensor]) -> Tensor:
     return stored_NK * largest_N[:, None] * _OVER_127
 
 
-def _scaled(named: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int) -> Tensor:
+def _dequantize_blocks(
+    named: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int
+) -> Tensor:
     """Numbers [count] by name, times the scales of their blocks of a size."""
     blocks = -(-len(named) // max(int(size), 1))
     if int(size) < 1 or numbers.shape != (count,) or scales.shape != (blocks,):

@@ -13,8 +13,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from treegen.errors import ModelError
-from treegen.images.table import Ahead
 from treegen.model.checkpoint.quantized import check_packages, quantisation_of
+from treegen.prompts.images.table import Ahead
 
 _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
 NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
@@ -152,7 +152,7 @@ def _calls_the_interface(model_type: str) -> bool:
     return bool(getattr(kind, "_supports_attention_backend", False))
 
 
-def way_of(model_type: str) -> str:
+def get_support(model_type: str) -> str:
     """What treegen says of a family, one of `WAYS`; its layers may have it refused all the same."""
     if refusal(model_type):
         return "refused"
@@ -266,7 +266,7 @@ def all_families() -> list[Family]:
 
 
 def _family(model_type: str) -> Family:
-    way = way_of(model_type)
+    way = get_support(model_type)
     if way != "not tested":
         return Family(model_type, way, refusal(model_type) or "")
     try:

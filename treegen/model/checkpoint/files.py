@@ -16,9 +16,9 @@ import huggingface_hub
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
 from treegen import demo
-from treegen.common.paths import path_component
-from treegen.common.regular import open_regular, read_bytes, read_text
-from treegen.common.unreadable import unreadable
+from treegen.common.files.paths import path_component
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular, read_bytes, read_text
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -101,7 +101,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     except Exception as error:
         raise ModelError(
             f"{name!r} is not a directory and could not be fetched from the hub: "
-            f"{one_line(error)}; check the name, or download it first"
+            f"{summarize_error(error)}; check the name, or download it first"
         ) from None
     if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
         raise ModelError(f"{name} has GGUF files only; download one and give its path")
@@ -121,12 +121,12 @@ def _check_regular(directory: Path) -> None:
         strange = [each for each in directory.iterdir() if each.exists()
                    and not each.is_file() and not each.is_dir()]  # fmt: skip
     except OSError as error:
-        raise ModelError(unreadable(directory, error)) from None
+        raise ModelError(describe_read_error(directory, error)) from None
     if strange:
         raise ModelError(f"{strange[0]} is a pipe or a device, which may never end; remove it")
 
 
-def one_line(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the first line of an error's text that says something, at most 300 characters.
 
     A line that ends in a colon says nothing alone, so the next line is joined to it.
@@ -146,7 +146,7 @@ def read_object(file: Path) -> dict[str, Any]:
         value = json.loads(read_text(file))
     except (ValueError, OSError) as error:
         raise ModelError(
-            f"{file} cannot be read as JSON: {one_line(error)}; download it again"
+            f"{file} cannot be read as JSON: {summarize_error(error)}; download it again"
         ) from None
     except RecursionError:
         raise ModelError(
@@ -184,7 +184,7 @@ def check_weights(directory: Path) -> None:
         return  # `locate` has looked into it
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        missing = sorted(_indexed(index) - {f.name for f in directory.iterdir()})
+        missing = sorted(_list_indexed_files(index) - {f.name for f in directory.iterdir()})
         if missing:
             raise ModelError(
                 f"{directory} lacks {missing[0]} and {len(missing) - 1} more weight files that its "
@@ -211,11 +211,11 @@ def weight_files(directory: Path) -> list[Path]:
     if whole.is_file():
         return [whole]
     if index.is_file():
-        return [directory / name for name in sorted(_indexed(index))]
+        return [directory / name for name in sorted(_list_indexed_files(index))]
     return sorted(directory.glob("*.safetensors"))
 
 
-def _indexed(index: Path) -> set[str]:
+def _list_indexed_files(index: Path) -> set[str]:
     """Return the names of the files that an index of weights lists.
 
     Raises:

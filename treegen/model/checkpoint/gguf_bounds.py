@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from treegen.common.regular import open_regular
+from treegen.common.files.regular_files import open_regular
 
 MOST_VALUES: Final = 1 << 23
 """Values in a header; the largest vocabularies with their merges have about a million."""
@@ -53,7 +53,7 @@ class _Walk:
             self._value(self._number(4), 0)
         for _ in range(tensors):
             self._string()
-            self._skip(8 * self._bounded(self._number(4), 8))
+            self._skip(8 * self._check_count(self._number(4), 8))
             self._skip(4 + 8)
 
     def _value(self, kind: int, depth: int) -> None:
@@ -77,19 +77,19 @@ class _Walk:
 
     def _count(self, least: int) -> int:
         """Return a number of things that take at least so many bytes each."""
-        found = self._bounded(self._number(8), least)
+        found = self._check_count(self._number(8), least)
         self._values += found
         if self._values > MOST_VALUES:
             raise ValueError(f"its header has more than {MOST_VALUES:,} values")
         return found
 
-    def _bounded(self, number: int, least: int) -> int:
+    def _check_count(self, number: int, least: int) -> int:
         if number * least > self._left:
             raise ValueError(f"its header claims {number:,} things where {self._left:,} bytes are")
         return number
 
     def _string(self) -> None:
-        self._skip(self._bounded(self._number(8), 1))
+        self._skip(self._check_count(self._number(8), 1))
 
     def _number(self, size: int) -> int:
         found: int = struct.unpack(self._order + ("I" if size == 4 else "Q"), self._read(size))[0]

@@ -11,13 +11,13 @@ from typing import Any, Final
 from transformers.utils import logging as transformers_logging
 
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.files import summarize_error
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN: Final = 3
 
 
-class _Kept(logging.Handler):
+class _LogCapture(logging.Handler):
     """Keeps what is logged."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Kept(logging.Handler):
 def quiet_loading() -> Iterator[list[str]]:
     """While open, hide transformers' progress bars and report. Yields the report's lines so far."""
     logger = logging.getLogger("transformers.modeling_utils")
-    kept = _Kept()
+    kept = _LogCapture()
     before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
     logger.addHandler(kept)
     logger.propagate = False
@@ -64,7 +64,7 @@ def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelEr
             "from the tensors of the checkpoint; download both again, or update transformers"
         )
     return ModelError(
-        f"the weights in {directory} cannot be loaded: {one_line(error)}; download them again"
+        f"the weights in {directory} cannot be loaded: {summarize_error(error)}; download them again"
     )
 
 

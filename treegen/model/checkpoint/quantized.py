@@ -64,7 +64,7 @@ _UNPACKED_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How packed matrices are stored; see `treegen.model.checkpoint.packed`.
+    """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`.
 
     layout: "gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8".
     group_size: inputs that share a scale; -1 for all, and where matrices tell it themselves.
@@ -77,7 +77,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantisation:
+class QuantizationInfo:
     """What config.json tells of quantised weights.
 
     method: its name for it. stores: the same for people.
@@ -93,7 +93,7 @@ class Quantisation:
     packing: Packing | None = None
 
 
-def quantisation_of(config: PretrainedConfig) -> Quantisation | None:
+def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
     """Return how a checkpoint's weights are quantised; None if they are not.
 
     Raises:
@@ -111,18 +111,20 @@ def quantisation_of(config: PretrainedConfig) -> Quantisation | None:
             f"weights in {method} that were rotated (transform_config) cannot be used; {_ORIGINAL}"
         )
     if method in FP8_METHODS and (method in ("fp8", "mxfp8") or _is_plain_fp8(settings)):
-        return Quantisation(method, FP8_METHODS[method], is_fp8=True, needs="accelerate")
+        return QuantizationInfo(method, FP8_METHODS[method], is_fp8=True, needs="accelerate")
     if method in EXPANDED_METHODS:
         needs = "compressed_tensors" if method == "compressed-tensors" else ""
         if method == "bitsandbytes":
             bits = _bits_of_bitsandbytes(settings)
-            return Quantisation(method, f"{method}' {bits} bits", packing=Packing(f"bnb-{bits}"))
+            return QuantizationInfo(
+                method, f"{method}' {bits} bits", packing=Packing(f"bnb-{bits}")
+            )
         packing = _packing(method, settings) if method in _LAYOUTS else None
-        return Quantisation(method, EXPANDED_METHODS[method], needs=needs, packing=packing)
+        return QuantizationInfo(method, EXPANDED_METHODS[method], needs=needs, packing=packing)
     raise ModelError(f"quantised weights ({method}) are not supported; {OTHER_REFUSED}")
 
 
-def check_packages(stored: Quantisation) -> None:
+def check_packages(stored: QuantizationInfo) -> None:
     """Raise ModelError if the package that reads such weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
@@ -131,7 +133,7 @@ def check_packages(stored: Quantisation) -> None:
         )
 
 
-def what_becomes() -> dict[str, str]:
+def describe_support() -> dict[str, str]:
     """What becomes of weights in each kind of quantisation, for people."""
     return {
         **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
@@ -140,7 +142,7 @@ def what_becomes() -> dict[str, str]:
     }
 
 
-def expand_on_load(config: PretrainedConfig, stored: Quantisation) -> dict[str, str]:
+def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo) -> dict[str, str]:
     """Have transformers expand the weights of a configuration; returns new names of tensors.
 
     Other tools' FP8 is transformers' own but for the names of scales, so one reader does for all.
@@ -157,7 +159,7 @@ def expand_on_load(config: PretrainedConfig, stored: Quantisation) -> dict[str, 
     return _RENAMED if stored.is_fp8 else {}
 
 
-def unused_names(names: Iterable[str], stored: Quantisation | None) -> list[str]:
+def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[str]:
     """Names of tensors without those that scale inputs, which are scaled as they are computed."""
     dropped = _OF_INPUTS if stored is not None else ()
     return [name for name in names if not name.endswith(dropped)]

@@ -49,7 +49,7 @@ def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, st
     return name
 
 
-def unreached_parts(
+def find_unused_parts(
     module: nn.Module, attentions: Sequence[nn.Module], called: Iterable[nn.Module]
 ) -> tuple[str, ...]:
     """Names of the parts that a pass over text did not call: image and sound towers.

@@ -65,7 +65,7 @@ def _place(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexp
 
 
 def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tensor) -> None:
-    """Fill order and blocks as `treegen.model.linear.experts.routed` says."""
+    """Fill order and blocks as `treegen.model.linear.experts.group_by_expert` says."""
     num_pairs, room = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
         return

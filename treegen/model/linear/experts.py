@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from treegen.model.linear.blocks import room_for_blocks, rows_of_block
 
 
-class Fused(NamedTuple):
+class FusedExperts(NamedTuple):
     """Experts of one layer: their module, and the names of its two tensors."""
 
     module: Any
@@ -33,7 +33,7 @@ class Fused(NamedTuple):
         return self.up, self.down
 
 
-def fused_experts(module: nn.Module) -> Iterator[tuple[str, Fused]]:
+def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
     """Yield the experts of a module that lie in two tensors, each with its name.
 
     Those with a norm behind each expert are left to transformers.
@@ -42,7 +42,7 @@ def fused_experts(module: nn.Module) -> Iterator[tuple[str, Fused]]:
         has_gate = getattr(part, "has_gate", None)
         if has_gate is None or getattr(part, "has_post_expert_norm", False):
             continue
-        found = Fused(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
+        found = FusedExperts(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
         weights = [part._parameters.get(each) for each in found.tensors]
         if all(weight is not None and weight.dim() == 3 for weight in weights):
             yield name, found
@@ -60,7 +60,7 @@ class GroupedExperts(nn.Module):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sum [T, K] of what each token's experts [T, X] make of it [T, K]."""
         stock: Any = self
-        routes = routed(top_k_index, stock.num_experts)
+        routes = group_by_expert(top_k_index, stock.num_experts)
         each, dtype = top_k_index.shape[1], hidden_states.dtype
         up = self._product(self.treegen_up, hidden_states, routes, each, dtype)
         out = self._product(self.treegen_down, self._act(up), routes, 1, dtype)
@@ -91,7 +91,7 @@ def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
     return type(name, (kind, stock), {"__module__": __name__})
 
 
-def become(found: Fused, kind: type[nn.Module]) -> None:
+def convert_experts(found: FusedExperts, kind: type[nn.Module]) -> None:
     """Turn experts into a kind of `GroupedExperts`."""
     both: tuple[Any, Any] = kind, type(found.module)
     found.module.__class__ = _kind(*both)
@@ -107,7 +107,7 @@ class GroupedLayers:
         for _, found in [*fused_experts(module)]:
             if not isinstance(found.module, GroupedExperts):
                 self._were.append((found.module, type(found.module)))
-                become(found, GroupedExperts)
+                convert_experts(found, GroupedExperts)
 
     def undo(self) -> None:
         """Let them compute as transformers does."""
@@ -118,7 +118,7 @@ class GroupedLayers:
 
 
 @torch.library.custom_op("treegen::routed", mutates_args=())
-def routed(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """Return the pairs by expert, int32 [S], and their blocks, int32 [3, B].
 
     A block has an expert, or -1, and where its pairs begin and end among those by expert. Pairs
@@ -147,7 +147,7 @@ def routed(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return order_S, blocks_3B
 
 
-@routed.register_fake
+@group_by_expert.register_fake
 def _(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     num_pairs = chosen_TX.shape[0] * chosen_TX.shape[1]
     order_S = chosen_TX.new_empty(num_pairs, dtype=torch.int32)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from treegen.attention.types import FP8
 from treegen.errors import InputError
-from treegen.model.latent import keeps_latents
+from treegen.model.latent import is_latent_layer
+from treegen.ops.attention.types import FP8
 
 MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
@@ -46,7 +46,7 @@ class Fp8Linear(nn.Linear):
 
 
 @contextlib.contextmanager
-def smooth(module: nn.Module) -> Iterator[None]:
+def disable_input_rounding(module: nn.Module) -> Iterator[None]:
     """While open, inputs are not rounded to FP8.
 
     A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
@@ -85,7 +85,7 @@ def can_multiply(device: torch.device) -> bool:
     return not here or torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
-def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers of a module that may run in FP8, each with its name.
 
     The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not,
@@ -96,7 +96,7 @@ def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     if isinstance(module, PreTrainedModel):
         head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
         num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
-    ups = [part.kv_b_proj for part in module.modules() if keeps_latents(part)]
+    ups = [part.kv_b_proj for part in module.modules() if is_latent_layer(part)]
     for name, part in module.named_modules():
         if type(part) is not nn.Linear or part is head or part.out_features == num_experts:
             continue
@@ -112,31 +112,31 @@ def quantize_linears(module: nn.Module, device: torch.device) -> int:
     From elsewhere they come piece by piece, so the device needs no room for more than FP8.
     """
     count = 0
-    for _, part in linears(module):
-        install(part, *in_pieces(part.weight.data, device))
+    for _, part in iter_fp8_linears(module):
+        replace_weight(part, *quantize_in_chunks(part.weight.data, device))
         count += 1
     return count
 
 
-def in_pieces(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """`quantized` on a device, for a matrix [N, K] that may lie elsewhere, in pieces of rows."""
     rounded = torch.empty(weight.shape, dtype=FP8, device=device)
     scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
     step = max(_PIECE // weight.shape[1], 1)
     for at in range(0, len(weight), step):
         rows = slice(at, at + step)
-        rounded[rows], scale_N[rows] = quantized(weight[rows].to(device))
+        rounded[rows], scale_N[rows] = quantize_rows(weight[rows].to(device))
     return rounded, scale_N
 
 
-def install(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
+def replace_weight(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
     """Turn a linear layer into FP8, with a weight [N, K] and scales [N] in float32."""
     part.weight = nn.Parameter(weight, requires_grad=False)
     part.__class__ = Fp8Linear
     cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [N, K] in FP8, and what each row [N] is to be multiplied by, in float32."""
     rows = weight.float()
     scale_N = rows.abs().amax(dim=-1).clamp(min=LEAST) / MOST
@@ -145,7 +145,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:
     """Return input [..., K] times the transpose of an FP8 weight [N, K], [..., N]."""
-    rows, scale_M = quantized(input.reshape(-1, input.shape[-1]))
+    rows, scale_M = quantize_rows(input.reshape(-1, input.shape[-1]))
     return scaled_product(rows, scale_M, weight, scale_N, bias, like=input)
 
 

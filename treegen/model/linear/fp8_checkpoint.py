@@ -20,11 +20,11 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from treegen.attention.types import FP8
 from treegen.model.checkpoint.files import weight_files
-from treegen.model.linear.experts import Fused
-from treegen.model.linear.fp8 import install, linears
+from treegen.model.linear.experts import FusedExperts
+from treegen.model.linear.fp8 import iter_fp8_linears, replace_weight
 from treegen.model.linear.fp8_experts import install_experts, rounding_experts
+from treegen.ops.attention.types import FP8
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
 _EXPERTS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
@@ -32,7 +32,7 @@ _CHECKED: Final = 8  # rows of a matrix that are compared with what transformers
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreReport:
     """What was put back into a model.
 
     count: matrices in FP8. rounded: those of them whose blocks got one scale for each output.
@@ -46,7 +46,7 @@ class Restored:
     expanded: int
 
 
-def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Restored:
+def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> RestoreReport:
     """Put the FP8 matrices of a checkpoint in the place of the expanded ones, on a device.
 
     Those that a linear layer cannot be told to be made from stay expanded.
@@ -60,29 +60,29 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """A matrix by row, on the device."""
         nonlocal count, rounded, before, after
-        weight, scale_N, changed, whole = by_row(*(each.to(device) for each in found))
+        weight, scale_N, changed, whole = requantize_per_row(*(each.to(device) for each in found))
         count += 1
         if changed:
             rounded += 1
             after, before = after + changed, before + whole
         return weight, scale_N
 
-    for name, part in linears(module):
+    for name, part in iter_fp8_linears(module):
         found = stored.read(f"{name}.weight", part.weight)
         if found is not None:
-            install(part, *put(found))
+            replace_weight(part, *put(found))
     for name, experts in [*rounding_experts(module)]:
         sides = _experts(stored, name, experts)
         if sides is not None:
-            install_experts(experts, *(_stacked(side, put) for side in sides))
+            install_experts(experts, *(_stack_experts(side, put) for side in sides))
     error = float(after / before) ** 0.5 if rounded else 0.0
-    return Restored(count, rounded, error, stored.num_matrices - count)
+    return RestoreReport(count, rounded, error, stored.num_matrices - count)
 
 
 _Grids = list[tuple[Tensor, Tensor]]
 
 
-def _experts(stored: _Stored, name: str, found: Fused) -> list[list[_Grids]] | None:
+def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grids]] | None:
     """The matrices of both tensors of experts, by expert and from top to bottom; None if not all
     are known.
     """
@@ -107,7 +107,7 @@ def _experts(stored: _Stored, name: str, found: Fused) -> list[list[_Grids]] | N
     return None
 
 
-def _stacked(
+def _stack_experts(
     side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """One tensor [E, N, K] of matrices, and its scales [E, N]."""
@@ -116,7 +116,7 @@ def _stacked(
     return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
 
 
-def by_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
+def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
     """Return a matrix [N, K] in FP8 with one scale for each output, from one with blocks.
 
     grid: [n, k], float32, of blocks of one size.

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from treegen.model.linear.experts import (
-    Fused,
+    FusedExperts,
     GroupedExperts,
-    become,
+    convert_experts,
     fused_experts,
     grouped_product,
 )
-from treegen.model.linear.fp8 import MULTIPLE, in_pieces, quantize_linears, quantized
-from treegen.model.linear.gated import silu_quantized
+from treegen.model.linear.fp8 import MULTIPLE, quantize_in_chunks, quantize_linears, quantize_rows
+from treegen.model.linear.gated import silu_mul_quantize
 
 
 class Fp8Experts(GroupedExperts):
@@ -37,13 +37,13 @@ class Fp8Experts(GroupedExperts):
         """Return the weighted sum [T, D] of what each token's experts [T, X] make of it [T, D]."""
         if self.rounds_inputs:
             return super().forward(hidden_states, top_k_index, top_k_weights)
-        return self._expanded(hidden_states, top_k_index, top_k_weights)
+        return self._forward_dequantized(hidden_states, top_k_index, top_k_weights)
 
     def _product(
         self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
     ) -> Tensor:
         is_gate_up = self.treegen_silu and name == self.treegen_down
-        given = silu_quantized(rows) if is_gate_up else quantized(rows)
+        given = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
         weight, scale_EN = getattr(self, name), getattr(self, f"{name}_scale")
         out: Tensor = grouped_product(*given, weight, scale_EN, None, *routes, each, False, dtype)
         return out
@@ -52,7 +52,7 @@ class Fp8Experts(GroupedExperts):
         # What is silu(gate) * up is computed where it is rounded.
         return up if self.treegen_silu else super()._act(up)
 
-    def _expanded(self, hidden: Tensor, *routes: Tensor) -> Tensor:
+    def _forward_dequantized(self, hidden: Tensor, *routes: Tensor) -> Tensor:
         """What the stock class makes of inputs that are not rounded."""
         parts = {name: self._parameters[name] for name in (self.treegen_up, self.treegen_down)}
         try:
@@ -65,7 +65,7 @@ class Fp8Experts(GroupedExperts):
             self._parameters.update(parts)
 
 
-def rounding_experts(module: nn.Module) -> Iterator[tuple[str, Fused]]:
+def rounding_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
     """Yield the fused experts of a module that may run in FP8, each with its name.
 
     Those with biases, transposed or with sizes that are no multiples of 16 may not.
@@ -85,23 +85,25 @@ def quantize_matrices(module: nn.Module, device: torch.device) -> None:
         sides = []
         for name in found.tensors:
             weight = getattr(found.module, name).data
-            rounded, scale_R = in_pieces(weight.flatten(0, 1), device)
+            rounded, scale_R = quantize_in_chunks(weight.flatten(0, 1), device)
             sides.append((rounded.view(weight.shape), scale_R.view(weight.shape[:2])))
         install_experts(found, *sides)
 
 
-def install_experts(found: Fused, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]) -> None:
+def install_experts(
+    found: FusedExperts, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]
+) -> None:
     """Turn experts into FP8, with tensors [E, N, K] and their scales [E, N] in float32."""
     part = found.module
     is_silu = _has_silu(part, found)
     for name, (weight, scale_EN) in zip(found.tensors, (up, down), strict=True):
         setattr(part, name, nn.Parameter(weight, requires_grad=False))
         part.register_buffer(f"{name}_scale", scale_EN, persistent=False)
-    become(found, Fp8Experts)
+    convert_experts(found, Fp8Experts)
     part.treegen_silu = is_silu
 
 
-def _has_silu(part: Any, found: Fused) -> bool:
+def _has_silu(part: Any, found: FusedExperts) -> bool:
     """Whether experts gate by silu(first half) * second half, told by what they make of numbers."""
     if not part.has_gate:
         return False

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from treegen.attention.types import FP8
-from treegen.model.linear.fp8 import LEAST, MOST, Fp8Linear, quantized, scaled_product
-from treegen.model.linear.joined import Joint, JointPart
+from treegen.model.linear.fp8 import LEAST, MOST, Fp8Linear, quantize_rows, scaled_product
+from treegen.model.linear.merged import MergedLinear, MergedLinearPart
+from treegen.ops.attention.types import FP8
 
 
 class GatedLinears:
@@ -46,7 +46,7 @@ class GatedLinears:
             ):
                 down[0].__class__ = _Gated
                 part = cast(_Gated, down[0])
-                part.joint = cast(JointPart, up[0]).joint
+                part.joint = cast(MergedLinearPart, up[0]).joint
                 part.joint.keeps = True
                 self._parts.append(part)
 
@@ -62,19 +62,23 @@ class GatedLinears:
 class _Gated(Fp8Linear):
     """An FP8 layer that computes its input again, from the joined product of gate and up."""
 
-    joint: Joint
+    joint: MergedLinear
 
     def forward(self, input: Tensor) -> Tensor:
         product, self.joint.product = self.joint.product, None
         if product is None:
             return super().forward(input)
-        rows, scale_M = silu_quantized(product.reshape(-1, 2 * self.in_features))
+        rows, scale_M = silu_mul_quantize(product.reshape(-1, 2 * self.in_features))
         return scaled_product(rows, scale_M, self.weight, self.scale, self.bias, like=input)
 
 
 def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
     """Whether two layers are computed together, and nothing else with them."""
-    if not (isinstance(gate, JointPart) and isinstance(up, JointPart) and gate.joint is up.joint):
+    if not (
+        isinstance(gate, MergedLinearPart)
+        and isinstance(up, MergedLinearPart)
+        and gate.joint is up.joint
+    ):
         return False
     return len(gate.joint.sizes) == 2 and (gate.place, up.place) == (0, 1)
 
@@ -91,14 +95,14 @@ def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
 
 
 @torch.library.custom_op("treegen::silu_quantized", mutates_args=())
-def silu_quantized(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Return silu(gate) * up [M, F] in FP8, and what its rows [M] are to be multiplied by.
 
     gate_up: [M, 2 F], gates first.
     """
     gate, up = gate_up.chunk(2, -1)
     if gate_up.device.type != "cuda":
-        return quantized(silu(gate.float()) * up.float())
+        return quantize_rows(silu(gate.float()) * up.float())
     from treegen.model.linear.fp8_kernels import silu_quantize
 
     rounded = torch.empty(gate.shape, dtype=FP8, device=gate_up.device)
@@ -107,7 +111,7 @@ def silu_quantized(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scale_M
 
 
-@silu_quantized.register_fake
+@silu_mul_quantize.register_fake
 def _(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     rows, width = gate_up.shape
     rounded = gate_up.new_empty((rows, width // 2), dtype=FP8)

@@ -18,7 +18,12 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from treegen.model.linear.experts import Fused, GroupedExperts, become, fused_experts
+from treegen.model.linear.experts import (
+    FusedExperts,
+    GroupedExperts,
+    convert_experts,
+    fused_experts,
+)
 
 GROUP: Final = 32
 """Numbers that share a scale."""
@@ -69,7 +74,7 @@ def mxfp4_product(
         if expert < 0:
             break
         pairs = order_S[begin:end]
-        made = rows[pairs // each] @ expanded(weight[expert], scale[expert]).T
+        made = rows[pairs // each] @ dequantize_mxfp4(weight[expert], scale[expert]).T
         out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(out.dtype)
     return out
 
@@ -82,7 +87,7 @@ def _(
     return halves_M2H.new_empty(order_S.shape[0], weight.shape[1])
 
 
-def expanded(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
+def dequantize_mxfp4(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
     """Numbers in MXFP4 as float32 [N, K]: bytes [N, K / 2], scales [N, K / 32]."""
     numbers = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=bytes_NH.device)
     halves = torch.stack([bytes_NH & 15, bytes_NH >> 4], dim=-1).flatten(-2)
@@ -114,13 +119,13 @@ def num_in_experts(config: PretrainedConfig) -> int:
     return int(matrices * config.hidden_size * config.intermediate_size)
 
 
-def without_numbers(module: nn.Module) -> None:
+def replace_with_empty(module: nn.Module) -> None:
     """Turn the experts of a module, transposed ones, into `Mxfp4Experts` without numbers yet."""
     for _, found in [*fused_experts(module)]:
         _empty(found)
 
 
-def _empty(found: Fused) -> None:
+def _empty(found: FusedExperts) -> None:
     part = found.module
     for name in found.tensors:
         experts, inputs, outputs = part._parameters.pop(name).shape
@@ -128,7 +133,7 @@ def _empty(found: Fused) -> None:
         for end, size in (("blocks", (*shape, GROUP // 2)), ("scales", shape)):
             empty = torch.empty(size, dtype=torch.uint8)
             part.register_parameter(f"{name}_{end}", nn.Parameter(empty, requires_grad=False))
-    become(found, Mxfp4Experts)
+    convert_experts(found, Mxfp4Experts)
 
 
 @register_quantization_config(_METHOD)
@@ -138,14 +143,14 @@ class _Config(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 @register_quantizer(_METHOD)
-class _Kept(HfQuantizer):  # type: ignore[misc]
+class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
     """Has transformers make and fill modules whose experts are in 4 bits."""
 
     requires_calibration = False
     is_trainable = False
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **given: Any) -> None:
-        without_numbers(model)
+        replace_with_empty(model)
         # transformers draws numbers for the tensors that a class has of its own.
         for part in _experts(model):
             part.gate_up_proj = part.down_proj = torch.empty(0)

@@ -48,7 +48,7 @@ _EXPAND: tl.constexpr = tl.constexpr(
 
 
 @triton.jit
-def _expanded(bytes_NH, factor_NH):
+def _dequantize_bytes(bytes_NH, factor_NH):
     """The numbers in the low and in the high halves of bytes, times a factor, in bfloat16."""
     return tl.inline_asm_elementwise(
         _EXPAND, "=&r,=&r,=&r,=&r,r,r,r", [bytes_NH, factor_NH],
@@ -91,7 +91,7 @@ def _mxfp4_product(
             power = tl.where(s == 0, 0x40, s.to(tl.int16) << 7).to(tl.int16)
             power = power.to(tl.bfloat16, bitcast=True)[:, :, None]
             factor = tl.reshape(tl.broadcast_to(power, [BLOCK_N, GROUPS, 16]), [BLOCK_N, H])
-            low, high = _expanded(w, factor)
+            low, high = _dequantize_bytes(w, factor)
             total = tl.dot(low, even, total)
             total = tl.dot(high, odd, total)
         if HAS_BIAS:
@@ -102,7 +102,7 @@ def _mxfp4_product(
         )  # fmt: skip
 
 
-def stages(rows: int, capability: tuple[int, int]) -> int:
+def choose_num_stages(rows: int, capability: tuple[int, int]) -> int:
     """How many steps' inputs are held at once, of blocks of so many rows: as many as have room."""
     return 3 if capability >= (9, 0) or rows <= 64 else 2
 
@@ -122,5 +122,5 @@ def mxfp4_product(
         halves.contiguous(), weight, scale, bias, order, blocks, out, blocks.shape[1],
         N=outputs, K=halves[0].numel(), EACH=each, HAS_BIAS=bias is not None, ROWS=size,
         BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8,
-        num_stages=stages(size, torch.cuda.get_device_capability(halves.device)),
+        num_stages=choose_num_stages(size, torch.cuda.get_device_capability(halves.device)),
     )  # fmt: skip

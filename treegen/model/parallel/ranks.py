@@ -33,7 +33,7 @@ _here: list[Ranks] = []  # of this process, for the operators; one at most
 _leaving: Final = threading.RLock()  # held while a process group is aborted
 
 
-class Lead(Protocol):
+class RankLeader(Protocol):
     """What rank 0 has of the others."""
 
     @property
@@ -41,7 +41,7 @@ class Lead(Protocol):
         """Why they have ended; empty as long as they work."""
         ...
 
-    def tell(self, name: str, *arguments: Any) -> None:
+    def call_followers(self, name: str, *arguments: Any) -> None:
         """Have them do a call, as this process does."""
         ...
 
@@ -67,42 +67,42 @@ class Ranks:
     rank: int
     size: int
     device: torch.device
-    lead: Lead | None
+    lead: RankLeader | None
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
         if self.lead is not None:
             self.lead.check()
 
-    def least(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """The least of a number over all ranks; each must call this."""
         found = torch.tensor([number])
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return int(found)
 
-    def from_first(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0; each rank must call this."""
         dist.broadcast(tensor, src=0)
         return tensor
 
-    def part(self, vocab_size: int) -> tuple[int, int, int]:
+    def get_vocab_range(self, vocab_size: int) -> tuple[int, int, int]:
         """This rank, the first token of its part of the vocabulary, and how many tokens it has."""
         width = -(-vocab_size // self.size)
         first = self.rank * width
         return self.rank, first, max(min(vocab_size - first, width), 0)
 
-    def beside(self, tensor: Tensor) -> Tensor:
+    def all_gather(self, tensor: Tensor) -> Tensor:
         """The tensors [..., W] of all ranks side by side, dense; each rank must call this."""
         whole: Tensor = gather_columns(tensor, self.size)
         return whole
 
-    def total(self, tensor: Tensor) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> Tensor:
         """A dense tensor overwritten by the sum over all ranks; each rank must call this."""
         return sum_over_ranks(tensor)
 
     def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
         """Logits [S, V] of the whole vocabulary, put together of every rank's part of it."""
-        return self.beside(logits_SV)[:, :vocab_size]
+        return self.all_gather(logits_SV)[:, :vocab_size]
 
 
 def check_ranks(ranks: Ranks | None) -> None:
@@ -132,7 +132,7 @@ def join(
     size: int,
     device: torch.device,
     folder: Path,
-    lead: Lead | None = None,
+    lead: RankLeader | None = None,
 ) -> Ranks:
     """Become one of the ranks; waits until all have joined.
 
@@ -169,7 +169,7 @@ def join(
     return ranks
 
 
-def _run_while_working(begin: Callable[[], None], lead: Lead) -> None:
+def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     """Run a call that waits for the other ranks, and stop waiting soon after one of them has died.
 
     Nothing can interrupt the call itself: gloo and NCCL wait for a rank that will never come. So it
@@ -195,7 +195,7 @@ def _run_while_working(begin: Callable[[], None], lead: Lead) -> None:
     done.result()
 
 
-def leave(lead: Lead) -> None:
+def leave(lead: RankLeader) -> None:
     """Abort the process group that `join` made for a lead. Ranks that wait for this one fail.
 
     Any thread may call this at any time. The first call aborts the group, calls at the same time

@@ -134,7 +134,7 @@ class _Sharding:
         plan = self._plan()
         head = self.module.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise self._refused("its output matrix is no plain linear layer")
+            raise self._make_error("its output matrix is no plain linear layer")
         for name, part in list(self.module.named_modules()):
             if f"{name}.".startswith(self.beside):
                 continue
@@ -167,7 +167,7 @@ class _Sharding:
             fits[owner] = fits.get(owner, True) and not rest
         return with_whole_experts(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
 
-    def _refused(self, reason: str) -> ModelError:
+    def _make_error(self, reason: str) -> ModelError:
         return ModelError(
             f"{self.module.config.model_type} models cannot be divided among {self.size} GPUs: "
             f"{reason}; choose another tensor_parallel_size (--tp)"
@@ -186,7 +186,7 @@ class _Sharding:
             return
         cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
         if cut is None or type(part) is not nn.Linear:
-            raise self._refused(f"{name} ({type(part).__name__}) has the plan {style!r}, which is "
+            raise self._make_error(f"{name} ({type(part).__name__}) has the plan {style!r}, which is "
                                 "not supported")  # fmt: skip
         cut(name, part)
         part.out_features, part.in_features = part.weight.shape
@@ -235,7 +235,7 @@ class _Sharding:
             return weight
         if style == ONE_OF_EXPERTS:
             if len(kept) % self.size:
-                raise self._refused(f"{name} has {len(kept)} experts, which {self.size} does not "
+                raise self._make_error(f"{name} has {len(kept)} experts, which {self.size} does not "
                                     "divide")  # fmt: skip
             kept = kept.chunk(self.size)[self.rank].clone()
         elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
@@ -243,7 +243,7 @@ class _Sharding:
             start, stop = self._range(name, pieces[0].shape[dim])
             kept = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
         else:
-            raise self._refused(f"{name} has the plan {style!r}, which is not supported")
+            raise self._make_error(f"{name} has the plan {style!r}, which is not supported")
         return nn.Parameter(kept, requires_grad=False)
 
     def cut_head(self, head: nn.Linear) -> None:
@@ -267,7 +267,7 @@ class _Sharding:
     def _range(self, name: str, width: int) -> tuple[int, int]:
         """Where the rank's part of so many rows or columns begins and ends."""
         if width % self.size:
-            raise self._refused(f"{name} is {width} wide, which {self.size} does not divide")
+            raise self._make_error(f"{name} is {width} wide, which {self.size} does not divide")
         part = width // self.size
         return part * self.rank, part * (self.rank + 1)
 
@@ -306,7 +306,7 @@ class _Sharding:
         if name.rpartition(".")[2] in ("k_proj", "v_proj") and self.size % heads == 0:
             mine = self.rank * heads // self.size
             return mine, mine + 1
-        raise self._refused(f"{name} makes {heads} heads, which {self.size} does not divide")
+        raise self._make_error(f"{name} makes {heads} heads, which {self.size} does not divide")
 
 
 def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:

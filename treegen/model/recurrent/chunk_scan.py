@@ -60,16 +60,16 @@ def _chunks(
     num, length, groups, heads, width = x_NLGRV.shape
     missing = -length % size  # tokens that change nothing
 
-    def divided(tensor: Tensor) -> Tensor:
+    def split_chunks(tensor: Tensor) -> Tensor:
         padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
         parts: Tensor = padded.unflatten(1, (-1, size))
         return parts
 
-    x_NBGSRV = divided(x_NLGRV).transpose(2, 3)
-    keys_NBGSK = divided(keys_NLGK).transpose(2, 3)
-    queries_NBGSK = divided(queries_NLGK).transpose(2, 3)
+    x_NBGSRV = split_chunks(x_NLGRV).transpose(2, 3)
+    keys_NBGSK = split_chunks(keys_NLGK).transpose(2, 3)
+    queries_NBGSK = split_chunks(queries_NLGK).transpose(2, 3)
     # Differences of long sums: in float64, for they may be much smaller than the sums.
-    until_NBGRS = divided(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
+    until_NBGRS = split_chunks(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
     between_NBGRSS = (until_NBGRS[..., :, None] - until_NBGRS[..., None, :]).float()
     is_later_SS = torch.ones(size, size, dtype=torch.bool, device=x_NLGRV.device).triu(1)
     weights_NBGRSS = between_NBGRSS.masked_fill_(is_later_SS, -torch.inf).exp_()

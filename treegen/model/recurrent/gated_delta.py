@@ -3,7 +3,7 @@
 A layer of transformers takes a whole text or one token of each sequence, and has its states
 gathered and put back. The operator takes all tokens of a pass as they are. It reads and writes
 states in their slots, and rows of a decode step may share the states that they start from, see
-`treegen.recurrence`. The layer's weights, its projections and its norm are transformers' own.
+`treegen.ops.recurrence`. The layer's weights, its projections and its norm are transformers' own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.runs import delta_pass, keeps
-from treegen.model.recurrent.states import StateRun
-from treegen.recurrence import DeltaInputs, DeltaStates
+from treegen.model.recurrent.runs import delta_pass, has_state_shapes
+from treegen.model.recurrent.state_batch import StateRun
+from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
 # H value heads, G key heads, K key dim, V value dim, N sequences that run together, of L tokens
@@ -77,7 +77,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     conv = layer.conv1d
     seen = conv.weight.shape[-1]
     # A window has a column to spare. So a row also has the one that it had a token earlier.
-    fits = keeps(states, dtype, (channels, seen), (spec.v_heads, spec.k_dim, spec.v_dim))
+    fits = has_state_shapes(states, dtype, (channels, seen), (spec.v_heads, spec.k_dim, spec.v_dim))
     plain = conv.bias is None and getattr(layer, "activation", None) in ("silu", "swish")
     return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
 

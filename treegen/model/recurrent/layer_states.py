@@ -103,9 +103,9 @@ class LayerStates:
     # transformers 5.17 reads a layer of the cache where later ones call a method.
 
     @property
-    def layers(self) -> _EveryLayer:
+    def layers(self) -> _SameLayerList:
         """This object as the cache's part of any layer."""
-        return _EveryLayer(self)
+        return _SameLayerList(self)
 
     @property
     def conv_states(self) -> dict[int, Tensor]:
@@ -118,7 +118,7 @@ class LayerStates:
         return {index: v for (kind, index), v in self.values.items() if kind == "recurrent"}
 
 
-class _EveryLayer:
+class _SameLayerList:
     def __init__(self, states: LayerStates) -> None:
         self._states = states
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from treegen.common.closing import having
+from treegen.common.closeable import use_context_value
 from treegen.common.spec import StateSpec
 from treegen.errors import ModelError
 from treegen.model.recurrent.layer_states import (
@@ -29,8 +29,8 @@ from treegen.model.recurrent.layer_states import (
     StateKey,
     cache_argument,
 )
-from treegen.model.recurrent.own_layers import forward
-from treegen.model.recurrent.states import StateBatch, StateRun
+from treegen.model.recurrent.operators import forward
+from treegen.model.recurrent.state_batch import StateBatch, StateRun
 
 # T tokens of a pass, N sequences that run together, L tokens of each
 
@@ -118,9 +118,9 @@ def _keeps_state(kind: type[nn.Module]) -> bool:
     return False
 
 
-def on_states(current: _Pass | None) -> AbstractContextManager[None]:
+def use_states(current: _Pass | None) -> AbstractContextManager[None]:
     """Let recurrent layers run on the states of a pass meanwhile; None: as they would alone."""
-    return having(_pass, current)
+    return use_context_value(_pass, current)
 
 
 class StateProbe:
@@ -140,7 +140,7 @@ class StateProbe:
         states = LayerStates({})
         out = layer.forward(arguments, states)
         first = dict(states.values)
-        with _Used(list(first.values())) as used:
+        with _UseRecorder(list(first.values())) as used:
             layer.forward(arguments, states)
         self.found[layer.index] = tuple(
             StateSpec(
@@ -152,7 +152,7 @@ class StateProbe:
         return out
 
 
-class _Used(TorchFunctionMode):
+class _UseRecorder(TorchFunctionMode):
     """Notes which of some tensors are computed with meanwhile.
 
     Some layers go on from a state by one token only, and take several for the start of a text.
@@ -211,17 +211,17 @@ class StatePass:
                     for key, tensor in zip(keys, tensors, strict=True)
                 }
             states = LayerStates(values, widths)
-            own = {name: _taken(v, run, num_tokens) for name, v in arguments.items()}
+            own = {name: _gather_run(v, run, num_tokens) for name, v in arguments.items()}
             if self._stepwise[layer.index] and values and run.length > 1:
-                parts.append((run, _stepped(layer, own, states, run)))
+                parts.append((run, _forward_stepwise(layer, own, states, run)))
             else:
                 parts.append((run, layer.forward(own, states)))
             for key, tensor in zip(keys, tensors, strict=True):
                 tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
-        return _joined(parts, num_tokens)
+        return _scatter_outputs(parts, num_tokens)
 
 
-def _stepped(
+def _forward_stepwise(
     layer: RecurrentLayer, arguments: dict[str, Any], states: LayerStates, run: StateRun
 ) -> Any:
     """The output of a layer that takes the tokens of a run one after another."""
@@ -229,7 +229,7 @@ def _stepped(
         layer.forward({n: _token(v, run, at) for n, v in arguments.items()}, states)
         for at in range(run.length)
     ]
-    return _in_line(outs, run.num)
+    return _stack_tokens(outs, run.num)
 
 
 def _token(value: Any, run: StateRun, at: int) -> Any:
@@ -241,30 +241,30 @@ def _token(value: Any, run: StateRun, at: int) -> Any:
     return value[:, at : at + 1]
 
 
-def _in_line(outs: list[Any], num: int) -> Any:
+def _stack_tokens(outs: list[Any], num: int) -> Any:
     """Outputs [N, 1, ...] of single tokens as one [N, L, ...]."""
     if isinstance(outs[0], tuple):
-        return tuple(_in_line([out[at] for out in outs], num) for at in range(len(outs[0])))
+        return tuple(_stack_tokens([out[at] for out in outs], num) for at in range(len(outs[0])))
     if not isinstance(outs[0], Tensor) or outs[0].shape[:2] != (num, 1):
         return None
     return torch.cat(outs, dim=1)
 
 
-def _taken(value: Any, run: StateRun, num_tokens: int) -> Any:
+def _gather_run(value: Any, run: StateRun, num_tokens: int) -> Any:
     """What a run has of an argument: [1, T, ...] becomes [N, L, ...]."""
     if isinstance(value, tuple | list):
-        return type(value)(_taken(each, run, num_tokens) for each in value)
+        return type(value)(_gather_run(each, run, num_tokens) for each in value)
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, num_tokens):
         return value
     return value[0][run.rows].view(run.num, run.length, *value.shape[2:])
 
 
-def _joined(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
+def _scatter_outputs(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
     """The outputs [N, L, ...] of all runs as one of [1, T, ...]; what has no tokens is left out."""
     run, first = parts[0]
     if isinstance(first, tuple):
         columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]
-        return tuple(_joined(column, num_tokens) for column in columns)
+        return tuple(_scatter_outputs(column, num_tokens) for column in columns)
     # A state beside the output may be as wide as one of the runs is long.
     if not all(isinstance(out, Tensor) and out.shape[:2] == (r.num, r.length) for r, out in parts):
         return None

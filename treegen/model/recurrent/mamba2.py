@@ -2,8 +2,8 @@
 
 Mamba2 is that rule without its correction: a token with the key B, the input x and the step dt
 makes exp(A dt) S + B (dt x)' of a state S, and reads it with C. So rows share states, and list
-their updates, by the same means; see `treegen.recurrence`. The layer's weights, its projections and
-its norm are transformers' own.
+their updates, by the same means; see `treegen.ops.recurrence`. The layer's weights, its projections
+and its norm are transformers' own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.nn.functional import silu, softplus
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.model.recurrent.chunk_scan import chunk_scan
-from treegen.model.recurrent.runs import delta_pass, keeps
-from treegen.model.recurrent.states import StateRun
-from treegen.recurrence import DeltaInputs, DeltaStates
+from treegen.model.recurrent.runs import delta_pass, has_state_shapes
+from treegen.model.recurrent.state_batch import StateRun
+from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 # T tokens of a pass, D width of the model, C channels of the convolution, W width of its windows,
 # H heads, V numbers of a head's input, G groups, K numbers of a group's key, N sequences that run
@@ -48,7 +48,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     )  # fmt: skip
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     window = channels, layer.conv1d.weight.shape[-1]
-    fits = keeps(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
+    fits = has_state_shapes(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
     is_known = layer.activation in ("silu", "swish") and spec.v_heads % spec.k_heads == 0
     return spec if fits and is_known else None
 

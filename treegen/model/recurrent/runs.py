@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import conv1d, silu
 
 from treegen.common.spec import DeltaSpec, StateSpec
-from treegen.model.recurrent.states import StateRun, states_of_pass
-from treegen.recurrence import DeltaInputs, DeltaStates, scan, step
+from treegen.model.recurrent.state_batch import StateRun, states_of_pass
+from treegen.ops.recurrence import DeltaInputs, DeltaStates, scan, step
 
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V numbers of a head's output
@@ -23,7 +23,7 @@ None at the start of texts.
 """
 
 
-def keeps(
+def has_state_shapes(
     states: Sequence[StateSpec],
     dtype: torch.dtype,
     window: tuple[int, ...],
@@ -53,7 +53,7 @@ def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
             out_THV[run.rows] = step(rows, on, slots)
             continue
         weights_C1W = given.conv_CW[:, None]
-        out = convolved(rows.mixed_TC, weights_C1W, given.conv_bias_C, on.windows, run)
+        out = convolve_run(rows.mixed_TC, weights_C1W, given.conv_bias_C, on.windows, run)
         state = None if run.reads_N is None else on.states[run.reads_N]
         out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
         on.states[run.writes_N] = last.to(on.states.dtype)
@@ -61,7 +61,7 @@ def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
     return out_THV
 
 
-def convolved(
+def convolve_run(
     x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor, run: StateRun
 ) -> Tensor:
     """The convolution's outputs at a run's tokens, [N, L, C]; windows have these afterwards.

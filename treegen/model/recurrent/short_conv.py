@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from treegen.common.spec import StateSpec
-from treegen.model.recurrent.runs import convolved, keeps
-from treegen.model.recurrent.states import states_of_pass
-from treegen.recurrence import convolve, convolve_runs
+from treegen.model.recurrent.runs import convolve_run, has_state_shapes
+from treegen.model.recurrent.state_batch import states_of_pass
+from treegen.ops.recurrence import convolve, convolve_runs
 
 # T tokens of a pass, D width of the model, which is the number of channels
 
@@ -26,7 +26,7 @@ def fits(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> bool:
     if not all(hasattr(layer, name) for name in ("in_proj", "conv", "out_proj")):
         return False
     width = layer.conv.weight.shape[0], layer.conv.weight.shape[-1]
-    return keeps(states, dtype, width)
+    return has_state_shapes(states, dtype, width)
 
 
 def forward(
@@ -58,5 +58,5 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
         if (slots := run.one_token) is not None:
             out_TD[run.rows] = convolve(mine, weights, bias_D, windows, slots)
         else:
-            out_TD[run.rows] = convolved(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
+            out_TD[run.rows] = convolve_run(mine, conv_D1W, bias_D, windows, run).flatten(0, 1)
     return out_TD

@@ -11,9 +11,9 @@ from transformers import AutoImageProcessor, PretrainedConfig, PreTrainedTokeniz
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from treegen.errors import ModelError
-from treegen.images.table import Ahead, ImageTable
 from treegen.model.checkpoint.families import refuse_images, sees_ahead
-from treegen.model.checkpoint.files import one_line, read_object
+from treegen.model.checkpoint.files import read_object, summarize_error
+from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
 _MOST_TOKENS: Final = 2**16
@@ -84,7 +84,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
         return made
     except Exception as error:
         raise ModelError(
-            f"the image processor in {directory} cannot be loaded: {one_line(error)}; download its "
+            f"the image processor in {directory} cannot be loaded: {summarize_error(error)}; download its "
             "preprocessor_config.json again"
         ) from None
 

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from treegen.common.device import current, without_autocast
+from treegen.common.device import use_device, without_autocast
 from treegen.errors import ModelError
 from treegen.model.batch import ImageRows
-from treegen.model.checkpoint.files import one_line
+from treegen.model.checkpoint.files import summarize_error
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class ImageEmbedding:
     """What a language model gets of an image with N placeholders.
 
     rows_ND: in place of their embeddings.
@@ -43,7 +43,7 @@ class Encoded:
         return sum(each.nbytes for each in (self.rows_ND, *self.added))
 
 
-class _CapturedError(Exception):
+class _StopForward(Exception):
     """Ends a pass at the call of the language model, with what that is given."""
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def _whole_float32() -> Iterator[None]:
         conv.fp32_precision = before
 
 
-class Tower:
+class VisionTower:
     """Encodes images with a model's own parts, and puts what they give into its passes.
 
     has_axes: whether images have positions of several axes.
@@ -92,7 +92,7 @@ class Tower:
         return self._rope_index is not None
 
     @torch.inference_mode()
-    def encode(self, inputs: Mapping[str, Any], num: int) -> Encoded:
+    def encode(self, inputs: Mapping[str, Any], num: int) -> ImageEmbedding:
         """Encode an image that has `num` placeholders, on the host afterwards.
 
         inputs: what the processor has made of it.
@@ -104,13 +104,13 @@ class Tower:
         self._captures = True
         try:
             device = self._module.device
-            with current(device), without_autocast(device), _whole_float32():
-                self._module(**self._given(inputs, num), use_cache=False)
-        except _CapturedError as error:
+            with use_device(device), without_autocast(device), _whole_float32():
+                self._module(**self._prepare_inputs(inputs, num), use_cache=False)
+        except _StopForward as error:
             given = error.given
         except ValueError as error:
             raise ModelError(
-                f"the model cannot encode an image: {one_line(error)}; processor_config.json, "
+                f"the model cannot encode an image: {summarize_error(error)}; processor_config.json, "
                 "preprocessor_config.json and config.json may not be of one model: download them"
             ) from None
         else:
@@ -119,7 +119,7 @@ class Tower:
             self._captures = False
         rows_ND = given["inputs_embeds"][0]
         added = given.get("deepstack_visual_embeds") or ()
-        return Encoded(rows_ND.cpu(), tuple(each.cpu() for each in added))
+        return ImageEmbedding(rows_ND.cpu(), tuple(each.cpu() for each in added))
 
     def positions(self, inputs: Mapping[str, Any], num: int) -> NDArray[np.int64]:
         """Positions of the tokens of an image alone, [3, num], from 0 on."""
@@ -130,11 +130,11 @@ class Tower:
         positions: NDArray[np.int64] = found[:, 0].cpu().numpy().astype(np.int64)
         return positions
 
-    def given(self, images: ImageRows | None) -> None:
+    def set_images(self, images: ImageRows | None) -> None:
         """Put images into the next pass, or none."""
         self._of_images = images
 
-    def _given(self, inputs: Mapping[str, Any], num: int) -> dict[str, Any]:
+    def _prepare_inputs(self, inputs: Mapping[str, Any], num: int) -> dict[str, Any]:
         device, dtype = self._module.device, self._module.dtype
         ids = torch.full((1, num), self._placeholder, device=device)
         given: dict[str, Any] = {"input_ids": ids}
@@ -151,7 +151,7 @@ class Tower:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Look at or change what the language model is given."""
         if self._captures:
-            raise _CapturedError(kwargs)
+            raise _StopForward(kwargs)
         images = self._of_images
         if images is None:
             return None

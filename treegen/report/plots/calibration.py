@@ -8,15 +8,15 @@ import numpy as np
 from treegen.report.calibration import (
     Bin,
     ProblemPoint,
-    binned,
+    bin_values,
     by_probability,
     by_tokens,
+    compute_within_problem_auc,
     expected_error,
     lengths_by_right,
-    likelier_is_right,
     problem_points,
 )
-from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, Spot, spot
+from treegen.report.plots.figures import BLUE, GREEN, GREY, MANY, ORANGE, PINK, Plot, PlotLink, spot
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
         f"from {bins[0].right.value:.3f} right of the least likely samples to "
         f"{bins[-1].right.value:.3f} of the likeliest"
     )
-    if pairs := likelier_is_right(view, filter):
+    if pairs := compute_within_problem_auc(view, filter):
         told += (
             f"; of a right and a wrong sample of a problem, the right one is likelier in "
             f"{pairs.value:.0%} of cases ({pairs.low:.0%} to {pairs.high:.0%})"
@@ -86,12 +86,12 @@ def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, lab
     )
 
 
-def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[Spot]:
+def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[PlotLink]:
     return [spot(figure, at, at, place) for place, at in places.items()]
 
 
 def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
-    bins = binned([p.top for p in points], [p.vote for p in points])
+    bins = bin_values([p.top for p in points], [p.vote for p in points])
     error = expected_error(bins)
     told = (
         f"expected calibration error {error:.3f}: how far the share of the top answer is, in the "

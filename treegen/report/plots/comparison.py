@@ -10,7 +10,7 @@ from treegen.report.plots.figures import (
     MANY,
     ORANGE,
     Plot,
-    Spot,
+    PlotLink,
     plain_label,
     spot,
 )
@@ -56,7 +56,7 @@ def comparison_plots(found: Comparison) -> list[Plot]:
         axes.set_ylim(-1.02, 1.02)
         axes.legend()
 
-    def spots(figure: "Figure") -> list[Spot]:
+    def spots(figure: "Figure") -> list[PlotLink]:
         return [
             spot(figure, (at - 0.5, -1), (at + 0.5, 1), found.places[i])
             for at, i in enumerate(order)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.formats import safe_text
+from treegen.common.files.temporary_files import replace_file
+from treegen.common.formatting import safe_text
 from treegen.errors import InputError, install
-from treegen.runs.leftovers import rewriting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,7 +33,7 @@ _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class PlotLink:
     """A part of a picture that leads to a problem, or to some.
 
     box: left, top, right and bottom, as shares of the picture's width and height.
@@ -50,7 +50,7 @@ class Spot:
 
 def spot(
     figure: "Figure", low: tuple[float, float], high: tuple[float, float], place: int | str
-) -> Spot:
+) -> PlotLink:
     """Return the spot between two points of a drawn figure's first axes, in its data's numbers.
 
     A spot has at least the size of a point that is drawn.
@@ -66,7 +66,7 @@ def spot(
         left, right = (left + right - x) / 2, (left + right + x) / 2
     if top - bottom < y:
         bottom, top = (bottom + top - y) / 2, (bottom + top + y) / 2
-    return Spot((left, 1 - top, right, 1 - bottom), place)
+    return PlotLink((left, 1 - top, right, 1 - bottom), place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Plot:
     told: str
     draw: "Callable[[Figure], None]"
     size: tuple[float, float] = (6.4, 3.6)
-    spots: "Callable[[Figure], list[Spot]] | None" = None
+    spots: "Callable[[Figure], list[PlotLink]] | None" = None
 
     def svg(self) -> bytes:
         """Return the picture as SVG: transparent, with text and lines in the page's colour.
@@ -96,7 +96,7 @@ class Plot:
         """
         return self.svg_and_spots()[0]
 
-    def svg_and_spots(self) -> tuple[bytes, list[Spot]]:
+    def svg_and_spots(self) -> tuple[bytes, list[PlotLink]]:
         """Return the picture as `svg` does, and its spots.
 
         Raises:
@@ -125,7 +125,7 @@ class Plot:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path, content in zip(paths, (svg or self.svg(), self.png()), strict=True):
-                with rewriting(path) as file:
+                with replace_file(path) as file:
                     file.write(content)
         except OSError as error:
             raise InputError(

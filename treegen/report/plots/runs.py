@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.uncollected import uncollected
+from treegen.common.garbage_collection import pause_gc
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.curves import (
     Curve,
@@ -12,7 +12,6 @@ from treegen.report.curves import (
     vote_shares,
 )
 from treegen.report.plots.calibration import calibration_plots
-from treegen.report.plots.course import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.plots.figures import (
     BLUE,
     GREEN,
@@ -21,13 +20,14 @@ from treegen.report.plots.figures import (
     ORANGE,
     YELLOW,
     Plot,
-    Spot,
+    PlotLink,
     plain_label,
     spot,
 )
 from treegen.report.plots.heat_map import draw_grid
+from treegen.report.plots.progress import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.plots.searches import solved_plot
-from treegen.report.saved import Savings, drawn_of, has_stopped, savings
+from treegen.report.stopping_savings import Savings, get_replay_problems, has_stopped, savings
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _LEAST_VOTERS: Final = 16
 _NAMED: Final = 40
 
 
-@uncollected()
+@pause_gc()
 def run_plots(view: RunView) -> list[Plot]:
     """Return every picture for which a run has numbers."""
     plots: list[Plot] = []
@@ -54,7 +54,9 @@ def run_plots(view: RunView) -> list[Plot]:
         most = max(map(len, verdicts.values()), default=0)
         whole = most == view.num_samples >= _LEAST_VOTERS
         if votes and whole and not has_stopped(view):
-            plots.append(_savings_plot(savings(drawn_of(view, headline), problems=view.problems)))
+            plots.append(
+                _savings_plot(savings(get_replay_problems(view, headline), problems=view.problems))
+            )
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]
@@ -267,7 +269,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
     if votes:
         told += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
 
-    def spots(figure: "Figure") -> list[Spot]:
+    def spots(figure: "Figure") -> list[PlotLink]:
         return [
             spot(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
             for at, share in enumerate(shares)
@@ -291,7 +293,7 @@ def _solved_plot(right: Sequence[float]) -> Plot:
 
     told = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
 
-    def spots(figure: "Figure") -> list[Spot]:
+    def spots(figure: "Figure") -> list[PlotLink]:
         top = figure.axes[0].get_ylim()[1]
         names = [
             f"accuracy>={i / 10:g}" + (f" accuracy<{(i + 1) / 10:g}" if i < 9 else "")

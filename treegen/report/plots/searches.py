@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
 from treegen.report.plots.figures import CYCLE, Plot, plain_label
-from treegen.report.tables import Listing, interval, number
+from treegen.report.tables import PrintableTable, interval, number
 from treegen.report.trees import StoredTree
 from treegen.report.view import RunView
 
@@ -69,7 +69,7 @@ def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estim
     return estimate([sum(each) / len(each) for each in groups.values()]) if groups else None
 
 
-def cost_listing(views: Sequence[RunView]) -> Listing | None:
+def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
     """Return one line for each run of searches: what it was allowed, found and spent."""
     mine = [view for view in views if view.searched and view.trees]
     if not mine:
@@ -97,7 +97,7 @@ def cost_listing(views: Sequence[RunView]) -> Listing | None:
         "Run", "Method", "Budget", "Solved", "Share", "95% interval", "Tokens", "Most",
         "Per solution", *_COSTS.values(),
     ]  # fmt: skip
-    return Listing(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
+    return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
 
 
 _TOLD = (

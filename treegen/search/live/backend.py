@@ -16,27 +16,27 @@ import numpy as np
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
-from treegen.engine.requests.finish import Grown
-from treegen.engine.rows.grammars import start_of
+from treegen.engine.requests.output_processor import GeneratedSegment
+from treegen.engine.rows.grammars import start_state
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import CapacityError, InputError
-from treegen.images.table import PlacedImage, images_of
-from treegen.plan.plan import Plan, Request
-from treegen.plan.requests import check_scored, check_vocabulary, token_ids
-from treegen.plan.unnamed import DrawnBefore, origin_of
-from treegen.prompts.chat_images import appended
+from treegen.prompts.chat_images import render_parts
 from treegen.prompts.detokenize import Detokenizer
+from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.prompts.plan.draw_counts import DrawCounter, hash_prompt
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import check_scored, check_vocabulary, token_ids
 from treegen.prompts.radix import Tokens
-from treegen.prompts.stops import Stopping
-from treegen.prompts.tokens import TAIL, Appender, Given, append_text, encode_texts
+from treegen.prompts.stops import StopConditions
+from treegen.prompts.tokens import TAIL, GivenPrompt, PromptAppender, append_text, encode_texts
 from treegen.prompts.tree import Parts
-from treegen.search.account import Account
-from treegen.search.backend import Context, Drawn
+from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import SearchUsage, StopReason
-from treegen.search.line import LineCall
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.call_queue import QueuedCall
+from treegen.search.live.pending import LiveContext, PendingResults, T
 from treegen.search.live.prompts import PromptIndex, check_fits
-from treegen.search.live.tickets import LiveContext, T, Ticket
 
 
 class LiveBackend:
@@ -49,10 +49,12 @@ class LiveBackend:
         spec: ModelSpec,
         params: SamplingParams,
         max_rows: int,
-        stopping_of: Callable[[SamplingParams], Stopping],
-        make_scheduler: Callable[[Stopping, Callable[[LiveRequest, Completion], Grown]], Scheduler],
+        stopping_of: Callable[[SamplingParams], StopConditions],
+        make_scheduler: Callable[
+            [StopConditions, Callable[[LiveRequest, Completion], GeneratedSegment]], Scheduler
+        ],
         make_plan: Callable[[Sequence[Request]], Plan],
-        before: DrawnBefore | None = None,
+        before: DrawCounter | None = None,
     ) -> None:
         """A backend without any tree yet.
 
@@ -65,14 +67,14 @@ class LiveBackend:
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of
-        self._before, self._own_before = before or DrawnBefore(), DrawnBefore()
+        self._before, self._own_before = before or DrawCounter(), DrawCounter()
         self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
         self._prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
-        self._detokenizer, self._appender = Detokenizer(tokenizer), Appender(tokenizer)
-        self._tickets: dict[int, tuple[Ticket[Any], LiveRequest]] = {}  # by request
+        self._detokenizer, self._appender = Detokenizer(tokenizer), PromptAppender(tokenizer)
+        self._tickets: dict[int, tuple[PendingResults[Any], LiveRequest]] = {}  # by request
         self._ended: dict[tuple[int, int], Completion] = {}  # by request and sample, in a step
-        self._open: dict[Ticket[Any], None] = {}  # those that are awaited, in order
-        self.new: list[Ticket[Any]] = []
+        self._open: dict[PendingResults[Any], None] = {}  # those that are awaited, in order
+        self.new: list[PendingResults[Any]] = []
         self.closed = False
 
     # Contexts
@@ -81,7 +83,7 @@ class LiveBackend:
         """The origin of the seeds of one more unnamed search of a prompt."""
         assert isinstance(context, LiveContext)
         before = self._before if seed is None else self._own_before
-        return before.origin_of_search(origin_of(context.segment.path_tokens()))
+        return before.origin_of_search(hash_prompt(context.segment.path_tokens()))
 
     def prompts_together(
         self, contents: Sequence[str | Sequence[int]], *, rows: int
@@ -93,7 +95,7 @@ class LiveBackend:
         ]
         ends = self._prompts.add_plan(self._make_plan(requests))
         return [
-            LiveContext(segment, given=Given.of(content))
+            LiveContext(segment, given=GivenPrompt.of(content))
             for segment, content in zip(ends, contents, strict=True)
         ]
 
@@ -107,23 +109,23 @@ class LiveBackend:
         for index, ids in enumerate(tokens):
             if not len(ids):
                 raise InputError(f"prompt {index} has no tokens; give it some text or token ids")
-            check_vocabulary(str(index), ids, self.spec, images_of(self.tokenizer))
+            check_vocabulary(str(index), ids, self.spec, get_image_table(self.tokenizer))
         return tokens
 
     def prompt(self, content: str | Sequence[int], usage: SearchUsage) -> LiveContext:
         """The context of a prompt. `usage` counts its tokens only when they are computed."""
         self._check_open()
         segment = self._prompts.find(self._encode([content])[0])
-        return LiveContext(segment, given=Given.of(content))
+        return LiveContext(segment, given=GivenPrompt.of(content))
 
     def extend(self, context: Context, content: str | Parts) -> LiveContext:
         """The context with text, or with texts and images, appended."""
         self._check_open()
         assert isinstance(context, LiveContext)
-        segment, given, table = context.segment, context.given, images_of(self.tokenizer)
+        segment, given, table = context.segment, context.given, get_image_table(self.tokenizer)
         images: list[PlacedImage] = []
         if not isinstance(content, str):
-            content, images = appended(content, self.tokenizer, "extension")
+            content, images = render_parts(content, self.tokenizer, "extension")
         if given is not None and not images:
             given, tokens = self._appender.append(given, segment.path_tokens(), content)
             check_vocabulary("extension", tokens, self.spec, table)
@@ -134,10 +136,10 @@ class LiveBackend:
         if given is not None:
             ids = np.concatenate([segment.path_tokens(), ids])
             check_vocabulary("extension", ids, self.spec, table)
-            return LiveContext(self._prompts.find(ids), given=Given(None, False))
+            return LiveContext(self._prompts.find(ids), given=GivenPrompt(None, False))
         check_vocabulary("extension", ids, self.spec, table)
         if not len(ids):
-            return LiveContext(self.scheduler.run.store.hold(segment), given=None)
+            return LiveContext(self.scheduler.run.store.retain(segment), given=None)
         return LiveContext(self.scheduler.run.store.add(segment, ids), given=None)
 
     def release(self, context: Context) -> None:
@@ -150,8 +152,13 @@ class LiveBackend:
     # Calls
 
     async def sample(
-        self, context: Context, key: str, indices: range, params: SamplingParams, search: Account
-    ) -> Sequence[Drawn | None]:
+        self,
+        context: Context,
+        key: str,
+        indices: range,
+        params: SamplingParams,
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
         """One sample per index, in that order."""
         self._check_open()
         assert isinstance(context, LiveContext)
@@ -171,9 +178,9 @@ class LiveBackend:
         param_set = self._param_set(params)
         each = self.scheduler.run.param_sets[param_set]
         if each.stopping.grammar is not None:
-            start_of(context.segment, spec.tokens, each, each.stopping.grammar)
-        ticket: Ticket[Drawn] = Ticket(search, [None] * len(indices))
-        segment = self.scheduler.run.store.hold(context.segment)
+            start_state(context.segment, spec.tokens, each, each.stopping.grammar)
+        ticket: PendingResults[BackendSample] = PendingResults(search, [None] * len(indices))
+        segment = self.scheduler.run.store.retain(context.segment)
 
         def begin(first: int, num: int, most: int) -> None:
             part = replace(spec, samples=num, rows=min(rows, num), max_tokens=most)
@@ -189,12 +196,14 @@ class LiveBackend:
             if not self.closed:
                 self.scheduler.run.store.release(segment)
 
-    async def score(self, context: Context, texts: Sequence[str], search: Account) -> list[Score]:
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
         """Log-likelihood of each text after a context."""
         self._check_open()
         assert isinstance(context, LiveContext)
         store, tail = self.scheduler.run.store, context.tail()
-        ticket: Ticket[Score] = Ticket(search, [None] * len(texts))
+        ticket: PendingResults[Score] = PendingResults(search, [None] * len(texts))
         encoded = [append_text(self.tokenizer, tail, text) for text in texts]
         for text, ids in zip(texts, encoded, strict=True):
             if not len(ids):
@@ -203,7 +212,7 @@ class LiveBackend:
             check_scored(f"the node with text {text!r}", context.num_tokens + len(ids), self.spec)
         spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens)
         if context.given is not None:
-            store.keep_new(context.segment)
+            store.cascade_new(context.segment)
         segments = [store.add(context.segment, ids) for ids in encoded]
         try:
             for segment in segments:
@@ -217,7 +226,7 @@ class LiveBackend:
         self._join(ticket)
         return [score for score in await self._until_done(ticket) if score is not None]
 
-    def cancel(self, search: Account) -> None:
+    def cancel(self, search: BudgetedSearch) -> None:
         """End all that a search waits for: its awaits return what they have.
 
         Under a budget they return nothing, because what they have depends on the moment.
@@ -225,22 +234,22 @@ class LiveBackend:
         for ticket in [ticket for ticket in self._open if ticket.search is search]:
             self._cancel(ticket)
 
-    def _join(self, ticket: Ticket[Any], num_samples: int = 0, **more: Any) -> None:
+    def _join(self, ticket: PendingResults[Any], num_samples: int = 0, **more: Any) -> None:
         """Note a new ticket, and put it in the line of its search, if that has one."""
         self._open[ticket] = None
         self.new.append(ticket)
         if ticket.search.line is not None:
-            ticket.call = LineCall(
+            ticket.call = QueuedCall(
                 num_samples=num_samples,
                 num_open=len(ticket.results),
-                return_=ticket.return_,
+                return_=ticket.deliver,
                 **more,
             )
             ticket.search.line.join(ticket.call)
 
     def _submit(
         self,
-        ticket: Ticket[Any],
+        ticket: PendingResults[Any],
         spec: Request,
         segment: LiveSegment,
         params: int,
@@ -251,7 +260,7 @@ class LiveBackend:
         ticket.requests[request] = all_indices.start
         self._tickets[request.index] = ticket, request
 
-    async def _until_done(self, ticket: Ticket[T]) -> list[T | None]:
+    async def _until_done(self, ticket: PendingResults[T]) -> list[T | None]:
         try:
             results = await ticket
         except BaseException:
@@ -263,15 +272,15 @@ class LiveBackend:
         self._drop(ticket, ticket.num_kept)
         return results
 
-    def _drop(self, ticket: Ticket[Any], first: int) -> None:
+    def _drop(self, ticket: PendingResults[Any], first: int) -> None:
         """Drop the samples of a ticket from a place on."""
         for place, each in enumerate(ticket.results):
-            if isinstance(each, Drawn) and place >= first:
+            if isinstance(each, BackendSample) and place >= first:
                 if not self.closed:
                     self.release(each.context)
                 ticket.results[place] = None
 
-    def _cancel(self, ticket: Ticket[Any]) -> None:
+    def _cancel(self, ticket: PendingResults[Any]) -> None:
         line, usage = ticket.search.line, ticket.search.usage
         counts = self.scheduler.run.rows.count
         for request in list(ticket.requests):
@@ -285,7 +294,7 @@ class LiveBackend:
         ticket.finish()
         self._open.pop(ticket, None)
 
-    def _settle(self, ticket: Ticket[Any], request: LiveRequest) -> None:
+    def _settle(self, ticket: PendingResults[Any], request: LiveRequest) -> None:
         """Note that a request is over. A ticket is done with its last request."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
@@ -313,7 +322,7 @@ class LiveBackend:
 
     def _collect(self) -> None:
         """Put finished samples and scores into the tickets that wait for them."""
-        ended: list[tuple[Ticket[Any], int, Completion, int]] = []
+        ended: list[tuple[PendingResults[Any], int, Completion, int]] = []
         for (index, sample), segment in self.scheduler.grown.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped when it had just ended
@@ -321,7 +330,7 @@ class LiveBackend:
                 continue
             ticket, request = self._tickets[index]
             place = sample - ticket.requests[request]
-            ticket.results[place] = Drawn(completion, LiveContext(segment, given=None))
+            ticket.results[place] = BackendSample(completion, LiveContext(segment, given=None))
             ended.append((ticket, place, completion, request.spec.max_tokens))
         for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
@@ -339,23 +348,25 @@ class LiveBackend:
         for each in ended:
             self._count(*each)
 
-    def _count(self, ticket: Ticket[Any], place: int, completion: Completion, held: int) -> None:
+    def _count(
+        self, ticket: PendingResults[Any], place: int, completion: Completion, held: int
+    ) -> None:
         """Count the tokens of a sample that has ended. held: the most that it might have taken."""
         line, call = ticket.search.line, ticket.call
         if line is None or call is None:
             ticket.search.usage.tokens_decoded += completion.num_tokens
         elif call in line.calls:
             is_cut = held < call.most and completion.finish_reason == "length"
-            line.ended(call, place, completion.num_tokens, held=held, is_cut=is_cut)
+            line.record_end(call, place, completion.num_tokens, held=held, is_cut=is_cut)
 
-    def _on_grown(self, request: LiveRequest, completion: Completion) -> Grown:
+    def _on_grown(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """What the segment of a sample holds: the tokens of its text, which is cut at the stop."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text
         stopping = self.scheduler.run.param_sets[request.params].stopping
         if tokens and tokens[-1] in stopping.ids:
-            kept = np.array(stopping.kept(tokens), dtype=np.int32)
-            return Grown(kept, num_generated=len(kept))
+            kept = np.array(stopping.strip_stop_token(tokens), dtype=np.int32)
+            return GeneratedSegment(kept, num_generated=len(kept))
         for count in range(len(tokens), -1, -1):
             before = self._detokenizer.text(tail, tokens[:count])
             if text.startswith(before):
@@ -363,14 +374,14 @@ class LiveBackend:
         generated = np.array(tokens[:count], dtype=np.int32)
         tail = np.concatenate([tail, generated])[-TAIL:]
         rest = append_text(self.tokenizer, tail, text[len(before) :])
-        return Grown(np.concatenate([generated, rest]), num_generated=count)
+        return GeneratedSegment(np.concatenate([generated, rest]), num_generated=count)
 
     def _check_time(self) -> None:
         """Stop searches that have used up their time."""
         timed = {ticket.search: None for ticket in self._open if ticket.search.budget.seconds}
         for search in timed:
             if search.budget.is_over(search.usage):
-                search.stop(search.budget.reached("seconds"), StopReason.BUDGET)
+                search.stop(search.budget.describe_limit("seconds"), StopReason.BUDGET)
 
     def _param_set(self, params: SamplingParams) -> int:
         if params.logprobs > self.params.logprobs:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from treegen.cache.pool import PagedCache
 from treegen.engine.segments.segment import LiveSegment
 from treegen.engine.segments.splitting import has_room_to_split, split
 from treegen.engine.segments.store import SegmentStore
 from treegen.errors import CacheFullError
-from treegen.plan.plan import Plan, Request, row_pages, segment_pages
+from treegen.ops.cache.pool import PagedCache
+from treegen.prompts.plan.plan import Plan, Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
 _MAX_HELD = 256
@@ -42,7 +42,7 @@ class PromptIndex:
         live = self._store.add_plan(plan)
         for segment in live:
             self._note(segment)
-        return [self._store.hold(live[int(index)]) for index in plan.segment_of]
+        return [self._store.retain(live[int(index)]) for index in plan.segment_of]
 
     def find(self, tokens: Tokens) -> LiveSegment:
         """The segment that ends a prompt, with one reference for the caller."""
@@ -59,10 +59,10 @@ class PromptIndex:
             rest = rest[len(match.tokens) :]
             parent = match
         if parent is not None and not len(rest):
-            return self._store.hold(parent)
+            return self._store.retain(parent)
         if parent is not None:
             self._store.promote(parent, self._rows)
-        return self._store.hold(self._keep(self._store.add(parent, rest)))
+        return self._store.retain(self._keep(self._store.add(parent, rest)))
 
     def _furthest(
         self, parent: LiveSegment | None, tokens: Tokens
@@ -81,7 +81,7 @@ class PromptIndex:
         best = max(range(len(alive)), key=lambda i: (cuts[i], -len(alive[i].tokens)))
         match, cut = alive[best], cuts[best]
         if cut < match.stop and not self._can_split(match):
-            cut = self._aligned(match, cut)
+            cut = self._align_to_page(match, cut)
         return (match, cut) if cut > match.start else (None, 0)
 
     def _cut(self, segment: LiveSegment, shared: int) -> int:
@@ -89,16 +89,16 @@ class PromptIndex:
         cut = segment.start + shared
         if cut == segment.stop or segment.is_untouched:
             return cut
-        return self._aligned(segment, cut)
+        return self._align_to_page(segment, cut)
 
-    def _aligned(self, segment: LiveSegment, cut: int) -> int:
+    def _align_to_page(self, segment: LiveSegment, cut: int) -> int:
         """The position where the last page ends that is full up to position `cut`, in no block."""
         blocks = self._store.blocks
         cut -= (cut - segment.base) % self._page_size
         if blocks is not None and cut > segment.start:
             low, _ = blocks.around(segment.tokens, cut - segment.start)
             if segment.start + low < cut:
-                return self._aligned(segment, segment.start + low)
+                return self._align_to_page(segment, segment.start + low)
         return cut
 
     def _can_split(self, segment: LiveSegment) -> bool:

@@ -7,28 +7,28 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from treegen.common.closing import Closing
+from treegen.common.closeable import Closeable
+from treegen.common.non_copyable import NonCopyable
 from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import SamplingParams
 from treegen.common.spec import ModelSpec
-from treegen.common.uncopied import Uncopied
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.errors import InputError
-from treegen.plan.plan import Request
-from treegen.plan.requests import check_scored
-from treegen.plan.unnamed import DrawnBefore
+from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.plan.requests import check_scored
 from treegen.prompts.radix import Tokens
-from treegen.prompts.stops import Stopping
+from treegen.prompts.replies.types import Part
+from treegen.prompts.stops import StopConditions
 from treegen.prompts.tokens import TAIL
-from treegen.replies.types import Part
 from treegen.search.live.prompts import PromptIndex, check_fits
 
 _SCORING = Request("score", np.empty(0, np.int32), 0, 0, 1, score_from=1)
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SampleDelta:
     """Further tokens of a sample that is not over.
 
     number: of its request. sample: its index.
@@ -48,7 +48,7 @@ class News:
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _OpenRequest:
     """A request that is not over. left: results to come. told: tokens told of, by sample."""
 
     request: LiveRequest
@@ -56,7 +56,7 @@ class _Asked:
     told: dict[int, int] = field(default_factory=dict)
 
 
-class LiveRun(Closing, Uncopied):
+class LiveRun(Closeable, NonCopyable):
     """Requests of flat prompts over one scheduler; made by `LLM.open`. One thread uses it.
 
     What is added between two steps is admitted with the next one. A prompt is matched with all
@@ -70,8 +70,8 @@ class LiveRun(Closing, Uncopied):
         scheduler: Scheduler,
         spec: ModelSpec,
         *,
-        stopping_of: Callable[[SamplingParams], Stopping],
-        before: DrawnBefore | None = None,
+        stopping_of: Callable[[SamplingParams], StopConditions],
+        before: DrawCounter | None = None,
     ) -> None:
         """A run without requests.
 
@@ -80,16 +80,17 @@ class LiveRun(Closing, Uncopied):
         """
         self.scheduler = scheduler
         self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
-        self._before = DrawnBefore() if before is None else before
+        self._before = DrawCounter() if before is None else before
         self._prompts = PromptIndex(self._run.store, rows=self._run.max_rows)
-        self._asked: dict[int, _Asked] = {}  # by number
+        self._asked: dict[int, _OpenRequest] = {}  # by number
         self._scored: dict[int, int] = {}  # numbers of scored requests, by the scheduler's index
         self._num_added = 0
 
     def add(
         self, requests: Sequence[Request], params: Sequence[SamplingParams], *, first: int = 0
     ) -> list[int]:
-        """Add the flat requests of one call, as `flat_requests` makes them; returns their numbers.
+        """Add the flat requests of one call, as `build_flat_requests` makes them; returns their
+        numbers.
 
         Samples are numbered as by `LLM.generate`: without a seed on from earlier ones of the same
         prompt, with a seed from `first`. params: of each request.
@@ -100,8 +101,8 @@ class LiveRun(Closing, Uncopied):
         """
         self._check_open()
         stoppings = [self._stopping_of(each) for each in params]
-        before = DrawnBefore(self._before)
-        numbered = before.continued_flat(requests, [each.seed for each in params])
+        before = DrawCounter(self._before)
+        numbered = before.continue_numbering_flat(requests, [each.seed for each in params])
         numbers: list[int] = []
         try:
             for request, own, stopping in zip(numbered, params, stoppings, strict=True):
@@ -117,7 +118,7 @@ class LiveRun(Closing, Uncopied):
         self._before.forget()
         return numbers
 
-    def _add(self, request: Request, params: SamplingParams, stopping: Stopping) -> int:
+    def _add(self, request: Request, params: SamplingParams, stopping: StopConditions) -> int:
         store = self._run.store
         if request.score_from is None:
             segment = self._prompts.find(request.tokens)
@@ -168,7 +169,7 @@ class LiveRun(Closing, Uncopied):
             store.release(segment)
 
     def _note(self, live: LiveRequest, results: int) -> int:
-        self._asked[self._num_added] = _Asked(live, results)
+        self._asked[self._num_added] = _OpenRequest(live, results)
         self._num_added += 1
         return self._num_added - 1
 
@@ -210,7 +211,7 @@ class LiveRun(Closing, Uncopied):
                 del self._asked[number]
         return results
 
-    def news(self, numbers: Iterable[int]) -> Iterator[News]:
+    def take_deltas(self, numbers: Iterable[int]) -> Iterator[SampleDelta]:
         """What samples of requests have generated since this was called last.
 
         The last tokens of a sample come with its completion alone.
@@ -237,7 +238,7 @@ class LiveRun(Closing, Uncopied):
                     top = tuple(tuple(zip(*each, strict=True))[:num_top] for each in pairs)
                 for sample in mine:
                     asked.told[sample] = stop
-                    yield News(number, sample, tuple(tokens), tuple(logprobs), top)
+                    yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)
 
     def status(self) -> Status:
         """What is under way now."""

@@ -8,22 +8,22 @@ from typing import Any
 
 from treegen.common.outputs import Completion
 from treegen.prompts.detokenize import PARTIAL
-from treegen.prompts.token_text import Text
+from treegen.prompts.replies.replies import ReplyReader, StreamingReply
+from treegen.prompts.replies.types import Part
+from treegen.prompts.token_text import TokenText
 from treegen.prompts.tokens import TAIL
-from treegen.replies.replies import GrowingReply, Replies
-from treegen.replies.types import Part
-from treegen.search.live.run import News
+from treegen.search.live.run import SampleDelta
 
 
 @dataclass(slots=True)
-class Growing:
+class StreamedText:
     """The text of a sample as it grows. What may be the start of a stop string is held back.
 
     tokens: the last tokens of the prompt and all of the sample's. shown: how many of them have
     given their text. sent, held: text that was given, and text that waits.
     """
 
-    text: Text
+    text: TokenText
     stops: Sequence[str]
     tokens: list[int]
     shown: int
@@ -60,14 +60,14 @@ class Growing:
         return 0
 
 
-class GrowingTexts:
+class StreamedTexts:
     """Gives the News of one call's samples their text, and tells the rest when a sample ends."""
 
     def __init__(
         self,
-        text: Text,
+        text: TokenText,
         stops: Sequence[str],
-        replies: Replies | None = None,
+        replies: ReplyReader | None = None,
         tools: Sequence[Any] | None = None,
     ) -> None:
         """No sample has begun. stops: the stop strings of the call.
@@ -76,15 +76,15 @@ class GrowingTexts:
         """
         self._text, self._stops, self._replies, self._tools = text, stops, replies, tools
         self._prompts: dict[int, list[int]] = {}
-        self._growing: dict[tuple[int, int], Growing] = {}
-        self._replying: dict[tuple[int, int], tuple[Growing, GrowingReply]] = {}
+        self._growing: dict[tuple[int, int], StreamedText] = {}
+        self._replying: dict[tuple[int, int], tuple[StreamedText, StreamingReply]] = {}
 
     def read(self, place: int, item: Any) -> Iterator[Any]:
         """What to tell of an item of a prompt: its token ids, News of a sample, or its Completion.
 
         Before a Completion come News of what no News have told yet, if there is anything.
         """
-        if isinstance(item, News):
+        if isinstance(item, SampleDelta):
             text = self._of(place, item.sample).add(item.tokens)
             parts: tuple[Part, ...] = ()
             if replying := self._reply_of(place, item.sample):
@@ -98,9 +98,9 @@ class GrowingTexts:
             rest, text, parts = slice(told, None), growing.end(item.text), ()
             if replying := self._reply_of(place, item.sample_index):
                 growing, reply = replying
-                parts = tuple(reply.end(growing.end(reply.shown(item)), item))
+                parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))
             if text or parts or item.tokens[rest]:
-                yield News(
+                yield SampleDelta(
                     int(item.prompt_id),
                     item.sample_index,
                     item.tokens[rest],
@@ -114,20 +114,20 @@ class GrowingTexts:
             self._prompts[place] = kept.tolist()
         yield item
 
-    def _of(self, place: int, sample: int) -> Growing:
+    def _of(self, place: int, sample: int) -> StreamedText:
         if (place, sample) not in self._growing:
-            self._growing[place, sample] = self._begun(self._text, place)
+            self._growing[place, sample] = self._start_text(self._text, place)
         return self._growing[place, sample]
 
-    def _reply_of(self, place: int, sample: int) -> tuple[Growing, GrowingReply] | None:
+    def _reply_of(self, place: int, sample: int) -> tuple[StreamedText, StreamingReply] | None:
         if self._replies is None:
             return None
         if (place, sample) not in self._replying:
-            reply = self._replies.growing(self._prompts[place], self._tools)
-            growing = self._begun(self._replies.text, place)
+            reply = self._replies.start_stream(self._prompts[place], self._tools)
+            growing = self._start_text(self._replies.text, place)
             self._replying[place, sample] = growing, reply
         return self._replying[place, sample]
 
-    def _begun(self, text: Text, place: int) -> Growing:
+    def _start_text(self, text: TokenText, place: int) -> StreamedText:
         tail = self._prompts[place][-TAIL:]
-        return Growing(text, self._stops, tail, len(tail))
+        return StreamedText(text, self._stops, tail, len(tail))

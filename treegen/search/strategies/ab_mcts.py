@@ -6,12 +6,12 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
-from treegen.plan.seeds import row_seed
+from treegen.prompts.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
-from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.loop import gather
+from treegen.search.evaluate import Evaluate, evaluate_nodes
+from treegen.search.event_loop import gather
 from treegen.search.propose import Step
 from treegen.search.strategies.ab_rules import Rule, check_rule, deeper, generator
 from treegen.search.strategies.common import (
@@ -19,21 +19,21 @@ from treegen.search.strategies.common import (
     Done,
     State,
     check_counts,
-    conclude,
+    collect_outcome,
     text_state,
 )
 from treegen.search.strategies.costs import Costs
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def ab_mcts(
     root: SearchNode, generate: Step | Mapping[str, Step], evaluate: Evaluate, done: Done, *,
     iterations: int, rule: Rule = "m", batch: int = 1, depth: int | None = None,
     refine: bool = False, state: State = text_state,
     observed: dict[SearchNode, list[float]] | None = None,
-) -> Found:  # fmt: skip
+) -> SearchOutcome:  # fmt: skip
     """Generate nodes one by one, each below the node that Thompson sampling finds worth it.
 
     From the root down, each node has as options a new child (wider) and every child that it has
@@ -98,7 +98,7 @@ async def ab_mcts(
             drawn = await costs.of("children", num, calls)
             fresh = list(dict.fromkeys(child for group in drawn for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
-            values = await costs.of("values", len(new), values_of(new, evaluate))
+            values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for child, value in zip(new, values, strict=True):
                 child.value, known[child] = value, []
             for child in [each for each in fresh if each not in known]:
@@ -121,4 +121,4 @@ async def ab_mcts(
                     made[name].append(value)
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped, inner=refine)
+    return await collect_outcome(root, done, evaluate, stopped, inner=refine)

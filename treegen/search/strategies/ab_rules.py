@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from treegen.errors import InputError
-from treegen.search.posterior import Draw, beta, gaussian, mixed
+from treegen.search.posterior import Draw, draw_beta, draw_gaussian, draw_mixed
 from treegen.search.tree.node import SearchNode
 
 Rule = Literal["m", "a", "a-beta"]
-_DRAWS: Final[Mapping[str, Draw]] = {"a": gaussian, "a-beta": beta}
+_DRAWS: Final[Mapping[str, Draw]] = {"a": draw_gaussian, "a-beta": draw_beta}
 
 
 def check_rule(rule: str) -> None:
@@ -38,7 +38,7 @@ def deeper(
         return None
     if rule == "m":
         groups = [*(values[child] for child in children), *([value] for value in barren)]
-        *drawn, new = mixed(groups, 1, rng)
+        *drawn, new = draw_mixed(groups, 1, rng)
         by_child = dict(zip(children, drawn, strict=False))
         best = max(options, key=by_child.__getitem__)
         return best if by_child[best] > new else None
@@ -57,7 +57,7 @@ def generator(made: Mapping[str, Sequence[float]], rule: Rule, rng: random.Rando
     if rule == "m":
         names = sorted(made, key=lambda name: not made[name])  # those without values come last
         seen = [made[name] for name in names if made[name]]
-        drawn = mixed(seen, len(names) - len(seen), rng)
+        drawn = draw_mixed(seen, len(names) - len(seen), rng)
     else:
         names = list(made)
         drawn = [_DRAWS[rule](made[name], rng) for name in names]

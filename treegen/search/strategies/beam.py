@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
 from treegen.search.propose import Propose
@@ -12,18 +12,18 @@ from treegen.search.strategies.common import (
     State,
     assess,
     check_counts,
-    conclude,
-    distinct,
+    collect_outcome,
+    drop_duplicates,
     propose_all,
     prune,
     rank,
     text_state,
 )
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def beam(
     root: SearchNode,
     propose: Propose,
@@ -33,7 +33,7 @@ async def beam(
     width: int,
     depth: int,
     state: State = text_state,
-) -> Found:
+) -> SearchOutcome:
     """Extend all paths by one step, keep the best, and go on with these.
 
     width: paths to keep, finished ones included. So it finds at most `width` solutions.
@@ -50,7 +50,7 @@ async def beam(
         )
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped)
+    return await collect_outcome(root, done, evaluate, stopped)
 
 
 async def beam_down(
@@ -66,7 +66,7 @@ async def beam_down(
     """Grow the tree below root as `beam` does. Returns why it stopped early, "" if it did not."""
     frontier, seen, num_finished = [root], {state(root)}, 0
     for _ in range(depth):
-        steps = distinct(await propose_all(frontier, propose), state, seen, root)
+        steps = drop_duplicates(await propose_all(frontier, propose), state, seen, root)
         await assess(steps, evaluate)
         ranked = rank(steps)
         places = width - num_finished

@@ -6,10 +6,10 @@ import heapq
 import math
 from collections.abc import Hashable
 
-from treegen.common.checks import checked
-from treegen.search.aside import place_of
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
+from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     DEAD_END,
@@ -18,18 +18,18 @@ from treegen.search.strategies.common import (
     State,
     assess,
     check_counts,
-    conclude,
-    distinct,
+    collect_outcome,
+    drop_duplicates,
     propose_all,
     prune,
     split,
     text_state,
 )
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def best_first(
     root: SearchNode,
     propose: Propose,
@@ -41,7 +41,7 @@ async def best_first(
     prune_below: float = -math.inf,
     solutions: int | None = 1,
     state: State = text_state,
-) -> Found:
+) -> SearchOutcome:
     """Expand nodes in the order of their values, whatever their depth.
 
     max_expansions: most nodes to propose next steps for.
@@ -73,7 +73,7 @@ async def best_first(
                 chosen = chosen[: max_expansions - num_expansions]
                 stopped = f"limit of {max_expansions} expansions reached"
             num_expansions += len(chosen)
-            steps = distinct(await propose_all(chosen, propose), state, seen, root)
+            steps = drop_duplicates(await propose_all(chosen, propose), state, seen, root)
             await assess(steps, evaluate)
             good, bad = split(steps, prune_below)
             prune(bad, root, TOO_LOW)
@@ -83,4 +83,4 @@ async def best_first(
                 heapq.heappush(opened, (-(node.value or 0.0), place_of(node), node))
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped)
+    return await collect_outcome(root, done, evaluate, stopped)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.strategies.common import assess, check_counts, conclude
+from treegen.search.strategies.common import assess, check_counts, collect_outcome
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
-async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any) -> Found:
+@check_argument_types
+async def best_of_n(
+    root: SearchNode, n: int, evaluate: Evaluate, **overrides: Any
+) -> SearchOutcome:
     """Draw n samples and rank them by their values. Every sample is a candidate.
 
     overrides: as for `SearchNode.sample`.
@@ -29,12 +31,12 @@ async def best_of_n(root: SearchNode, n: int, evaluate: Evaluate, **overrides: A
     try:
         samples: list[SearchNode] = []
         while len(samples) < n:
-            fitting = search.fitting(n - len(samples), max_tokens)
+            fitting = search.max_fitting_samples(n - len(samples), max_tokens)
             if not fitting and samples:
-                stopped = search.budget.reached("tokens")
+                stopped = search.budget.describe_limit("tokens")
                 break
             samples += await root.sample(max(1, fitting), **overrides)
         await assess(samples, evaluate)
     except BudgetReached as end:
         stopped = stopped or str(end)
-    return await conclude(root, lambda node: True, evaluate, stopped)
+    return await collect_outcome(root, lambda node: True, evaluate, stopped)

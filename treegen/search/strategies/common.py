@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Final
 
 from treegen.common.params import check_int
-from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
-from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.loop import gather
+from treegen.search.evaluate import Evaluate, evaluate_nodes
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
-from treegen.search.tree.node import SearchNode, ended
-from treegen.search.tree.result import Found
+from treegen.search.tree.node import SearchNode, is_ended
+from treegen.search.tree.result import SearchOutcome
 
 Done = Callable[[SearchNode], bool]
 """Whether a node is the end of a solution, right or wrong. May be called again for a node."""
@@ -35,7 +35,7 @@ State = Callable[[SearchNode], Hashable]
 
 def text_state(node: SearchNode) -> Hashable:
     """The text of a node's path, and whether the model has ended it."""
-    return node.path_text, ended(node)
+    return node.path_text, is_ended(node)
 
 
 async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[SearchNode]:
@@ -45,7 +45,7 @@ async def propose_all(nodes: Iterable[SearchNode], propose: Propose) -> list[Sea
 
 async def assess(nodes: Sequence[SearchNode], evaluate: Evaluate) -> None:
     """Set the values of nodes to what an evaluation gives."""
-    for node, value in zip(nodes, await values_of(nodes, evaluate), strict=True):
+    for node, value in zip(nodes, await evaluate_nodes(nodes, evaluate), strict=True):
         node.value = value
 
 
@@ -85,7 +85,7 @@ def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> N
             node = above
 
 
-def distinct(
+def drop_duplicates(
     nodes: Iterable[SearchNode], state: State, seen: set[Hashable], root: SearchNode
 ) -> list[SearchNode]:
     """Keep the first node of each state that was not seen before, and prune the others."""
@@ -99,9 +99,9 @@ def distinct(
     return kept
 
 
-async def conclude(
+async def collect_outcome(
     root: SearchNode, done: Done, evaluate: Evaluate, stopped: str, *, inner: bool = False
-) -> Found:
+) -> SearchOutcome:
     """Read from the tree below root what was found.
 
     Candidates are the leaves that are done and not pruned. Those without a value get one now. If
@@ -118,7 +118,7 @@ async def conclude(
         stopped = stopped or str(end)
     candidates = rank(finished)
     best = next(iter(candidates or rank(leaves)), None)
-    return Found(best, tuple(candidates), stopped=stopped)
+    return SearchOutcome(best, tuple(candidates), stopped=stopped)
 
 
 def check_counts(**counts: int | None) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from treegen.search.account import Account
+from treegen.search.budgeted_search import BudgetedSearch
 
 _LIMITS: Final = {"tokens": "tokens_decoded", "calls": "calls", "nodes": "nodes"}
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Costs:
     """Tokens, calls and nodes that things of each kind have taken of a search's budget so far."""
 
-    def __init__(self, search: Account) -> None:
+    def __init__(self, search: BudgetedSearch) -> None:
         """Nothing is known yet."""
         self._usage = search.usage
         self._limits = {
@@ -27,18 +27,18 @@ class Costs:
 
     async def of(self, kind: str, num: int, call: Awaitable[T]) -> T:
         """What a call returns; what it asks for is noted as the costs of `num` things of a kind."""
-        before = self._spent()
+        before = self._read_usage()
         returned = await call
         self._num[kind] += num
-        self._taken[kind].update(self._spent() - before)
+        self._taken[kind].update(self._read_usage() - before)
         return returned
 
-    def fit(self, **nums: int) -> bool:
+    def fits_budget(self, **nums: int) -> bool:
         """Whether the budget has room for so many things of each kind, if each takes the mean.
 
         A kind of which none is known takes nothing.
         """
-        spent = self._spent()
+        spent = self._read_usage()
         return all(
             spent[name] + sum(self._mean(kind, name) * num for kind, num in nums.items()) <= limit
             for name, limit in self._limits.items()
@@ -47,10 +47,10 @@ class Costs:
     def most(self, num: int, *kinds: str) -> int:
         """How many of `num` the budget has room for, each one of every kind; at least 1."""
         sizes = range(num, 1, -1)
-        return next((size for size in sizes if self.fit(**dict.fromkeys(kinds, size))), 1)
+        return next((size for size in sizes if self.fits_budget(**dict.fromkeys(kinds, size))), 1)
 
     def _mean(self, kind: str, name: str) -> float:
         return self._taken[kind][name] / max(1, self._num[kind])
 
-    def _spent(self) -> Counter[str]:
+    def _read_usage(self) -> Counter[str]:
         return Counter({name: getattr(self._usage, _LIMITS[name]) for name in self._limits})

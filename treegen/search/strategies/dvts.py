@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
 from treegen.search.strategies.beam import beam_down
-from treegen.search.strategies.common import Done, State, check_counts, conclude, text_state
+from treegen.search.strategies.common import Done, State, check_counts, collect_outcome, text_state
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def dvts(
     root: SearchNode,
     propose: Propose,
@@ -23,7 +23,7 @@ async def dvts(
     subtrees: int,
     depth: int,
     state: State = text_state,
-) -> Found:
+) -> SearchOutcome:
     """Grow independent subtrees. Each keeps the best of the steps that are proposed at a time.
 
     Unlike in a beam, a good start does not crowd out the others. Each subtree asks for first steps
@@ -45,4 +45,4 @@ async def dvts(
         stopped = next(filter(None, reasons), "")
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped)
+    return await collect_outcome(root, done, evaluate, stopped)

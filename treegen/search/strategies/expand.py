@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.prompts.expansion import Expand, ScorerName
-from treegen.search.aside import place_of
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
+from treegen.search.external_calls import place_of
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     OUTRANKED,
     assess,
-    conclude,
+    collect_outcome,
     propose_all,
     prune,
     rank,
 )
-from treegen.search.tree.node import SearchNode, ended
-from treegen.search.tree.result import Found
+from treegen.search.tree.node import SearchNode, is_ended
+from treegen.search.tree.result import SearchOutcome
 
 _SCORERS: Final[dict[ScorerName, Evaluate]] = {
     "mean_logprob": mean_logprob,
@@ -30,8 +30,8 @@ _SCORERS: Final[dict[ScorerName, Evaluate]] = {
 }
 
 
-@checked
-async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
+@check_argument_types
+async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
     """Generate declared levels below a node.
 
     Candidates are the nodes of the last level that were kept, and nodes above it at which the model
@@ -42,7 +42,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
 
     def done(node: SearchNode) -> bool:
         generated = sum(each.completion is not None for each in node.path[root.depth + 1 :])
-        return generated == len(levels) or ended(node)
+        return generated == len(levels) or is_ended(node)
 
     frontier, stopped = [root], ""
     try:
@@ -53,10 +53,10 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> Found:
                 drawn = rank(drawn)
             kept = drawn[: level.keep]
             prune(drawn[len(kept) :], root, OUTRANKED)
-            frontier = sorted((node for node in kept if not ended(node)), key=place_of)
+            frontier = sorted((node for node in kept if not is_ended(node)), key=place_of)
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, _scorer(levels[-1]), stopped)
+    return await collect_outcome(root, done, _scorer(levels[-1]), stopped)
 
 
 def _scorer(level: Expand) -> Evaluate:

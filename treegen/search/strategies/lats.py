@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
-from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.strategies.arms import Arm
+from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.strategies.common import (
     DEAD_END,
     Done,
     State,
     check_counts,
-    conclude,
-    distinct,
+    collect_outcome,
+    drop_duplicates,
     prune,
     rank,
     text_state,
 )
+from treegen.search.strategies.node_statistics import NodeStatistics
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 Lessons = Sequence[str]
 ProposeAfter = Callable[[SearchNode, Lessons], Awaitable[Sequence[SearchNode]]]
@@ -31,12 +31,12 @@ Reflect = Callable[[SearchNode, float], Awaitable[str]]
 """What is to be learned from an end and its reward."""
 
 
-@checked
+@check_argument_types
 async def lats(
     root: SearchNode, propose: ProposeAfter, evaluate: EvaluateAfter, done: Done, reward: Evaluate,
     reflect: Reflect, *, iterations: int, depth: int, c: float = 1.0, success: float = 1.0,
     num_lessons: int = 4, state: State = text_state,
-) -> Found:  # fmt: skip
+) -> SearchOutcome:  # fmt: skip
     """Play to an end again and again, learn a lesson from each failure, and end with a success.
 
     Each play goes from the root to an end. A node without children gets some, which are evaluated.
@@ -54,14 +54,14 @@ async def lats(
     state: of nodes with equal states only the first is kept.
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
-    arms: dict[SearchNode, Arm] = {root: Arm()}
+    arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}
     ways: dict[SearchNode, list[SearchNode]] = {}
     seen: set[Hashable] = {state(root)}
     lessons: list[str] = []
     ends: list[SearchNode] = []
 
-    def bound(child: SearchNode, visits: int) -> tuple[float, float]:
-        return arms[child].bound(visits, c), child.value or 0.0
+    def score_child(child: SearchNode, visits: int) -> tuple[float, float]:
+        return arms[child].compute_ucb(visits, c), child.value or 0.0
 
     async def play() -> list[SearchNode]:
         """The path to an end; empty if there is none left."""
@@ -71,13 +71,13 @@ async def lats(
             if (node is not root and done(node)) or len(path) > depth:
                 return path
             if node not in ways:
-                ways[node] = distinct(await propose(node, lessons), state, seen, root)
-                values = await values_of(ways[node], lambda nodes: evaluate(nodes, lessons))
+                ways[node] = drop_duplicates(await propose(node, lessons), state, seen, root)
+                values = await evaluate_nodes(ways[node], lambda nodes: evaluate(nodes, lessons))
                 for child, value in zip(ways[node], values, strict=True):
-                    arms[child], child.value = Arm(), value
+                    arms[child], child.value = NodeStatistics(), value
             if ways[node]:
                 visits = arms[node].visits
-                path.append(max(ways[node], key=lambda child: bound(child, visits)))
+                path.append(max(ways[node], key=lambda child: score_child(child, visits)))
             else:
                 path.pop()
                 if path:
@@ -94,7 +94,7 @@ async def lats(
                 break
             end = path[-1]
             ends.append(end)
-            (worth,) = await values_of([end], reward)
+            (worth,) = await evaluate_nodes([end], reward)
             for node in path:
                 arms[node].add(worth)
                 node.value, node.visits = arms[node].mean, arms[node].visits
@@ -107,5 +107,5 @@ async def lats(
         stopped = str(reached)
     solutions = rank(node for node in ends if done(node))
     if not solutions:  # no play has come to one
-        return await conclude(root, done, reward, stopped)
-    return Found(solutions[0], tuple(solutions), stopped=stopped)
+        return await collect_outcome(root, done, reward, stopped)
+    return SearchOutcome(solutions[0], tuple(solutions), stopped=stopped)

@@ -9,19 +9,19 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 Answer = Callable[[SearchNode], str | None]
 """Reads the answer of a solution, in a form that equal answers share; None if it has none."""
 
 
-@checked
-def agreement(first: int, second: int) -> float:
+@check_argument_types
+def lead_probability(first: int, second: int) -> float:
     """The chance that the leading answer stays ahead of the second, given their votes.
 
     It is P(p > 1/2) where p has the distribution Beta(first + 1, second + 1): the beta rule of
@@ -36,10 +36,10 @@ def agreement(first: int, second: int) -> float:
 def is_decided(answers: Iterable[str | None], confidence: float) -> bool:
     """Whether the leading answer stays ahead with a chance of `confidence`; None is no answer."""
     top = [votes for _, votes in Counter(a for a in answers if a is not None).most_common(2)]
-    return bool(top) and agreement(top[0], top[1] if len(top) > 1 else 0) >= confidence
+    return bool(top) and lead_probability(top[0], top[1] if len(top) > 1 else 0) >= confidence
 
 
-@checked
+@check_argument_types
 async def majority(
     root: SearchNode,
     answer: Answer,
@@ -48,7 +48,7 @@ async def majority(
     batch: int = 4,
     confidence: float | None = 0.95,
     **overrides: Any,
-) -> Found:
+) -> SearchOutcome:
     """Draw solutions until the beta rule says that the vote is decided, and let them vote.
 
     answer: reads the answer of a solution.
@@ -73,7 +73,7 @@ async def majority(
     try:
         while len(samples) < max_samples and not stopped:
             n = min(batch, max_samples - len(samples))
-            n = max(1, root.search.fitting(n, params.max_tokens))
+            n = max(1, root.search.max_fitting_samples(n, params.max_tokens))
             async with aclosing(root.stream(n, **overrides)) as drawn:
                 async for sample in drawn:
                     samples.append(sample)
@@ -86,10 +86,10 @@ async def majority(
     return replace(_elect(samples, answers), stopped=stopped)
 
 
-@checked
+@check_argument_types
 def vote(
-    found: Found, answer: Answer, weight: Callable[[SearchNode], float] | None = None
-) -> Found:
+    found: SearchOutcome, answer: Answer, weight: Callable[[SearchNode], float] | None = None
+) -> SearchOutcome:
     """Let the candidates of a search vote on the answer; those of the winning answer come first.
 
     weight: gives the votes of a candidate, a finite number from 0 on; 1 by default.
@@ -119,7 +119,7 @@ def _elect(
     samples: Sequence[SearchNode],
     answers: Sequence[str | None],
     weight: Callable[[SearchNode], float] | None = None,
-) -> Found:
+) -> SearchOutcome:
     """The outcome of a vote: samples of the winning answer first, those without an answer last."""
     votes: dict[str, float] = {}
     for sample, answer in zip(samples, answers, strict=True):
@@ -129,7 +129,7 @@ def _elect(
     rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
     places = [len(rank) if answer is None else rank[answer] for answer in answers]
     order = sorted(range(len(samples)), key=places.__getitem__)
-    return Found(
+    return SearchOutcome(
         best=samples[order[0]] if order else None,
         candidates=tuple(samples[index] for index in order),
         answers=tuple(answers[index] for index in order),

@@ -5,34 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
-from treegen.search.evaluate import Evaluate, values_of
-from treegen.search.loop import gather
+from treegen.search.evaluate import Evaluate, evaluate_nodes
+from treegen.search.event_loop import gather
 from treegen.search.propose import Propose
-from treegen.search.strategies.arms import DEFAULT, Arm, Rules, Visits, arms_of
 from treegen.search.strategies.common import (
     DEAD_END,
     Done,
     State,
     check_counts,
-    conclude,
-    distinct,
+    collect_outcome,
+    drop_duplicates,
     prune,
     text_state,
 )
 from treegen.search.strategies.costs import Costs
+from treegen.search.strategies.node_statistics import (
+    DEFAULT,
+    MCTSRules,
+    NodeStatistics,
+    TreeStatistics,
+    arms_of,
+)
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def mcts(
     root: SearchNode, propose: Propose, evaluate: Evaluate, done: Done, *,
     iterations: int, c: float = 1.4, depth: int | None = None, enough: float = math.inf,
-    batch: int = 1, rules: Rules = DEFAULT, priors: Evaluate | None = None,
-    state: State = text_state, arms: dict[SearchNode, Arm] | None = None,
-) -> Found:  # fmt: skip
+    batch: int = 1, rules: MCTSRules = DEFAULT, priors: Evaluate | None = None,
+    state: State = text_state, arms: dict[SearchNode, NodeStatistics] | None = None,
+) -> SearchOutcome:  # fmt: skip
     """Visit the tree again and again, more often where its values are high.
 
     A visit starts at the root and goes down to the child with the highest bound, until it comes to
@@ -51,8 +57,8 @@ async def mcts(
     """
     check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms
-    arms[root] = Arm()
-    visits, seen, costs = Visits(arms, c, rules), {state(root)}, Costs(root.search)
+    arms[root] = NodeStatistics()
+    visits, seen, costs = TreeStatistics(arms, c, rules), {state(root)}, Costs(root.search)
 
     def is_end(path: Sequence[SearchNode]) -> bool:
         is_solution = path[-1] is not root and done(path[-1])
@@ -78,7 +84,7 @@ async def mcts(
     async def grow(nodes: Sequence[SearchNode]) -> None:
         proposed = await costs.of("steps", len(nodes), gather(map(propose, nodes)))
         for node, steps in zip(nodes, proposed, strict=True):
-            visits.ways[node] = new = distinct(steps, state, seen, root)
+            visits.ways[node] = new = drop_duplicates(steps, state, seen, root)
             arms.update(zip(new, await arms_of(new, priors), strict=True))
 
     async def visits_to(most: int) -> list[list[SearchNode]]:
@@ -91,7 +97,7 @@ async def mcts(
                 if path and not (is_ready and path[-1] in ready):
                     further = ready | {path[-1]: is_ready}
                     to_grow = [node for node in further if not further[node]]
-                    if kept and not costs.fit(steps=len(to_grow), values=len(kept) + 1):
+                    if kept and not costs.fits_budget(steps=len(to_grow), values=len(kept) + 1):
                         break
                     ready = further
                     kept.append(path)
@@ -109,7 +115,7 @@ async def mcts(
             leaves = [path[-1] for path in paths]
             is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
             new = [leaf for leaf in leaves if not (is_solution[leaf] and arms[leaf].visits)]
-            values = await costs.of("values", len(new), values_of(new, evaluate))
+            values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for leaf, value in zip(new, values, strict=True):
                 arms[leaf].own = value
             visits.count(paths)
@@ -117,5 +123,5 @@ async def mcts(
                 break
     except BudgetReached as end:
         stopped = str(end)
-    found = await conclude(root, done, evaluate, stopped)
+    found = await collect_outcome(root, done, evaluate, stopped)
     return visits.in_order(found, root)

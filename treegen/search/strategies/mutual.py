@@ -7,22 +7,22 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
-from treegen.plan.seeds import row_seed
-from treegen.search.aside import place_of
+from treegen.prompts.plan.seeds import row_seed
 from treegen.search.budget import BudgetReached
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
+from treegen.search.external_calls import place_of
 from treegen.search.propose import Step
 from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 
-@checked
+@check_argument_types
 async def mutual(
-    found: Found,
+    found: SearchOutcome,
     answer: Answer,
     complete: Step,
     *,
@@ -30,7 +30,7 @@ async def mutual(
     agree: float = 0.5,
     low: float = 0.2,
     high: float = 0.8,
-) -> Found:
+) -> SearchOutcome:
     """Check each solution that was found by completing its beginning anew.
 
     A solution of d steps is cut after a number of steps that is drawn from low * d (rounded up) to

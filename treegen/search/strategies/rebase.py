@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.search.budget import BudgetReached
 from treegen.search.evaluate import Evaluate
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
 from treegen.search.propose import Step
 from treegen.search.strategies.common import (
     OUTRANKED,
@@ -17,18 +17,18 @@ from treegen.search.strategies.common import (
     State,
     assess,
     check_counts,
-    conclude,
-    distinct,
+    collect_outcome,
+    drop_duplicates,
     prune,
     text_state,
 )
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 _ROUNDING = 1e-9
 
 
-@checked
+@check_argument_types
 def allocate(values: Sequence[float], budget: int, temperature: float) -> list[int]:
     """Divide a budget of children among nodes in proportion to exp(value / temperature).
 
@@ -52,7 +52,7 @@ def allocate(values: Sequence[float], budget: int, temperature: float) -> list[i
     return counts
 
 
-@checked
+@check_argument_types
 async def rebase(
     root: SearchNode,
     step: Step,
@@ -63,7 +63,7 @@ async def rebase(
     depth: int,
     temperature: float = 0.2,
     state: State = text_state,
-) -> Found:
+) -> SearchOutcome:
     """Go down level by level, drawing from each node as many steps as its value earns.
 
     step: draws a number of next steps of a node (`sample_step`).
@@ -83,7 +83,7 @@ async def rebase(
     try:
         for level in range(1, depth + 1):
             drawn = await gather(step(node, share) for node, share in shares)
-            nodes = distinct((node for group in drawn for node in group), state, seen, root)
+            nodes = drop_duplicates((node for group in drawn for node in group), state, seen, root)
             await assess(nodes, evaluate)
             going = [node for node in nodes if not done(node)]
             num_finished += len(nodes) - len(going)
@@ -98,4 +98,4 @@ async def rebase(
                 stopped = f"depth of {depth} steps reached"
     except BudgetReached as end:
         stopped = str(end)
-    return await conclude(root, done, evaluate, stopped)
+    return await collect_outcome(root, done, evaluate, stopped)

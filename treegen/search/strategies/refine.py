@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from treegen.common.checks import checked
+from treegen.common.checks import check_argument_types
 from treegen.search.budget import BudgetReached
-from treegen.search.loop import gather
+from treegen.search.event_loop import gather
 from treegen.search.strategies.common import check_counts
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.result import Found
+from treegen.search.tree.result import SearchOutcome
 
 Continue = Callable[[SearchNode], Awaitable[SearchNode]]
 """Makes one node below another, such as an attempt, or feedback on one."""
 
 
-@checked
-def prompted(text: str, **overrides: Any) -> Continue:
+@check_argument_types
+def answer_after(text: str, **overrides: Any) -> Continue:
     """Append a text, such as a request for feedback, and draw one answer to it.
 
     overrides: as for `SearchNode.sample`.
@@ -30,7 +30,7 @@ def prompted(text: str, **overrides: Any) -> Continue:
     return ask
 
 
-@checked
+@check_argument_types
 async def self_refine(
     root: SearchNode,
     generate: Continue,
@@ -40,7 +40,7 @@ async def self_refine(
     *,
     rounds: int,
     chains: int = 1,
-) -> Found:
+) -> SearchOutcome:
     """Attempt, ask for feedback, attempt again after it, until the feedback says it is enough.
 
     Each is a node below the one before. So what refines an attempt reads all attempts and all
@@ -74,4 +74,4 @@ async def self_refine(
     candidates = [
         own[-back] for back in range(1, longest + 1) for own in attempts if len(own) >= back
     ]
-    return Found(next(iter(candidates), None), tuple(candidates), stopped=stopped)
+    return SearchOutcome(next(iter(candidates), None), tuple(candidates), stopped=stopped)

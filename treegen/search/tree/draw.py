@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.checks import checked
-from treegen.common.formats import safe_text
+from treegen.common.checks import check_argument_types
+from treegen.common.formatting import safe_text
 from treegen.search.tree.records import NodeRecord, TreeNode, best_path, children_of
 
 # Most characters of a text. The terminal cuts the line at its width anyway.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 
-@checked
+@check_argument_types
 def draw_tree(
     nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
 ) -> Tree:

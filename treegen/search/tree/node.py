@@ -23,20 +23,20 @@ from typing import Any, TypeVar
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams, check_int
 from treegen.errors import InputError
-from treegen.images.opening import said
+from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Parts, check_parts
-from treegen.search.account import Account
-from treegen.search.aside import in_thread
-from treegen.search.backend import Backend, Context, SeveralContext
+from treegen.search.backend import Backend, Context, MultiModelContext
 from treegen.search.budget import Budget, StopReason
-from treegen.search.loop import check_loop, stay_behind
-from treegen.search.tree.found import check_stays, node_of, register
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.event_loop import check_loop, suspend_forever
+from treegen.search.external_calls import in_thread
+from treegen.search.tree.node_registry import check_stays, register, resolve_node
 from treegen.search.tree.text_node import TextNode
 
 T = TypeVar("T")
 
 
-class Search(Account):
+class Search(BudgetedSearch):
     """One problem's search: its tree, sampling parameters, budget and account.
 
     restart: how often the search began again at its root. Nodes remember it.
@@ -143,7 +143,7 @@ class SearchNode(TextNode):
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         check_stays(self.key)
-        return node_of, (self.search.token, self.key)
+        return resolve_node, (self.search.token, self.key)
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
@@ -275,7 +275,7 @@ class SearchNode(TextNode):
             self.search,
             self,
             f"{self.key}+{self._num_extended}/",
-            said(content),
+            describe_content(content),
             context,
             order=(1, self._num_extended),
         )
@@ -329,13 +329,13 @@ class SearchNode(TextNode):
         context = self._live()
         if llm is None:
             return context
-        if not isinstance(context, SeveralContext):
+        if not isinstance(context, MultiModelContext):
             raise InputError(f"this search has one LLM, so none is named {llm!r}; use search_with")
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:
         if self.search.is_abandoned:  # whatever is raised here is caught
-            await stay_behind()
+            await suspend_forever()
 
     def _live(self) -> Context:
         if self._context is None:
@@ -357,7 +357,7 @@ SearchFn = Callable[[SearchNode], Awaitable[object]]
 """A search of one problem. It gets the root of the tree; see `LLM.search` for what it returns."""
 
 
-def ended(node: SearchNode) -> bool:
+def is_ended(node: SearchNode) -> bool:
     """Whether the model ended the text at this node, by a token and not by a stop string.
 
     Stop tokens of your own count as well. If they divide steps, use a `done` of your own.

@@ -27,7 +27,7 @@ class SearchProblem:
     origin: str | None = None
 
 
-def named(
+def name_problems(
     problems: Iterable[Any], flat: Callable[[Any], str | Sequence[int]]
 ) -> list[SearchProblem]:
     """Problems with names: pairs as they are, others by their number.

@@ -112,14 +112,14 @@ class SearchTree:
                     parent_id=None if index == 0 or node.parent is None else ids[node.parent],
                     depth=node.depth - top,
                     text=node.text,
-                    score=_rounded(node.value),
+                    score=_round_finite(node.value),
                     logprob=round(node.logprob, _DECIMALS),
                     n_tokens=len(node.tokens),
                     leaf=node.is_leaf,
                     pruned=node.pruned,
                     finish_reason=node.finish_reason,
                     visits=node.visits,
-                    prior=_rounded(node.prior),
+                    prior=_round_finite(node.prior),
                     scores=_scores(node.scores),
                     pruned_because=node.pruned_because,
                     restart=node.restart,
@@ -187,18 +187,18 @@ class SearchTree:
         return SearchTree(tuple(nodes))
 
 
-def rounded(value: float) -> float:
+def round_value(value: float) -> float:
     """A value without its noise: 4 decimals, or 4 digits if it is small."""
     small = -math.floor(math.log10(abs(value))) - 1 if value else 0
     return round(float(value), _DIGITS + max(0, small))
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else rounded(value)
+def _round_finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round_value(value)
 
 
 def _scores(scores: Mapping[str, float]) -> dict[str, float]:
-    found = {str(name): _rounded(value) for name, value in scores.items()}
+    found = {str(name): _round_finite(value) for name, value in scores.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

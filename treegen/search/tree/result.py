@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from treegen.errors import DataError, InputError
-from treegen.search.budget import BudgetReached, SearchUsage, StillAsking, StopReason
-from treegen.search.tree.detached import detach
+from treegen.search.budget import BudgetIgnored, BudgetReached, SearchUsage, StopReason
 from treegen.search.tree.node import Search, SearchNode
 from treegen.search.tree.problems import SearchProblem
-from treegen.search.tree.records import NodeRecord, SearchTree, as_json, rounded
+from treegen.search.tree.records import NodeRecord, SearchTree, as_json, round_value
+from treegen.search.tree.tracebacks import detach
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchOutcome:
     """What a strategy returns.
 
     best: the best candidate; if there is none, the best unfinished node.
@@ -82,15 +82,15 @@ class SearchResult:
         """
         nodes = search.nodes()
         ids = {node: index for index, node in enumerate(nodes)}
-        found: Found | None = None
+        found: SearchOutcome | None = None
         try:
-            found = as_found(returned)
+            found = to_outcome(returned)
             _check_own(found, ids)
         except InputError as wrong:
             error, found, returned = wrong, None, None
         stopped = found.stopped if found else ""
         stopped_by = search.stopped.by if search.stopped else None
-        if isinstance(error, BudgetReached | StillAsking):
+        if isinstance(error, BudgetReached | BudgetIgnored):
             stopped_by = stopped_by or getattr(error, "by", StopReason.BUDGET)
             stopped, error = str(error), None
         told = " ".join(str(error).split())
@@ -101,7 +101,7 @@ class SearchResult:
             candidates=tuple(ids[node] for node in found.candidates) if found else (),
             answers=found.answers if found else (),
             votes=dict(found.votes) if found else {},
-            usage=replace(search.usage, seconds=search.usage.elapsed()),
+            usage=replace(search.usage, seconds=search.usage.elapsed_seconds()),
             stopped=stopped,
             stopped_by=stopped_by,
             error=None if error is None else f"{type(error).__name__}: {told}"[:300],
@@ -110,7 +110,7 @@ class SearchResult:
         )
 
     @staticmethod
-    def left_out(problem: SearchProblem, told: str) -> SearchResult:
+    def make_skipped(problem: SearchProblem, told: str) -> SearchResult:
         """The record of a search that was given up before it came to anything; told: why."""
         text = problem.content if isinstance(problem.content, str) else ""
         root = NodeRecord(0, None, 0, text, None, 0.0, 0, False, False, "given")
@@ -136,7 +136,7 @@ class SearchResult:
             **record,
             "candidates": list(self.candidates),
             "answers": list(self.answers),
-            "votes": {answer: rounded(votes) for answer, votes in self.votes.items()},
+            "votes": {answer: round_value(votes) for answer, votes in self.votes.items()},
             "value": as_json(self.value),
             "usage": usage,
             "nodes": [node.to_json() for node in self.tree.nodes],
@@ -176,16 +176,16 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
         )
 
 
-def as_found(returned: object) -> Found | None:
+def to_outcome(returned: object) -> SearchOutcome | None:
     """What was found, or None for another value; raises InputError for nodes among other things."""
-    if returned is None or isinstance(returned, Found):
-        return returned or Found(None)
+    if returned is None or isinstance(returned, SearchOutcome):
+        return returned or SearchOutcome(None)
     if isinstance(returned, SearchNode):
-        return Found(returned, (returned,))
+        return SearchOutcome(returned, (returned,))
     if isinstance(returned, Sequence) and not isinstance(returned, str):
         are_nodes = [isinstance(each, SearchNode) for each in returned]
         if returned and all(are_nodes):
-            return Found(returned[0], tuple(returned))
+            return SearchOutcome(returned[0], tuple(returned))
         if any(are_nodes):
             kinds = ", ".join(dict.fromkeys(type(each).__name__ for each in returned))
             raise InputError(
@@ -195,7 +195,7 @@ def as_found(returned: object) -> Found | None:
     return None
 
 
-def _check_own(found: Found | None, own: Mapping[SearchNode, int]) -> None:
+def _check_own(found: SearchOutcome | None, own: Mapping[SearchNode, int]) -> None:
     """Raise InputError if something in `found` is no node of the search's own tree."""
     if found is None:
         return

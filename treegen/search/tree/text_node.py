@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
+from treegen.common.non_copyable import NonCopyable
 from treegen.common.outputs import Completion
-from treegen.common.uncopied import Uncopied
 
 NodeEnd = Literal["stop", "length", "confidence", "error", "given"]
 
 
-class TextNode(Uncopied):
+class TextNode(NonCopyable):
     """A piece of text in a tree, and what was noted of it.
 
     parent: the node above it; None for a root. children: the nodes right below it, in order.

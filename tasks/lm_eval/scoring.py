@@ -1,0 +1,102 @@
+"""Responses judged by lm-eval's own filters and metrics."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lm_eval.api.instance import Instance
+
+from treegen.evals.verdict import MetricVerdict
+from treegen.tasks.lm_eval.parts import TaskPart
+
+# What filters give where they find nothing.
+_NOTHING: Final = ("[invalid]", "")
+
+
+def responses_of(part: TaskPart, record: Mapping[str, Any], text: str) -> list[Any]:
+    """Return what lm-eval calls the responses to a document's requests, from a stored sample."""
+    if not part.scored:
+        return [text]
+    logprobs = record["choice_logprobs"]
+    if part.task.OUTPUT_TYPE == "loglikelihood_rolling":
+        return [math.fsum(logprobs)]
+    return list(zip(logprobs, record["choice_greedy"], strict=True))
+
+
+def score_responses(
+    part: TaskPart, doc: Any, responses: Sequence[Any], text: str
+) -> dict[str, MetricVerdict]:
+    """Return the verdicts on one sample by filter. text: what stands for it where it was scored."""
+    task, kind = part.task, part.task.OUTPUT_TYPE
+    kept = responses[0] if part.repeats > 1 else None
+    better = task.higher_is_better()
+    found = {}
+    # Filters that take the first 8 of a document's responses ask that there are as many.
+    for name, filtered, measures in compute_metrics(
+        part, doc, [[each] * part.repeats for each in responses]
+    ):
+        credit = _credit(measures, better)
+        if kind == "loglikelihood_rolling":
+            answer = None
+        elif part.scored:
+            answer = text
+        else:
+            answer = _answer(filtered[0])
+        correct = credit is not None and credit >= 1
+        if answer in _NOTHING and not correct:
+            answer = None
+        elif answer is None and correct:
+            answer = ""
+        partial = credit if credit is not None and 0 < credit < 1 else None
+        found[name] = MetricVerdict(answer, correct, partial, measures, kept)
+    return found
+
+
+def compute_metrics(
+    part: TaskPart, doc: Any, responses: Sequence[list[Any]]
+) -> list[tuple[str, list[Any], dict[str, Any]]]:
+    """Return by filter what it makes of a document's responses, and the metrics of that.
+
+    A filter that needs more responses than there are is left out.
+
+    responses: to each request, all that the filter sees together.
+    """
+    instances = [
+        Instance(part.task.OUTPUT_TYPE, doc, (), at, (part.name, 0, len(mine)), list(mine))
+        for at, mine in enumerate(responses)
+    ]
+    found = []
+    for ensemble in part.task._filters:
+        try:
+            ensemble.apply(instances)
+        except AssertionError:
+            if len(responses[0]) >= part.repeats:
+                raise
+            continue
+        filtered = [instance.filtered_resps[ensemble.name] for instance in instances]
+        measures = part.task.process_results(doc, filtered)
+        found.append((ensemble.name, filtered, dict(measures)))
+    return found
+
+
+def _credit(measures: Mapping[str, Any], better: Mapping[str, bool]) -> float | None:
+    """Return the first metric that is a share of what is right; None if there is none."""
+    for name, value in measures.items():
+        if not better.get(name, True) or not is_number(value):
+            continue
+        if 0 <= float(value) <= 1:
+            return float(value)
+    return None
+
+
+def is_number(value: object) -> bool:
+    """Return whether a measure is a number, as those of corpora are not."""
+    try:
+        return not isinstance(value, str) and math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _answer(filtered: Any) -> str:
+    return filtered if isinstance(filtered, str) else json.dumps(filtered, default=str)

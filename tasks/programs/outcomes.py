@@ -1,0 +1,85 @@
+"""What was found of one program, as a run directory stores it and as a report takes it."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict
+from treegen.tasks.sandbox import ProgramStatus, TestResult
+
+_LETTERS: Final = {
+    ProgramStatus.ACCEPTED: "A",
+    ProgramStatus.WRONG_ANSWER: "W",
+    ProgramStatus.RUNTIME_ERROR: "R",
+    ProgramStatus.COMPILE_ERROR: "C",
+    ProgramStatus.TIMEOUT: "T",
+    ProgramStatus.MEMORY_LIMIT: "M",
+    ProgramStatus.OUTPUT_LIMIT: "O",
+}
+_NOT_RUN: Final = "-"
+_VERDICTS: Final = {letter: verdict for verdict, letter in _LETTERS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOutcome:
+    """What was found of one program.
+
+    program: its short hash; None if the sample has no program.
+    verdict: accepted, or how it failed first.
+    tests: a letter for each test, A for accepted.
+    seconds: CPU seconds of its longest test.
+    detail: one line on the first failure.
+    sandbox: the tier of the sandbox that it ran in.
+    """
+
+    program: str | None
+    verdict: str
+    tests: str
+    seconds: float = 0.0
+    detail: str = ""
+    sandbox: str = ""
+
+    @property
+    def verdicts(self) -> ProgramVerdict:
+        """The verdict as a report takes it."""
+        credit = self.tests.count(_LETTERS[ProgramStatus.ACCEPTED]) / max(1, len(self.tests))
+        correct = self.verdict == ProgramStatus.ACCEPTED
+        return ProgramVerdict(self.program, correct, credit, self.verdict)
+
+    def first(self, num_tests: int) -> ProgramVerdict:
+        """The verdict by the first `num_tests` tests alone."""
+        accepted = _LETTERS[ProgramStatus.ACCEPTED]
+        failed = next((each for each in self.tests[:num_tests] if each != accepted), None)
+        verdict = self.verdict if failed else str(ProgramStatus.ACCEPTED)
+        if self.program is None:
+            verdict = NO_PROGRAM
+        elif failed in _VERDICTS:
+            verdict = str(_VERDICTS[failed])
+        correct = verdict == ProgramStatus.ACCEPTED
+        return ProgramVerdict(self.program, correct, outcome=verdict)
+
+
+def program_hash(program: str) -> str:
+    """Return the short hash that stands for a program."""
+    data = program.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+NO_OUTCOME: Final = ProgramOutcome(None, NO_PROGRAM, "")
+
+
+def outcome_of(
+    program: str, results: Sequence[TestResult], num_tests: int, sandbox: str
+) -> ProgramOutcome:
+    """Return the outcome of a program's results. Tests that were not run count as failed."""
+    failed = next((test for test in results if test.verdict is not ProgramStatus.ACCEPTED), None)
+    letters = "".join(_LETTERS[test.verdict] for test in results)
+    return ProgramOutcome(
+        program=program,
+        verdict=str(failed.verdict if failed else ProgramStatus.ACCEPTED),
+        tests=letters.ljust(num_tests, _NOT_RUN),
+        seconds=round(max(test.seconds for test in results), 3),
+        detail=failed.detail if failed else "",
+        sandbox=sandbox,
+    )

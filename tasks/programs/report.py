@@ -1,0 +1,135 @@
+"""Metrics over judged programs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from treegen.evals.statistics.metrics import (
+    MetricRow,
+    Report,
+    ReportOptions,
+    default_pass_ks,
+    mean_row,
+    summarise,
+)
+from treegen.evals.statistics.tables import problem_values, table_by
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.tasks.sandbox import ProgramStatus
+
+NO_PROGRAM: Final = "no_program"
+
+# How a program can fail. Judge errors are not among them, because they are no score.
+_RATES: Final = (
+    ProgramStatus.WRONG_ANSWER,
+    ProgramStatus.RUNTIME_ERROR,
+    ProgramStatus.COMPILE_ERROR,
+    ProgramStatus.TIMEOUT,
+    ProgramStatus.MEMORY_LIMIT,
+    ProgramStatus.OUTPUT_LIMIT,
+    NO_PROGRAM,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramVerdict(Verdict):
+    """A verdict on a program.
+
+    answer: a short hash of the program.
+    credit: the share of its tests that passed.
+    outcome: accepted, or how it failed first.
+    """
+
+    outcome: str = ""
+
+
+def report_programs(
+    scores: Sequence[SampleScore],
+    options: ReportOptions,
+    *,
+    task: str,
+    version: str,
+    filters: Sequence[str],
+    difficulties: Sequence[str],
+    headline: str = "strict_accuracy",
+    by_test: bool = True,
+) -> Report:
+    """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.
+
+    Accuracy is the share of samples that pass all tests, which is pass@1. Failures and tables are
+    by the first filter.
+
+    headline: the name of the accuracy.
+    difficulties: the order in which the table has them.
+    by_test: whether each program was run on all tests, so that the share of them that it passes is
+        known.
+    """
+    pass_ks = options.pass_ks
+    if pass_ks is None:
+        pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
+    if headline == "pass@1":
+        pass_ks = tuple(k for k in pass_ks if k != 1)
+    asked = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
+    overall = summarise(scores, asked, task=task, version=version, filters=tuple(filters))
+    rows = [_rename_headline(row, headline) for row in overall.metrics if row.metric != "invalid"]
+    cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
+    grouped: dict[str, list[ProgramVerdict]] = {}
+    for sample in scores:
+        verdict = sample.verdicts[filters[0]]
+        assert isinstance(verdict, ProgramVerdict)
+        grouped.setdefault(sample.problem_id, []).append(verdict)
+
+    def row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
+        return MetricRow(
+            task=task,
+            version=version,
+            filter=filters[0],
+            num_fewshot=options.num_fewshot,
+            metric=metric,
+            higher_is_better=higher_is_better,
+            **mean_row(values),
+        )
+
+    # fsum does not depend on the order of the samples.
+    passed = [math.fsum(v.credit or 0.0 for v in each) / len(each) for each in grouped.values()]
+    rows[cut:cut] = [
+        *([row("test_case_average", passed, higher_is_better=True)] if by_test else []),
+        *(
+            row(str(outcome), [_share(group, outcome) for group in grouped.values()])
+            for outcome in _RATES
+        ),
+    ]
+    flags = [
+        replace(s, verdicts={filters[0]: Verdict("", correct=s.verdicts[filters[0]].correct)})
+        for s in scores
+    ]
+    groups = _by_difficulty(options, difficulties)
+    tables = []
+    if groups:
+        name = headline.replace("_", " ")
+        values = problem_values(flags, filters[0])
+        tables.append(table_by(f"{name} by difficulty", "Difficulty", groups, values))
+    if groups and by_test:
+        values = problem_values(scores, filters[0])
+        tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
+    return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
+
+
+def _rename_headline(row: MetricRow, headline: str) -> MetricRow:
+    return replace(row, metric=headline) if row.metric == "exact_match" else row
+
+
+def _share(group: Sequence[ProgramVerdict], outcome: str) -> float:
+    return sum(verdict.outcome == outcome for verdict in group) / len(group)
+
+
+def _by_difficulty(
+    options: ReportOptions, difficulties: Sequence[str]
+) -> list[tuple[str, list[str]]]:
+    """Return the problems of each difficulty that the data have."""
+    ids_of: dict[str, list[str]] = {}
+    for problem in options.problems:
+        if "difficulty" in problem.metadata:
+            ids_of.setdefault(problem.metadata["difficulty"], []).append(problem.id)
+    order = [name for name in difficulties if name in ids_of]
+    return [(name, ids_of[name]) for name in (*order, *sorted(ids_of.keys() - set(order)))]

@@ -1,0 +1,276 @@
+"""Judges the samples of a run in the background and stores each verdict as it comes.
+
+A judge error is no verdict. It is not stored, and the sample is judged again next time.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
+from treegen.evals.scoring.code_execution import ExecutionOptions
+from treegen.evals.thinking import get_answer_text
+from treegen.runs import Key
+from treegen.tasks.programs.outcomes import NO_OUTCOME, ProgramOutcome, outcome_of, program_hash
+from treegen.tasks.programs.report import ProgramVerdict
+from treegen.tasks.programs.task import ProgramCases, ProgramTask
+from treegen.tasks.programs.verdict_file import VerdictFile
+from treegen.tasks.sandbox import (
+    ProgramResult,
+    ProgramStatus,
+    SandboxError,
+    SandboxPool,
+    TestResult,
+    list_gaps,
+)
+
+if TYPE_CHECKING:
+    from treegen.runs import RunDir
+
+# Programs handed over for each that can run at once, so that no core waits for the next poll.
+_AHEAD: Final = 4
+# Tests of a program that are handed over at once. Ending a run waits for them.
+_SLICE: Final = 8
+_SHOWN_ERRORS: Final = 5
+# Packages that programs may import besides the standard library.
+PACKAGES: Final = ("numpy",)
+
+
+@dataclass(slots=True)
+class _PendingProgram:
+    """A program to judge, once for all samples that are this program.
+
+    program: its short hash.
+    source: its text.
+    keys: the samples that are this program.
+    cases: the tests of its problem, once they are read.
+    results: the results so far.
+    future: the tests that are being run; None if none are.
+    """
+
+    problem_id: str
+    program: str
+    source: str
+    keys: list[Key]
+    cases: ProgramCases | None = None
+    results: list[TestResult] = field(default_factory=list)
+    future: Future[ProgramResult] | None = None
+
+
+class SandboxScoring(AccuracyCounter):
+    """The verdicts on one run's samples: those stored, and those still to come.
+
+    Only one thread uses it. The judge's own threads only run programs. Equal programs for one
+    problem are judged once.
+    """
+
+    def __init__(
+        self, task: ProgramTask, run: "RunDir", execution: ExecutionOptions | None
+    ) -> None:
+        """Read the stored verdicts. The judge itself starts when it is needed.
+
+        execution: how programs may run; None if they may not.
+        """
+        super().__init__()
+        self._task = task
+        self._execution = execution
+        self._judge: SandboxPool | None = None
+        self._outcomes: dict[Key, ProgramOutcome] = {}
+        self._known: dict[tuple[str, str], ProgramOutcome] = {}
+        self._waiting: deque[_PendingProgram] = deque()
+        self._flights: dict[tuple[str, str], _PendingProgram] = {}
+        self._queued: dict[tuple[str, str], _PendingProgram] = {}
+        self._added: set[Key] = set()
+        self._errors: dict[Key, str] = {}
+        # Finding out that a problem's reference solution fails may take its whole time limit.
+        self._no_cases: dict[str, str] = {}
+        self._file = VerdictFile(task, run.path, execution)
+        for key, outcome in self._file.read_stored():
+            if outcome.program is not None:
+                outcome = self._known.setdefault((key[0], outcome.program), outcome)
+            self._outcomes[key] = outcome
+
+    def prepare(self) -> list[str]:
+        """Start the judge, which tries its sandbox out. Returns lines to tell the user.
+
+        Raises:
+            SandboxError: no sandbox that may be used holds on this machine.
+        """
+        if self._execution is None or self._judge is not None:
+            return []
+        self._judge = SandboxPool(
+            self._execution.sandbox,
+            limits=self._task.limits,
+            workers=self._execution.num_workers,
+            packages=PACKAGES,
+        )
+        return self._judge.report.lines()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Queue a stored sample to be judged; returns at once."""
+        key = (record["problem_id"], record["sample_index"])
+        if key in self._added:
+            return
+        self._added.add(key)
+        if key in self._outcomes:
+            self._count(key, self._outcomes[key])
+            return
+        if self._execution is None:
+            return
+        source = self._task.program(key[0], get_answer_text(record))
+        if source is None:
+            self._settle(key, NO_OUTCOME)
+            return
+        name = (key[0], program_hash(source))
+        if name in self._known:
+            self._settle(key, self._known[name])
+        elif name in self._queued:
+            self._queued[name].keys.append(key)
+        else:
+            flight = _PendingProgram(key[0], name[1], source, [key])
+            self._queued[name] = flight
+            self._waiting.append(flight)
+
+    def poll(self) -> None:
+        """Take the verdicts that have come, and hand more programs to the judge."""
+        for name, flight in list(self._flights.items()):
+            if flight.future is not None and flight.future.done():
+                self._take_result(flight, flight.future.result())
+                if flight.future is None:
+                    del self._flights[name], self._queued[name]
+        if not self._waiting:
+            return
+        self.prepare()
+        assert self._judge is not None
+        while self._waiting and len(self._flights) < _AHEAD * self._judge.workers:
+            flight = self._waiting.popleft()
+            self._submit(flight)
+            name = (flight.problem_id, flight.program)
+            if flight.future is None:
+                del self._queued[name]
+            else:
+                self._flights[name] = flight
+
+    def finish(self, stop: Callable[[], object] = lambda: None) -> Iterator[RunProgress]:
+        """Wait for the verdicts on all samples added, and yield how far judging is.
+
+        stop: is asked again and again; when it returns true, waiting ends.
+        """
+        start, started = time.monotonic(), self.num_judged
+        glance, interval = UpdateTimer(), None
+        self.poll()
+        while self._queued and not stop():
+            futures = [f.future for f in self._flights.values() if f.future is not None]
+            wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
+            self.poll()
+            if glance(now=not self._queued):
+                interval = self.estimate()
+            yield RunProgress(
+                done=self.num_judged,
+                planned=len(self._added),
+                rows=len(self._flights),
+                pages=0,
+                num_pages=0,
+                tokens=0,
+                seconds=time.monotonic() - start,
+                accuracy=self.accuracy,
+                started=started,
+                estimate=interval,
+            )
+        self._file.sync()
+
+    def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
+        """Return the verdict on a sample by filter; None as long as there is none."""
+        outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
+        return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
+
+    @property
+    def missing(self) -> int:
+        """How many of the samples added have no verdict, those with judge errors included."""
+        return len(self._added) - self.num_judged
+
+    def summary(self) -> dict[str, Any]:
+        """Return how the samples were judged, as JSON holds it."""
+        tiers = Counter(each.sandbox for each in self._outcomes.values() if each.sandbox)
+        # Of the verdicts, whichever command stored them: this one may have run no program.
+        unprotected = {
+            name: {"samples": tiers[name], "gaps": list(list_gaps(name))}
+            for name in sorted(tiers)
+            if list_gaps(name)
+        }
+        # In an order that does not depend on which sample was judged first.
+        shown = sorted(self._errors.items())[:_SHOWN_ERRORS]
+        return {
+            **self._file.settings(),
+            "verdicts": self._file.path.name,
+            "sandbox": sorted(tiers),
+            "unprotected": unprotected,
+            "judged": self.num_judged,
+            "judge_errors": len(self._errors),
+            "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
+        }
+
+    def close(self) -> None:
+        """End every program. Samples without a stored verdict are judged another time."""
+        try:
+            if self._judge is not None:
+                self._judge.close()
+                self._judge = None
+        finally:
+            self._file.close()
+
+    def _submit(self, flight: _PendingProgram) -> None:
+        """Hand the next tests to the judge. Without tests the flight has no future afterwards."""
+        assert self._judge is not None
+        if flight.cases is None and flight.problem_id not in self._no_cases:
+            try:
+                flight.cases = self._task.cases(flight.problem_id, self._judge)
+            except SandboxError as error:
+                self._no_cases[flight.problem_id] = str(error)
+        if flight.cases is None:
+            self._errors |= dict.fromkeys(flight.keys, self._no_cases[flight.problem_id])
+            return
+        start = len(flight.results)
+        flight.future = self._judge.submit(
+            flight.cases.program(flight.source),
+            flight.cases.tests[start : start + _SLICE],
+            flight.cases.compare,
+            stop_at_failure=True,
+        )
+
+    def _take_result(self, flight: _PendingProgram, result: ProgramResult) -> None:
+        """Add the results that came. Then go on with the tests that are left, or settle it."""
+        flight.future = None
+        flight.results += result.tests
+        last = flight.results[-1]
+        assert flight.cases is not None
+        num_tests = len(flight.cases.tests)
+        if last.verdict is ProgramStatus.JUDGE_ERROR:
+            for key in flight.keys:
+                self._errors[key] = last.detail
+            return
+        verdicts = [test.verdict for test in flight.results]
+        over = (
+            last.verdict is ProgramStatus.COMPILE_ERROR
+            or (not self._task.all_tests and last.verdict is not ProgramStatus.ACCEPTED)
+            or verdicts.count(ProgramStatus.TIMEOUT) >= self._task.max_timeouts
+        )
+        if len(verdicts) < num_tests and not over:
+            self._submit(flight)
+            return
+        outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
+        self._known[flight.problem_id, flight.program] = outcome
+        for key in flight.keys:
+            self._settle(key, outcome)
+
+    def _settle(self, key: Key, outcome: ProgramOutcome) -> None:
+        """Store a verdict."""
+        self._file.append(key, outcome)
+        self._outcomes[key] = outcome
+        self._count(key, outcome)
+
+    def _count(self, key: Key, outcome: ProgramOutcome) -> None:
+        self.count(key[0], outcome.verdict == ProgramStatus.ACCEPTED)

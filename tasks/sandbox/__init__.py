@@ -1,0 +1,33 @@
+"""Runs model-written programs where they can do no harm, and says whether they are right.
+
+The process that runs a program never holds the expected answer and never decides the verdict. The
+sandbox is no boundary against exploits of the kernel itself.
+"""
+
+from treegen.tasks.sandbox.canaries import SandboxReport
+from treegen.tasks.sandbox.limits import Limits
+from treegen.tasks.sandbox.pool import SandboxPool
+from treegen.tasks.sandbox.programs import (
+    Compare,
+    Program,
+    ProgramResult,
+    ProgramStatus,
+    SandboxError,
+    TestCase,
+    TestResult,
+)
+from treegen.tasks.sandbox.tiers import list_gaps
+
+__all__ = [
+    "Compare",
+    "SandboxPool",
+    "SandboxError",
+    "ProgramStatus",
+    "Limits",
+    "Program",
+    "ProgramResult",
+    "SandboxReport",
+    "TestCase",
+    "TestResult",
+    "list_gaps",
+]

@@ -1,0 +1,283 @@
+"""Tries to break out of a sandbox before it is used. One that lets a canary out is never used.
+
+The same canary first runs without any sandbox. An attempt that fails even there proves nothing, and
+is listed as not checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treegen.common.files.temporary_files import create_held, sweep
+from treegen.errors import InputError
+from treegen.tasks.sandbox.child import REPORT
+from treegen.tasks.sandbox.limits import MIB, Limits
+from treegen.tasks.sandbox.process import SandboxProcess
+from treegen.tasks.sandbox.programs import HelperKilledError, Program, SandboxError, TestCase
+from treegen.tasks.sandbox.runtime import Runtime
+from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
+
+_OTHER = "try another with sandbox="
+_LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
+
+# Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
+_CANARY = """
+import ctypes, fcntl, json, mmap, os, signal, socket, subprocess, sys, tempfile
+bait = json.loads(sys.stdin.read())
+out = {}
+def attempt(action):
+    try:
+        out[action.__name__] = bool(action())
+    except BaseException as error:
+        out[action.__name__] = False
+@attempt
+def read_host_file():
+    return open(bait["secret"]).read() == bait["token"]
+@attempt
+def read_installed_package():
+    return len(open(bait["module"]).read()) > 0
+@attempt
+def see_environment():
+    texts = [repr(dict(os.environ))]
+    for pid in ("self", "1", str(os.getppid())):
+        try: texts.append(open(f"/proc/{pid}/environ").read())
+        except OSError: pass
+    return any(bait["token"] in text for text in texts)
+@attempt
+def write_host_file():
+    return open(bait["drop"], "w").write("x")
+@attempt
+def connect_tcp():
+    return socket.create_connection(("127.0.0.1", bait["port"]), 2)
+@attempt
+def connect_unix():
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(bait["unix"])
+    return True
+@attempt
+def signal_process():
+    os.kill(bait["pid"], 0)
+    return True
+@attempt
+def list_processes():
+    return any(name.isdigit() for name in os.listdir("/proc"))
+@attempt
+def start_program():
+    return subprocess.run([sys.executable, "-S", "-c", ""]).returncode == 0
+@attempt
+def exceed_memory():
+    return bool(mmap.mmap(-1, bait["too_much"], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+@attempt
+def map_shared_memory():
+    return bool(mmap.mmap(-1, 4096, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS))
+@attempt
+def map_zero_device():
+    return bool(mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096, mmap.MAP_SHARED))
+@attempt
+def allocate_beyond_file():
+    with tempfile.TemporaryFile() as file:
+        fallocate = ctypes.CDLL(None).fallocate
+        fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        return fallocate(file.fileno(), 1, 0, 4096) == 0  # FALLOC_FL_KEEP_SIZE
+@attempt
+def lock_host_file():
+    with open(os.__file__) as first, open(os.__file__) as second:
+        fcntl.flock(first, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True  # the first lock is a real one
+@attempt
+def reopen_report():
+    report = bait.get("report", os.pipe()[1])
+    return os.open(f"/proc/self/fd/{report}", os.O_RDONLY | os.O_NONBLOCK) >= 0
+@attempt
+def share_memory():
+    segment = ctypes.CDLL(None).shmget(0, 4096, 0o1600)
+    ctypes.CDLL(None).shmctl(segment, 0, None)  # IPC_RMID
+    return segment >= 0
+@attempt
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return True
+print(json.dumps(out))
+"""
+_USES_SCRATCH = """
+import os
+assert os.listdir() == []
+open("note", "w").write("x")
+assert open("note").read() == "x"
+import threading
+thread = threading.Thread(target=print, args=("works",))
+thread.start()
+thread.join()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """Which sandbox is used, what it leaves open, and what was tried against it.
+
+    tier: the name of the sandbox's tier.
+    missing: what it does not protect against.
+    held: the attempts that succeed outside the sandbox and failed inside.
+    not_checked: the attempts that fail on this machine even outside.
+    refused: stronger sandboxes, and why they are not used.
+    """
+
+    tier: str
+    missing: tuple[str, ...]
+    held: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    refused: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The report for people, one thing a line."""
+        lines = [f"sandbox: {self.tier}"]
+        lines += [f"not protected: {item}" for item in self.missing]
+        lines += [f"not used: {item}" for item in self.refused]
+        lines += [f"not checked: {item}" for item in self.not_checked]
+        return lines
+
+
+def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxReport]:
+    """Pick the tier of a sandbox, and prove that it holds.
+
+    Raises:
+        InputError: there is no tier of this name.
+        SandboxError: none that may be taken holds here; the message says what is missing.
+    """
+    if sandbox != "auto" and sandbox not in TIERS:
+        raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
+    if sandbox == "none":
+        tier = TIERS["none"]
+        unless_killed(lambda: _check_works(tier, runtime))
+        return tier, SandboxReport("none", tier.missing(), (), (), ())
+    names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
+    refused: list[str] = []
+    for name in names:
+        tier = TIERS[name]
+        why = tier.unavailable()
+        if not why:
+            try:
+                held, not_checked = unless_killed(functools.partial(verify_tier, tier, runtime))
+            except HelperKilledError:
+                raise  # a weaker sandbox must not take its place because of that
+            except SandboxError as error:
+                why = str(error)
+            else:
+                report = SandboxReport(name, tier.missing(), held, not_checked, tuple(refused))
+                return tier, report
+        refused.append(f"{name}: {why}")
+    raise SandboxError(
+        f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a kernel with "
+        "Landlock, or accept running model-written code unprotected with sandbox='none'"
+    )
+
+
+def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Run the canaries without and with the tier.
+
+    Returns the names of the attempts that the tier stopped, and of those that prove nothing here.
+
+    Raises:
+        SandboxError: an attempt succeeds inside, or the canaries do not run.
+    """
+    _check_works(tier, runtime)
+    with _bait() as bait:
+        token = bait["token"]
+        control = subprocess.run(
+            [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
+            input=json.dumps(bait),
+            env={"TREEGEN_CANARY": token, "LD_LIBRARY_PATH": runtime.library_path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        Path(bait["drop"]).unlink(missing_ok=True)
+        if (number := signal_of(control.returncode)) in FROM_OUTSIDE:
+            raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
+        if control.returncode:
+            raise SandboxError(
+                f"the canaries do not run even outside: {control.stderr[-300:]}; {_OTHER}"
+            )
+        outside: dict[str, bool] = json.loads(control.stdout)
+        bait["report"] = REPORT
+        inside: dict[str, bool] = json.loads(_run(tier, runtime, _CANARY, json.dumps(bait)))
+        if Path(bait["drop"]).exists():
+            inside["write_host_file"] = True
+    escaped = [name for name, success in inside.items() if success]
+    if escaped:
+        raise SandboxError(
+            f"the sandbox does not hold: from inside, a program could {', '.join(escaped)}; run no "
+            "programs of models with it, and try another with sandbox="
+        )
+    held = tuple(name for name, success in outside.items() if success)
+    return held, tuple(name for name, success in outside.items() if not success)
+
+
+def _check_works(tier: SandboxTier, runtime: Runtime) -> None:
+    """Raise SandboxError if an honest program does not run in the sandbox."""
+    if _run(tier, runtime, _USES_SCRATCH, "") != "works\n":
+        raise SandboxError(f"an honest program does not run in the sandbox {tier.name}; {_OTHER}")
+
+
+def _run(tier: SandboxTier, runtime: Runtime, source: str, stdin: str) -> str:
+    with SandboxProcess(tier, runtime, _LIMITS) as cell:
+        outcome = cell.run(Program(source), TestCase(stdin=stdin))
+    number = signal_of(outcome.ended["status"])
+    if number in FROM_OUTSIDE and not outcome.ended["killed"]:
+        raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
+    if outcome.ended["status"] != 0:
+        words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()
+        raise SandboxError(f"the canaries do not run inside: {words[-300:]}; {_OTHER}")
+    return outcome.stdout.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _bait() -> Iterator[dict[str, Any]]:
+    """Make things that a program must not get at: a file, a variable, two servers, a process."""
+    token = secrets.token_hex(16)
+    above = Path(tempfile.gettempdir())
+    sweep(above, "treegen-canary-*")  # processes that were killed may have left some
+    folder = above / f"treegen-canary-{secrets.token_hex(8)}"
+    try:
+        with (
+            create_held(folder, folder=True),
+            socket.create_server(("127.0.0.1", 0)) as tcp,
+            socket.socket(socket.AF_UNIX) as unix,
+        ):
+            folder.chmod(0o755)
+            secret = folder / "secret"
+            secret.write_text(token)
+            unix.bind(f"\0treegen-{token}")
+            unix.listen()
+            yield {
+                "token": token,
+                "secret": str(secret),
+                "drop": str(folder / "drop"),
+                "port": tcp.getsockname()[1],
+                "unix": f"\0treegen-{token}",
+                "pid": os.getpid(),
+                "too_much": 2 * _LIMITS.memory,
+                "module": __file__,
+            }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,281 @@
+"""The helper inside the sandbox: forks a child for each program and watches it.
+
+It trusts its parent, and answers one message for each job. It holds no program text and no input:
+these go from the parent to the child as sealed descriptors. No expected output ever comes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import platform
+import resource
+import select
+import signal
+import site
+import socket
+import sys
+import time
+from typing import Any, NamedTuple, NoReturn
+
+from treegen.tasks.sandbox import child, confine, landlock, seccomp
+
+NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
+KILL = b"kill"
+_TICK = 0.02
+# Files are looked at more often, because several threads fill a disk fast; and looking takes a
+# share of this process's time only, however many they are.
+_FILES_TICK, _TIMES_LOOK = 0.002, 20
+# A program for which all others wait has to work for a quarter of the time, after so many seconds.
+_IDLE, _TIMES_CPU = 1.0, 4
+_children: list[int] = []
+
+
+class _Job(NamedTuple):
+    """What a child needs. Nothing here comes from earlier programs."""
+
+    setup: dict[str, Any]
+    limits: dict[str, Any]
+    code: bytes | None
+    rules: int | None
+    descriptors: list[int]
+    parent: int
+
+
+def main(descriptor: int) -> None:
+    """Serve jobs until the parent hangs up. In a child, run the program of its job."""
+    # The frames of serving are gone when a program runs, because it can read those that called it.
+    job = _serve_until_over(descriptor)
+    if job is not None:
+        _run(job)
+
+
+def _serve_until_over(descriptor: int) -> _Job | None:
+    control = socket.socket(fileno=descriptor)
+    setup = json.loads(control.recv(1 << 16))
+    # When the parent ends, clean up and end, even if another process has a copy of its socket.
+    signal.signal(signal.SIGTERM, lambda *_: _stop(setup["scratch"], 128 + signal.SIGTERM))
+    if not setup["own_filesystem"]:
+        os.mkdir(setup["scratch"], 0o700)
+    job = None
+    try:
+        job = _serve(control, setup)
+    finally:  # the parent may be gone before it could be told anything
+        if job is None:
+            _leave(setup["scratch"])
+    return job
+
+
+def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
+    """Serve jobs. Returns None at the end, and in each child the child's job."""
+    code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
+    rules = _prepare(setup)
+    wake, signalled = os.pipe()
+    for end in (wake, signalled):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(signalled)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    own_pid = os.getpid()
+    control.send(b"{}")
+    gc.freeze()  # children share these pages as long as nobody touches them
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
+        if not message:
+            return None
+        if message == KILL:  # the child had ended before the message came
+            continue
+        limits = json.loads(message)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            return _Job(setup, limits, code, rules, descriptors, own_pid)
+        _children.append(pid)
+        for handle in descriptors:
+            os.close(handle)
+        result = _watch(pid, started, limits, setup, control, wake)
+        result["dirty"] = _has_leftovers(setup["scratch"])
+        control.send(json.dumps(result).encode())
+
+
+def _prepare(setup: dict[str, Any]) -> int | None:
+    """Set up what all programs share. Returns the descriptor of Landlock's rules, if any."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if setup["parent"] not in (None, os.getppid()):
+        sys.exit("the judge ended before it could be noticed")
+    os.utime(setup["scratch"], (0, 0))
+    if setup["uid"] is not None and not setup["own_filesystem"]:
+        os.chown(setup["scratch"], setup["uid"], setup["uid"])
+    os.chdir(setup["scratch"])
+    os.umask(0o077)
+    os.environ.clear()
+    for name in setup["setenv"]:
+        os.environ[name] = "1"
+    sys.path[:] = [path for path in sys.path if os.path.isabs(path)] + setup["packages_path"]
+    for name in setup["preload"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # Loaded packages find their own parts without this path. Others there count as not installed.
+    sys.path[:] = [path for path in sys.path if path not in setup["packages_path"]]
+    os.environ.clear()
+    # site.main() would do this. It did not run, because it also reads site-packages.
+    site.setquit()
+    site.setcopyright()
+    site.sethelper()
+    sys.argv[:] = ["program.py"]
+    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody can attach to this process
+    os.listdir(setup["scratch"])  # sets the time of access, which later listings do not change
+    if not setup["landlock"]:
+        return None
+    places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
+    rules = landlock.ruleset(*places)
+    high = _dup_above(rules)  # its number must not be that of a program's stream
+    os.close(rules)
+    return high
+
+
+def _has_leftovers(scratch: str) -> bool:
+    """Whether a program left files, or changed the directory's time by files that it removed."""
+    return os.stat(scratch).st_mtime_ns != 0 or bool(os.listdir(scratch))
+
+
+def _run(job: _Job) -> NoReturn:
+    """Run a program in this process, which is a fresh child."""
+    source, call, *streams = job.descriptors
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        texts = [_read_all(handle) for handle in (source, call)]
+        # Descriptors move twice, because a target may be the number of a stream not yet moved.
+        high = [_dup_above(handle) for handle in streams]
+        for target, handle in enumerate(high):
+            os.dup2(handle, target, inheritable=False)
+        end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        rules = end if job.rules is None else job.rules
+        os.closerange(child.REPORT + 1, rules)
+        os.closerange(rules + 1, end)
+        sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
+        confine.confine(job.setup, job.limits, job.code, job.rules, job.parent)
+        child.report("ready")
+    except BaseException as error:
+        # The report may be on either descriptor by now. An empty report is a failure too.
+        for target in (child.REPORT, streams[-1]):
+            with contextlib.suppress(OSError):
+                os.write(target, f"broken {type(error).__name__}: {error}\n".encode())
+                break
+        os._exit(1)
+    try:
+        prelude, source_text, may_return = json.loads(texts[0])
+        child.run(source_text, prelude, texts[1] or None, may_return=may_return)
+    finally:
+        os._exit(1)  # whatever fails, a child must not go on as if it were the helper
+
+
+def _dup_above(handle: int) -> int:
+    return fcntl.fcntl(handle, fcntl.F_DUPFD, 64)
+
+
+def _read_all(handle: int) -> str:
+    with open(handle, "rb", closefd=False) as file:
+        return file.read().decode()
+
+
+def _watch(
+    pid: int,
+    started: float,
+    limits: dict[str, Any],
+    setup: dict[str, Any],
+    control: socket.socket,
+    wake: int,
+) -> dict[str, Any]:
+    """Wait for the child. Kill it at the first limit that it reaches, or when the parent asks."""
+    killed = None
+    clock = (~pid << 3) | 2  # the CPU clock of that process, as clock_getcpuclockid makes it
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        now = time.monotonic()
+        if done:
+            _children.remove(pid)
+            break
+        tick = _TICK
+        if killed is None:
+            killed, has_files = _limit_reached(clock, now - started, limits, setup)
+            if has_files:
+                tick = max(_FILES_TICK, _TIMES_LOOK * (time.monotonic() - now))
+        if killed is not None:
+            os.kill(pid, signal.SIGKILL)
+        watched: list[Any] = [wake, control]
+        ready, _, _ = select.select(watched, [], [], min(tick, _TICK))
+        if wake in ready:
+            os.read(wake, 4096)
+        if control in ready:
+            killed = "parent"
+            if not control.recv(64):
+                _stop(setup["scratch"])
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "cpu": usage.ru_utime + usage.ru_stime,
+        "wall": now - started,
+        "memory": usage.ru_maxrss * 1024,
+        "killed": killed,
+    }
+
+
+def _limit_reached(
+    clock: int, wall: float, limits: dict[str, Any], setup: dict[str, Any]
+) -> tuple[str | None, bool]:
+    """Return the first limit that is reached, and whether there are files that may grow."""
+    with contextlib.suppress(OSError):  # it has just ended
+        cpu = time.clock_gettime(clock)
+        if cpu > limits["cpu_seconds"]:
+            return "cpu", False
+        if limits["alone"] and wall > _IDLE + _TIMES_CPU * cpu:
+            return "wall", False
+    if wall > limits["wall_seconds"]:
+        return "wall", False
+    num_files, num_bytes = _scratch_use(setup["scratch"], own_filesystem=setup["own_filesystem"])
+    full = num_files > limits["files"] or num_bytes > limits["scratch"]
+    return "files" if full else None, num_files > 0 and not setup["own_filesystem"]
+
+
+def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
+    """Return the number of files and of bytes in the scratch directory.
+
+    A file system of its own limits the bytes itself, and counts files that no directory shows. Then
+    the bytes are returned as 0. Elsewhere the directory is flat and nothing in it can be removed,
+    so a listing shows everything.
+    """
+    if own_filesystem:
+        space = os.statvfs(scratch)
+        return space.f_files - space.f_ffree - 1, 0
+    with os.scandir(scratch) as entries:
+        found = [entry.stat(follow_symlinks=False) for entry in entries]
+    # The greater number counts. A hole has a size and no blocks; what is allocated beyond the end
+    # of a file has blocks and no size.
+    return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
+
+
+def _stop(scratch: str, code: int = 1) -> NoReturn:
+    """End the running program and this process at once, leaving nothing."""
+    _leave(scratch)
+    os._exit(code)
+
+
+def _leave(scratch: str) -> None:
+    """End the running program, and remove the files that it left."""
+    for pid in _children:
+        # The child may be gone. The parent's end is noticed twice: on its socket, and as a signal,
+        # which can come at any line.
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(scratch):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(scratch, name))
+        os.rmdir(scratch)

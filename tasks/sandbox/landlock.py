@@ -1,0 +1,108 @@
+"""Landlock: what a process may open, enforced by the kernel without root and without mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from treegen.tasks.sandbox.seccomp import prctl, syscall
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
+_PR_SET_NO_NEW_PRIVS = 38
+
+_EXECUTE, _WRITE, _READ, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
+_MAKE_REG, _TRUNCATE = 1 << 8, 1 << 14
+_LOOK = _EXECUTE | _READ | _READ_DIR
+_ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
+# How many kinds of file access each version knows, from version 1 (Linux 5.13).
+_NUM_RIGHTS: Final = (13, 14, 15, 15, 16)
+
+
+def version() -> int:
+    """The version of Landlock that the kernel offers; 0 for none."""
+    try:
+        return syscall(_CREATE, "landlock_create_ruleset", None, ctypes.c_size_t(0), 1)
+    except OSError:
+        return 0
+
+
+def ruleset(
+    read: Sequence[str],
+    hidden: Sequence[str],
+    shown: Sequence[str],
+    devices: Sequence[str],
+    scratch: str,
+) -> int:
+    """Return a descriptor of rules. Nothing is allowed but what they allow.
+
+    Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
+    be removed. So it stays flat, and what is in it can be counted from outside.
+
+    read: what is below these paths may be read.
+    hidden: files below these may not be read, but their names may.
+    shown: what is below these may be read all the same.
+    devices: these may be read and written.
+    scratch: files may be made and written here.
+    """
+    abi = version()
+    rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
+    network = 3 if abi >= 4 else 0  # TCP bind and connect
+    scope = 3 if abi >= 6 else 0  # abstract sockets, signals
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    attributes = struct.pack("=QQQ", rights, network, scope)[:size]
+    rules = syscall(
+        _CREATE,
+        "landlock_create_ruleset",
+        ctypes.c_char_p(attributes),
+        ctypes.c_size_t(len(attributes)),
+        0,
+    )
+    for path in shown:
+        _allow(rules, path, _LOOK)
+    for path, right in _around(read, hidden):
+        with contextlib.suppress(FileNotFoundError):  # gone since the directory was listed
+            _allow(rules, path, right)
+    for path in devices:
+        _allow(rules, path, (_READ | _WRITE | _TRUNCATE) & rights)
+    inside = _READ | _WRITE | _READ_DIR | _MAKE_REG | _TRUNCATE
+    _allow(rules, scratch, inside & rights)
+    return rules
+
+
+def restrict(rules: int) -> None:
+    """Put this process under the rules for good, and close their descriptor."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_RESTRICT, "landlock_restrict_self", ctypes.c_int(rules), 0)
+    os.close(rules)
+
+
+def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield (path, right) to allow, so that all of `paths` can be read but what is hidden.
+
+    A right holds for all that is below a path, and no rule takes one away. So only the entries
+    beside what is hidden get the right to be read. The directories above can be listed.
+    """
+    for path in paths:
+        if os.path.islink(path) or path in hidden:  # the target of a link has a rule of its own
+            continue
+        if any(inside.startswith(path + "/") for inside in hidden):
+            yield path, _READ_DIR
+            yield from _around([os.path.join(path, name) for name in os.listdir(path)], hidden)
+        else:
+            yield path, _LOOK
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            rights &= _ON_FILES
+        rule = struct.pack("=Qi", rights, handle)
+        syscall(_ADD, "landlock_add_rule", ctypes.c_int(rules), 1, ctypes.c_char_p(rule), 0)
+    finally:
+        os.close(handle)

@@ -1,0 +1,308 @@
+"""One sandbox with its helper: the trusted side, which feeds a program and takes its output."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+from treegen.errors import InputError
+from treegen.tasks.sandbox import value_json
+from treegen.tasks.sandbox.helper import KILL
+from treegen.tasks.sandbox.limits import Limits
+from treegen.tasks.sandbox.programs import HelperKilledError, Program, SandboxError, TestCase
+from treegen.tasks.sandbox.runtime import Runtime
+from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of
+from treegen.tasks.sandbox.tiers import SandboxTier, helper_sources
+
+_STDERR_KEPT = 4096
+_START_SECONDS = 60.0
+_HANG_UP_SECONDS = 2.0  # for a helper to end once it has hung up, or the judge has
+_GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
+_CHUNK = 1 << 16
+_AGAIN = "`treegen score RUN` judges its sample again"
+_PIPE_CHUNKS = 4
+# A program may write so many times as much to stderr as to stdout. Reading it costs CPU time here,
+# of which a program must not take much.
+_TIMES_STDERR = 64
+# Each waking costs CPU time here too. After so many with less than half a pipe to take, what a
+# program writes is left to gather for so many seconds, in which a pipe need not fill.
+_SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
+# A right answer may be longer than the expected one by white space and digits after the point. It
+# may be this many times as long, and longer by `Limits.output`.
+_TIMES_EXPECTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutcome:
+    """What was seen of one run. `ended` comes from the helper, and the rest from the program.
+
+    ended: status, cpu, wall, memory, killed, dirty.
+    stdout: what the program printed, up to the cap.
+    stderr: the end of what it wrote there.
+    report: the lines on the descriptor for reports.
+    cap: how many bytes of stdout it was allowed to write.
+    overflow: whether it wrote more than it may.
+    """
+
+    ended: dict[str, Any]
+    stdout: bytes
+    stderr: bytes
+    report: bytes
+    cap: int
+    overflow: bool
+
+
+class SandboxProcess:
+    """A running helper, which runs one program at a time. Only one thread may use it.
+
+    Raises:
+        SandboxError: the helper does not start.
+    """
+
+    def __init__(self, tier: SandboxTier, runtime: Runtime, limits: Limits) -> None:
+        self.limits = limits
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+        self._scratch: str | None = None
+        sources = _make_sealed_file(helper_sources().encode())
+        try:
+            launch = tier.launch(runtime, limits, theirs.fileno(), sources)
+            if not launch.setup["own_filesystem"]:
+                self._scratch = launch.setup["scratch"]
+            self._control.settimeout(_START_SECONDS)
+            # The message is sent before there is a helper. So the helper finds it, and removes its
+            # directory, even if this process ends now.
+            self._control.send(json.dumps(launch.setup).encode())
+            # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
+            self._process = subprocess.Popen(
+                launch.command,
+                env=launch.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(), sources),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._log.close()
+            self._control.close()
+            self._drop_scratch()
+            raise SandboxError(f"cannot start a sandbox: {error}; {_AGAIN}") from error
+        finally:
+            theirs.close()
+            os.close(sources)
+        try:
+            started = self._control.recv(64)
+        except OSError:
+            started = b""
+        if not started:
+            death = self._death("while it started")
+            self.close()
+            raise death
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
+        """Run a program once.
+
+        alone: whether all others wait for it. It is ended then if it waits for most of its time.
+
+        Raises:
+            SandboxError: the helper fails.
+            InputError: the args of the test are not plain data.
+        """
+        stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
+        cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
+        given = [
+            _make_sealed_file(data) for data in (_source(program), _call(program, test), stdin)
+        ]
+        pipes = [os.pipe(), os.pipe(), _one_way()]
+        ours = [reader for reader, _ in pipes]
+        given += [writer for _, writer in pipes]
+        try:
+            for reader in ours:
+                os.set_blocking(reader, False)
+            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], given)
+            for handle in given:
+                os.close(handle)
+            given = []
+            return self._drain(*ours, cap=cap)
+        except OSError as error:
+            raise self._death(f"while it was told of a program ({error})") from error
+        finally:
+            for handle in (*given, *ours):
+                os.close(handle)
+
+    def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> ProcessOutcome:
+        """Read everything as it comes, up to the caps, until the helper says that the run is over.
+
+        The end of file does not end the reading, because the program could put it off.
+        """
+        caps = {stdout: cap, report: cap + 4096}
+        unread = _TIMES_STDERR * self.limits.output
+        taken = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
+        ended: dict[str, Any] | None = None
+        killed = False
+        small_wakes = 0
+        deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            for handle in taken:
+                selector.register(handle, selectors.EVENT_READ)
+            while ended is None:
+                events = selector.select(deadline - time.monotonic())
+                if not events:
+                    raise SandboxError(f"the sandbox helper does not answer; {_AGAIN}")
+                most = 0
+                for key, _ in events:
+                    if key.fileobj is self._control:
+                        message = self._control.recv(_CHUNK)
+                        if not message:
+                            raise self._death("while a program ran")
+                        ended = json.loads(message)
+                        continue
+                    took = _take(key.fd, taken[key.fd], caps.get(key.fd))
+                    most = max(most, took)
+                    if not took:
+                        selector.unregister(key.fd)
+                    elif key.fd == stderr:
+                        unread -= took
+                small_wakes += most < _CHUNK // 2
+                if ended is None and small_wakes > _SMALL_WAKES:
+                    time.sleep(_GATHER_SECONDS)
+                if not killed and (unread < 0 or _overflow(taken, caps)):
+                    self._control.send(KILL)
+                    killed = True
+        for handle, data in taken.items():  # read what the dead process left in its pipes
+            for _ in range(_PIPE_CHUNKS):
+                if not _take(handle, data, caps.get(handle)):
+                    break
+        output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
+        overflow = unread < 0 or _overflow(taken, caps)
+        return ProcessOutcome(ended, output, errors, told, cap, overflow)
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _death(self, when: str) -> SandboxError:
+        """Return the error that says why a helper has hung up.
+
+        Args:
+            when: what it was doing.
+        """
+        try:
+            code = self._process.wait(_HANG_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if number := signal_of(code):
+            kind = HelperKilledError if number in FROM_OUTSIDE else SandboxError
+            return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
+        words = self._last_words() or f"it ended {when}"
+        return SandboxError(f"the sandbox helper failed: {words}; {_AGAIN}")
+
+    def close(self) -> None:
+        """End the helper and everything in its sandbox."""
+        self._control.close()
+        try:
+            self._process.wait(_HANG_UP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._drop_scratch()
+
+    def _drop_scratch(self) -> None:
+        if self._scratch is not None:  # mostly the helper has removed it
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _source(program: Program) -> bytes:
+    # JSON escapes lone surrogates, which a model can write and UTF-8 cannot hold.
+    return json.dumps([program.prelude, program.source, program.may_return]).encode()
+
+
+def _call(program: Program, test: TestCase) -> bytes:
+    if program.fn_name is None:
+        return b""
+    try:
+        return value_json.dumps([program.fn_name, list(test.args)]).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"the args of a test must be plain data: {error}") from None
+
+
+def _size(program: Program, test: TestCase) -> int:
+    """Return the length of the expected answer as a program would write it; 0 if it cannot."""
+    expected = test.expected
+    if program.fn_name is None:
+        return len(expected) if isinstance(expected, str | bytes) else 0
+    try:
+        return len(value_json.dumps(expected))
+    except (TypeError, ValueError, RecursionError):
+        return 0
+
+
+def _one_way() -> tuple[int, int]:
+    """Return the ends of a channel that nobody can read at the end for writing.
+
+    A program could open a pipe again for reading, through /proc/self/fd, and empty it. It cannot
+    do so with a socket.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.shutdown(socket.SHUT_WR)
+    # As much as a pipe holds, whatever the system's default.
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
+    return ours.detach(), theirs.detach()
+
+
+def _limits(limits: Limits, *, alone: bool) -> bytes:
+    names = ("cpu_seconds", "memory", "threads", "scratch", "files", "open_files")
+    chosen = {name: getattr(limits, name) for name in names}
+    return json.dumps(chosen | {"wall_seconds": limits.wall, "alone": alone}).encode()
+
+
+def _make_sealed_file(data: bytes) -> int:
+    """Return a descriptor that reads `data`. Nobody can write to it, even if it is opened again."""
+    handle = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(handle, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(handle, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
+    return handle
+
+
+def _take(handle: int, data: bytearray, cap: int | None) -> int:
+    """Read once; returns how many bytes. 0 is the end of file, or nothing to read now.
+
+    cap: bytes to keep, and one more to show that there were more; None keeps the last ones.
+    """
+    try:
+        chunk = os.read(handle, _CHUNK)
+    except BlockingIOError:
+        return 0
+    data += chunk
+    if cap is None:
+        del data[:-_STDERR_KEPT]
+    else:
+        del data[cap + 1 :]
+    return len(chunk)
+
+
+def _overflow(taken: dict[int, bytearray], caps: dict[int, int]) -> bool:
+    return any(len(taken[handle]) > cap for handle, cap in caps.items())

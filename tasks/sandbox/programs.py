@@ -1,0 +1,166 @@
+"""What is judged, and the eight things that can be said about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from treegen.errors import InputError, TreegenError
+
+Compare = Callable[[Any, Any], bool]
+"""`compare(output, expected)` returns whether an output is right. It runs in the trusted process on
+what the program returned, which is plain data (str for a stdin program). It must return for every
+input, in time about linear in the size of its input."""
+
+
+class SandboxError(TreegenError):
+    """The judge itself failed; nothing is known about the program."""
+
+
+class HelperKilledError(SandboxError):
+    """Something else than the judge has ended a helper, which says nothing about its sandbox."""
+
+
+class ProgramStatus(StrEnum):
+    """The outcome of one program on one test. `judge_error` is about the judge, and no score."""
+
+    ACCEPTED = "accepted"
+    WRONG_ANSWER = "wrong_answer"
+    RUNTIME_ERROR = "runtime_error"
+    COMPILE_ERROR = "compile_error"
+    TIMEOUT = "timeout"
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"
+    JUDGE_ERROR = "judge_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Python source as a model wrote it.
+
+    A program without `fn_name` reads stdin and runs as `__main__`. A call-based program runs as a
+    module named `solution`, so that its main guard stays shut.
+
+    source: the source.
+    fn_name: the function to call. It is looked up in the module, then as a method of a class
+    `Solution`. None for a stdin program.
+    prelude: source that runs first in the same namespace, such as the usual imports.
+    may_return: whether a stdin program may run as the body of a function, if it is no script
+    because it has a `return` or `nonlocal` at its top level.
+    """
+
+    source: str
+    fn_name: str | None = None
+    prelude: str = ""
+    may_return: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TestCase:
+    """One input and the answer expected for it.
+
+    stdin: the input of a stdin program.
+    args: the positional arguments of a call-based program: None, bool, int, float, complex, str
+    and lists, tuples, dicts and sets of them.
+    expected: the expected answer. Only the trusted process ever sees it.
+    """
+
+    __test__ = False  # not something for pytest to collect
+
+    stdin: str | bytes = b""
+    args: Sequence[Any] = ()
+    expected: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """The verdict of one test.
+
+    seconds: CPU seconds.
+    wall_seconds: seconds by the clock, with waiting.
+    memory: peak resident bytes.
+    detail: one line for people: exit status, last line of stderr. The text is not to be trusted.
+    retried: whether it was judged a second time, after a timeout by wall time only.
+    """
+
+    __test__ = False
+
+    verdict: ProgramStatus
+    seconds: float = 0.0
+    wall_seconds: float = 0.0
+    memory: int = 0
+    detail: str = ""
+    retried: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the test passed.
+
+        Raises:
+            SandboxError: that is not known, because the judge failed.
+        """
+        if self.verdict is ProgramStatus.JUDGE_ERROR:
+            raise SandboxError(
+                f"the judge failed, so the test has no score: {self.detail}; judge it again"
+            )
+        return self.verdict is ProgramStatus.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """The results of one program.
+
+    tests: results in the order of the tests. There are fewer if judging stopped early: at the first
+    failure if that was asked for, and always at a judge error. A compile error is repeated for
+    every test.
+    num_tests: how many tests there are.
+    sandbox: the tier of the sandbox.
+    """
+
+    tests: tuple[TestResult, ...]
+    num_tests: int
+    sandbox: str
+
+    @property
+    def verdict(self) -> ProgramStatus:
+        """A judge error if there is one; else the first failure; else accepted."""
+        verdicts = [test.verdict for test in self.tests]
+        if ProgramStatus.JUDGE_ERROR in verdicts:
+            return ProgramStatus.JUDGE_ERROR
+        return next(
+            (v for v in verdicts if v is not ProgramStatus.ACCEPTED), ProgramStatus.ACCEPTED
+        )
+
+    @property
+    def accepted(self) -> bool:
+        """Whether every test ran and passed.
+
+        Raises:
+            SandboxError: that is not known, because the judge failed.
+        """
+        if self.verdict is ProgramStatus.JUDGE_ERROR:
+            raise SandboxError(
+                f"the judge failed, so there is no score: {self.tests[-1].detail}; judge it again"
+            )
+        return self.verdict is ProgramStatus.ACCEPTED and len(self.tests) == self.num_tests
+
+
+def check_program(program: Program, tests: Sequence[TestCase]) -> None:
+    """Refuse what cannot be judged. A program without tests would pass for nothing.
+
+    Raises:
+        InputError: there are no tests, or program and tests do not fit each other.
+    """
+    if not tests:
+        raise InputError("no tests: a program without tests cannot be judged; leave it out")
+    if program.fn_name is not None and not program.fn_name.isidentifier():
+        raise InputError(f"fn_name must be a Python name, got {program.fn_name!r}")
+    if program.fn_name is not None and program.may_return:
+        raise InputError("may_return is for programs that read stdin; fn_name calls a function")
+    for index, test in enumerate(tests):
+        if program.fn_name is None and test.args:
+            raise InputError(
+                f"test {index} has args but the program has no fn_name; name the function to call"
+            )

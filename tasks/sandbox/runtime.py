@@ -1,0 +1,188 @@
+"""What of the host a program may read: the Python runtime, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from treegen.errors import InputError
+from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
+from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
+
+# The helper imports these once, so that programs which use them pay nothing.
+PRELOAD: Final = (
+    "abc",
+    "array",
+    "bisect",
+    "cmath",
+    "collections",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "ctypes",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fractions",
+    "functools",
+    "heapq",
+    "io",
+    "itertools",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "queue",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "struct",
+    "sys",
+    "threading",
+    "time",
+    "traceback",
+    "typing",
+)
+# /dev/zero is not among them: a shared mapping of it is memory that no limit counts.
+DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+_SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+# Packages are installed here, and tests and expected answers could be among them.
+_PACKAGES: Final = ("site-packages", "dist-packages")
+# Prints the directories of the standard library and of every shared library in use. These need not
+# be the system's.
+_PROBE: Final = (
+    "import importlib,os,sys\n"
+    "for name in [*sys.argv[1:], 'ssl', 'sqlite3', 'zlib', 'bz2', 'lzma']:\n"
+    "    try: importlib.import_module(name)\n"
+    "    except ImportError: pass\n"
+    "print(*sys.path, sep='\\n')\n"
+    "for line in open('/proc/self/maps'):\n"
+    "    if '.so' in line: print(os.path.dirname(line.split(maxsplit=5)[5]))\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The interpreter and what programs may read.
+
+    python: the path of the interpreter.
+    read: files and directories; programs may read all that is below them.
+    hidden: directories below `read` that they may not read.
+    shown: directories below `hidden` that they may read all the same.
+    library_path: where the interpreter's own library is, if in no standard place.
+    packages: the extra packages that programs may import.
+    packages_path: the directories that hold these packages.
+    """
+
+    python: str
+    read: tuple[str, ...]
+    hidden: tuple[str, ...]
+    shown: tuple[str, ...]
+    library_path: str
+    packages: tuple[str, ...]
+    packages_path: tuple[str, ...]
+
+    @property
+    def keep_read(self) -> bool:
+        """Whether some of the files can be reached by root only."""
+        return any(not _reachable(path) for path in self.read + self.shown)
+
+
+@functools.cache
+def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
+    """Find what the base interpreter of this process needs, with some extra packages.
+
+    Raises:
+        InputError: a package is not installed.
+        SandboxError: the interpreter does not run.
+    """
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    library_path = ""
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        library_path = str(sysconfig.get_config_var("LIBDIR"))
+    wanted = [path for path in _SYSTEM if os.path.exists(path)]
+    wanted += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
+    wanted += [os.path.realpath(path) for path in wanted]
+    read = _outermost([path for path in wanted if os.path.exists(path)])
+    shown = [path for name in packages for path in _package(name)]
+    sites = dict.fromkeys(os.path.dirname(path) for path in shown)
+    hidden = _find_hidden(read)
+    return Runtime(
+        python, tuple(read), tuple(hidden), tuple(shown), library_path, packages, tuple(sites)
+    )
+
+
+def _find_hidden(roots: Sequence[str]) -> list[str]:
+    """Return the directories below `roots` that hold installed packages, treegen's among them."""
+    found = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
+    left = [root for root in roots if not os.path.islink(root)]
+    while left:
+        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                if entry.name in _PACKAGES:
+                    found += [entry.path, os.path.realpath(entry.path)]
+                elif entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+    inside = [path for path in found if any(path.startswith(root + "/") for root in roots)]
+    return _outermost([path for path in inside if not os.path.islink(path)])
+
+
+def _parts(python: str) -> list[str]:
+    """Return the directories of the standard library and of the shared libraries that it loads."""
+    command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
+    # The caller's library path is kept, because without it the interpreter may not start at all.
+    keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
+    done = subprocess.run(
+        command, env=keep, capture_output=True, text=True, check=False, timeout=60
+    )
+    if done.returncode:
+        ended = signal_of(done.returncode)
+        told = (
+            f"was ended by {name_of(ended)}" if ended else f"failed: {done.stderr[-300:].strip()}"
+        )
+        kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
+        raise kind(
+            f"the interpreter for programs, {python}, {told}; see that it runs, and try again"
+        )
+    return [line for line in done.stdout.splitlines() if line.startswith("/")]
+
+
+def _package(name: str) -> list[str]:
+    """Return the directories of an installed package: its own, and its wheel's libraries."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(
+            f"package {name!r} is not installed; install it, or do not offer it to programs"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return [str(path) for path in (folder, folder.with_name(f"{name}.libs")) if path.exists()]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Drop paths that lie inside others of the list; symbolic links such as /lib stay."""
+    unique = list(dict.fromkeys(os.path.normpath(path) for path in paths))
+    folders = [path for path in unique if not os.path.islink(path)]
+    return [
+        path
+        for path in unique
+        if not any(other != path and path.startswith(other + "/") for other in folders)
+    ]
+
+
+def _reachable(path: str) -> bool:
+    """Whether everybody may pass through all directories above a path."""
+    parents = Path(os.path.realpath(path)).parents
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in parents)

@@ -1,0 +1,273 @@
+"""The tiers of the sandbox: how each is started, and what it does not protect against."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pwd
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.tasks.sandbox import landlock, seccomp
+from treegen.tasks.sandbox.limits import Limits
+from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime
+
+_INSIDE: Final = "/scratch"
+_UIDS: Final = range(30_000, 60_000)  # given to nobody by Debian's and systemd's rules
+_SPARE_THREADS: Final = 2048
+_USER_CAPABILITIES: Final = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # chown, kill, setgid, setuid
+# The helper's modules, in the order of their imports.
+_HELPER: Final = ("syscalls", "seccomp", "landlock", "values", "program", "confine", "runner")
+_BOOT: Final = """
+import json, sys, types
+def load(name, source):
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    parent, _, short = name.rpartition(".")
+    if parent:
+        if parent not in sys.modules:
+            load(parent, "")
+        setattr(sys.modules[parent], short, module)
+    exec(compile(source, name, "exec"), module.__dict__)
+with open(int(sys.argv[2])) as file:
+    for item in json.load(file).items():
+        load(*item)
+sys.modules["treegen.tasks.sandbox.helper"].main(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A helper that is about to be started.
+
+    command, environment: what to start it with.
+    setup: its first message.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    setup: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxTier:
+    """One way to confine programs.
+
+    launch: (runtime, limits, control, sources): how to start a helper. The last two are
+    descriptors.
+    unavailable: why it cannot be used here; empty if it can.
+    missing: what it does not protect against here, in words.
+    gaps: the same for any machine, for verdicts that may come from another one.
+    """
+
+    name: str
+    launch: Callable[[Runtime, Limits, int, int], Launch]
+    unavailable: Callable[[], str]
+    missing: Callable[[], tuple[str, ...]]
+    gaps: tuple[str, ...]
+
+
+def helper_sources() -> str:
+    """Return the helper's modules as JSON, so that a sandbox need not contain treegen's files."""
+    folder = Path(__file__).parent
+    names = {f"treegen.tasks.sandbox.{name}": folder / f"{name}.py" for name in _HELPER}
+    return json.dumps({name: path.read_text(encoding="utf-8") for name, path in names.items()})
+
+
+def _python(runtime: Runtime, control: int, sources: int) -> list[str]:
+    # -I would also ignore PYTHONHASHSEED, and then the order of sets would differ by run.
+    flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
+    return [runtime.python, *flags, "-c", _BOOT, str(control), str(sources)]
+
+
+def _environment(runtime: Runtime) -> dict[str, str]:
+    """The interpreter's environment. The helper empties it before any program runs."""
+    variables = {"PYTHONHASHSEED": "0"}
+    if runtime.library_path:
+        variables["LD_LIBRARY_PATH"] = runtime.library_path
+    return variables
+
+
+def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "uid": None,
+        "keep_read": False,
+        "landlock": False,
+        "seccomp": True,
+        "own_filesystem": False,
+        "scratch": scratch,
+        "parent": os.getpid(),
+        "read": runtime.read,
+        "hidden": runtime.hidden,
+        "shown": runtime.shown,
+        "devices": [path for path in DEVICES if os.path.exists(path)],
+        "other_threads": 16,
+        "preload": [*PRELOAD, *runtime.packages],
+        "packages_path": runtime.packages_path,
+        # Arithmetic libraries that start a thread for each core would spend the memory limit.
+        "setenv": ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"],
+    } | changes
+
+
+def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    command = [str(shutil.which("bwrap")), "--clearenv", "--cap-drop", "ALL"]
+    command += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-cgroup-try"]
+    command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
+    root = _can_change_user()
+    if root:
+        # In a user namespace the real user 0 would stay 0. So none is made, and the child turns
+        # into an unused user for good. The helper needs these capabilities to change user and kill.
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            command += ["--cap-add", capability]
+    else:
+        command += ["--unshare-user"]
+    for key, value in _environment(runtime).items():
+        command += ["--setenv", key, value]
+    command += _mounts(runtime.read) + _folders(DEVICES)
+    for path in DEVICES:
+        command += ["--dev-bind-try", path, path]
+    for path in runtime.hidden:
+        command += ["--perms", "0755", "--tmpfs", path]
+    command += _mounts(runtime.shown)
+    for path in runtime.hidden:
+        command += ["--remount-ro", path]
+    command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
+    command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
+    uid = _unused_uid() if root else None
+    # The helper's parent there is bwrap, which ends it.
+    setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
+    # bwrap's own environment is empty, because pid 1 of the sandbox would show it.
+    return Launch(command + _python(runtime, control, sources), {}, setup)
+
+
+def _mounts(paths: Sequence[str]) -> list[str]:
+    command = _folders(paths)
+    for path in paths:
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        else:
+            command += ["--ro-bind", path, path]
+    return command
+
+
+def _folders(paths: Sequence[str]) -> list[str]:
+    """Options that make the directories above some paths. bwrap would make them for root alone."""
+    above = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
+    return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
+
+
+def _landlock(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    root = _can_change_user()
+    changes: dict[str, Any] = {"landlock": True, "uid": _unused_uid() if root else None}
+    if root:
+        changes["keep_read"] = runtime.keep_read
+    else:
+        changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
+    setup = _setup(runtime, _new_scratch(), **changes)
+    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _launch_unconfined(runtime: Runtime, limits: Limits, control: int, sources: int) -> Launch:
+    spare = _threads_of_user() + _SPARE_THREADS
+    setup = _setup(runtime, _new_scratch(), seccomp=False, other_threads=spare)
+    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+
+
+def _new_scratch() -> str:
+    """Name a directory. The helper makes and removes it, however early this process ends."""
+    return os.path.join(tempfile.gettempdir(), f"treegen-judge-{secrets.token_hex(8)}")
+
+
+def _can_change_user() -> bool:
+    """Whether this process is root and may also become another user, and end that user's."""
+    status = Path("/proc/self/status").read_text()
+    capabilities = int(status.split("CapEff:")[1].split()[0], 16)
+    return os.geteuid() == 0 and capabilities & _USER_CAPABILITIES == _USER_CAPABILITIES
+
+
+def _unused_uid() -> int:
+    """Return a user id that nobody has, so that its limits and signals concern one helper only."""
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    # A process can only take ids that exist in its user namespace.
+    spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    top = max(int(start) + int(length) for start, _, length in spans)
+    free = [uid for uid in _UIDS if uid not in taken and uid < top] or [65_534]
+    return random.SystemRandom().choice(free)
+
+
+def _threads_of_user() -> int:
+    count = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.stat().st_uid == os.getuid():
+                count += len(os.listdir(folder / "task"))
+        except OSError:
+            continue
+    return count
+
+
+def _no_seccomp() -> str:
+    if sys.platform != "linux":
+        return f"the sandbox needs Linux, this is {sys.platform}"
+    if platform.machine() not in seccomp.machines() or sys.maxsize < 1 << 32:
+        return f"no system call filter for {platform.machine()}"
+    return ""
+
+
+def _no_bubblewrap() -> str:
+    return _no_seccomp() or ("" if shutil.which("bwrap") else "bwrap is not installed")
+
+
+def _no_landlock() -> str:
+    why = _no_seccomp()
+    if not why and not landlock.version():
+        why = "the kernel has no Landlock (Linux 5.13 or later, and 'landlock' among its LSMs)"
+    return why
+
+
+_LANDLOCK_GAPS: Final = (
+    "names, sizes and times of host files can be seen (not their content)",
+    "the host's name can be seen",
+    "disk space of the scratch directory is limited by looking every 20 ms",
+)
+
+
+def _landlock_missing() -> tuple[str, ...]:
+    if _can_change_user():
+        return _LANDLOCK_GAPS
+    own = "programs run as your own user, so their threads are limited only roughly"
+    return (*_LANDLOCK_GAPS, own)
+
+
+_NO_TIER_GAPS: Final = (
+    "everything: files, network, processes, signals and IPC of the host; only resource limits "
+    "apply",
+)
+
+TIERS: Final = {
+    "bubblewrap": SandboxTier("bubblewrap", _bubblewrap, _no_bubblewrap, lambda: (), ()),
+    "landlock": SandboxTier(
+        "landlock",
+        _landlock,
+        _no_landlock,
+        _landlock_missing,
+        (*_LANDLOCK_GAPS, "threads are limited only roughly if the judge is not root"),
+    ),
+    "none": SandboxTier(
+        "none", _launch_unconfined, lambda: "", lambda: _NO_TIER_GAPS, _NO_TIER_GAPS
+    ),
+}
+
+
+def list_gaps(sandbox: str) -> tuple[str, ...]:
+    """Return what a tier leaves open, by its name, as it stands in verdicts."""
+    tier = TIERS.get(sandbox)
+    return ("what it leaves open is not known",) if tier is None else tier.gaps

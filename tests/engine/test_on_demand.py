@@ -1,0 +1,120 @@
+"""A run of a plan whose work comes in parts draws what the whole run draws."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from treegen import LLM, Node, SamplingParams
+from treegen.common.outputs import Completion
+from treegen.engine.on_demand import OnDemandStream
+from treegen.errors import InputError
+from treegen.prompts.plan.requests import build_sample_requests, build_score_requests
+
+TREE = Node(
+    "Solve it.\n",
+    children=[
+        Node(
+            f"{'Some words that are shared. ' * shared}",
+            children=[
+                Node(f"Question {shared}{number}?", id=f"{shared}{number}", samples=samples)
+                for number, samples in enumerate((7, 1, 12))
+            ],
+            samples=0,
+        )
+        for shared in (1, 9)
+    ],
+    samples=0,
+)
+PAIRS = [
+    ("The sun is", " warm"), ("The sun is", " wide"), ("The sun is warm", " and"), ("Far", "away"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Path) -> LLM:
+    return LLM(str(tiny), memory="1MiB", max_rows=6, prefill_chunk=50)
+
+
+def _known(found: Sequence[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
+    pairs = {(each.prompt_id, each.sample_index): each.tokens for each in found}
+    assert len(pairs) == len(found), "a sample came twice"
+    return pairs
+
+
+def _draw(stream: OnDemandStream, parts: list[tuple[int, list[int]]]) -> list[Completion]:
+    """Deal parts one after another, with steps between them, and some taken back on the way."""
+    found: list[Completion] = []
+    with stream:
+        while stream.has_work or parts:
+            if parts and (random.random() < 0.4 or not stream.has_work):
+                stream.add_work([parts.pop() for _ in range(random.randint(1, min(3, len(parts))))])
+            if random.random() < 0.2:
+                parts += stream.withdraw(random.randint(1, 9))
+            if stream.has_work:
+                found += stream.step()
+                stream.scheduler.check()
+                stream.levels()
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_draw_the_samples_of_the_whole(llm: LLM, seed: int, temperature: float) -> None:
+    params = SamplingParams(max_tokens=20, seed=seed, temperature=temperature)
+    whole = llm.run(TREE, params)
+    requests = build_sample_requests(TREE, llm.tokenizer, params, llm.spec)
+    parts = []
+    for place, request in enumerate(requests):
+        indices = list(range(request.samples))
+        if temperature == 0.0:
+            parts.append((place, indices))
+            continue
+        random.shuffle(indices)
+        while indices:
+            cut = random.randint(1, len(indices))
+            parts.append((place, indices[:cut]))
+            indices = indices[cut:]
+    random.shuffle(parts)
+    stream = llm.open_planned_stream(llm.plan(TREE, params), [params] * len(requests))
+    found = _draw(stream, parts)
+    assert _known(found) == _known(whole.completions)
+    assert stream.usage.prompt_tokens_unshared == sum(
+        len(requests[int(key)].tokens) * request.samples
+        for key, request in enumerate(whole.plan.requests)
+    )
+    assert llm.cache.pool.num_used == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
+    random.seed(seed)
+    pairs = PAIRS + [("The sun is warm and wide", f" w{index}") for index in range(12)]
+    wanted = llm.score(pairs)
+    plan = llm._plan(build_score_requests(pairs, llm.tokenizer, llm.spec))
+    stream = llm.open_planned_stream(plan, [SamplingParams()] * len(pairs))
+    parts: list[tuple[int, list[int]]] = [(place, []) for place in range(len(pairs))]
+    random.shuffle(parts)
+    assert _draw(stream, parts) == []
+    for index, score in enumerate(wanted):
+        assert stream.scores[index].tokens == score.tokens
+        assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)
+
+
+def test_what_prompts_share_is_computed_once_though_work_comes_in_rounds(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, seed=2)
+    with llm.open_stream(TREE, params) as stream:
+        computed = []
+        for index in range(3):
+            stream.add_work([(place, [index]) for place in (0, 2, 3, 5)])
+            while stream.has_work:
+                stream.step()
+            computed.append(stream.usage.prompt_tokens_computed)
+        own = sum(
+            len(stream.plan.requests[place].tokens) - next(stream.plan.path(place)).start
+            for place in (0, 2, 3, 5)
+        )
+    assert computed[1] - computed[0] == computed[2] - computed[1] == own < computed[0]
+    with llm.stream(TREE, params) as stream, pytest.raises(InputError, match=r"LLM\.dealt"):
+        stream.add_work([(0, [0])])

@@ -1,0 +1,238 @@
+"""Runs judged by a model: what is stored, resumed, re-scored and shown, from the command."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from cli_cases import Command
+from judging_cases import LETTERS, RUBRIC, rubric_file, small_run
+
+import treegen
+from treegen.errors import InputError, RunError
+from treegen.evals.judging.judgement_files import FILE, FOLDER, read_records
+from treegen.evals.judging.runner import distinct_tokens, exclusive_logprob
+from treegen.runs import RunDir
+
+SMALL = ("--memory", "32MiB")
+
+
+@pytest.fixture(scope="module")
+def llm() -> treegen.LLM:
+    return treegen.LLM("demo", device="cpu", memory="32MiB")
+
+
+def lines_of(run: Path) -> list[bytes]:
+    (file,) = (run / FOLDER).glob(f"*/{FILE}")
+    return file.read_bytes().splitlines(keepends=True)
+
+
+def test_likelihoods_are_those_of_the_choices_after_the_prompt(
+    tmp_path: Path, llm: treegen.LLM
+) -> None:
+    """Against one call of `score` for each choice of each prompt that is written here by hand."""
+    run = small_run(tmp_path / "run", problems=3, samples=2)
+    found = treegen.judge(run, rubric_file(tmp_path), llm, progress=False)
+    (summary,) = found.summaries
+    mark = summary.judged[0].judging.mark
+    heads = (
+        "Say whether an answer is good or bad.\nQuestion: {question}\nAnswer: {answer}",
+        "Good or bad?\n{question}\n{answer}",
+    )
+    with RunDir.open(run) as opened:
+        texts = {(r["problem_id"], r["sample_index"]): r["text"] for r in opened.records()}
+    values = {}
+    for (problem, index), text in texts.items():
+        for wording, head in enumerate(heads):
+            question = f"What is {problem[1:]} + 0?"
+            prompt = head.format(question=question, answer=f"<<<{mark}\n{text}\n{mark}>>>")
+            prompt += '\n\nReply with "Verdict: X" and nothing else, where X is one of good, bad.'
+            prompt += "\n\nVerdict:"
+            good, bad = llm.score([(prompt, " good"), (prompt, " bad")])
+            values[problem, (0, index), wording] = 1 / (1 + math.exp(bad.logprob - good.logprob))
+    assert summary.judged[0].values == pytest.approx(values, abs=1e-5)
+    assert found.done == found.planned == 12
+
+
+def test_what_prompts_share_is_computed_once(tmp_path: Path, llm: treegen.LLM) -> None:
+    run = small_run(tmp_path / "run", problems=6, samples=3)
+    for how in ({}, {"verdicts": "samples", "repeats": 4, "max_tokens": 2}):
+        found = treegen.judge(run, "correctness", llm, wordings=3, progress=False, **how)  # type: ignore[arg-type]
+        (work,) = found.work.values()
+        assert work["distinct"] <= work["prompt_tokens_computed"] <= 1.1 * work["distinct"]
+        assert work["prompt_tokens_unshared"] > 4 * work["prompt_tokens_computed"]
+
+
+def test_a_small_cache_computes_little_again(tmp_path: Path) -> None:
+    """Prompts are in the order of the tree, so a cache of a few of them is enough."""
+    run = small_run(tmp_path / "run", problems=8, samples=3)
+    with treegen.LLM("demo", device="cpu", memory="3MiB", max_rows=8) as llm:
+        found = treegen.judge(
+            run, "correctness", llm, wordings=2, verdicts="samples", repeats=3, max_tokens=4,
+            progress=False,
+        )  # fmt: skip
+        (work,) = found.work.values()
+        assert work["prompt_tokens_computed"] <= 1.1 * work["distinct"]
+
+
+def test_judgements_are_stored_once_and_read_without_a_model(
+    tmp_path: Path, treegen: Command
+) -> None:
+    run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path, LETTERS)
+    asked = ("judge", run, "--judge", "demo", "--rubric", rubric, "--wordings", "1", *SMALL,
+             "--repeats", "2", "--max-tokens", "12")  # fmt: skip
+    first = treegen(*asked).document
+    assert first["done"] == first["planned"] == 24
+    stored = lines_of(run)
+    assert len(stored) == 24
+    again = treegen(*asked).document
+    assert lines_of(run) == stored and again["summaries"] == first["summaries"]
+    # More wordings and repeats add to what is there, and torn lines are drawn again.
+    file = next((run / FOLDER).glob(f"*/{FILE}"))
+    file.write_bytes(b"".join(stored)[:-30])
+    more = treegen("judge", run, "--judge", "demo", "--rubric", rubric, *SMALL,
+                   "--repeats", "3", "--max-tokens", "12").document  # fmt: skip
+    assert more["done"] == more["planned"] == 72
+    whole = lines_of(run)
+    assert whole[:23] == stored[:23] and len(whole) == 72
+    said = [json.loads(line) for line in whole]
+    key = [(s["problem_id"], str(s["answers"]), s["wording"], s["repeat"]) for s in said]
+    assert len(set(key)) == 72
+    torn = json.loads(stored[23])
+    redrawn = said[key.index((torn["problem_id"], str(torn["answers"]), 0, torn["repeat"]))]
+    assert redrawn["text"] == torn["text"] and redrawn["seed"] == torn["seed"]
+
+
+def test_what_is_stored_is_scored_and_shown_without_weights(
+    tmp_path: Path, treegen: Command, llm: object, no_weights: None
+) -> None:
+    import treegen as library
+
+    a, b = small_run(tmp_path / "a"), small_run(tmp_path / "b", seed=1)
+    for run in (a, b):
+        library.judge(run, rubric_file(tmp_path), llm, progress=False)  # type: ignore[arg-type]
+    scored = treegen("judge", a, "--half-width", "0.2").document
+    (summary,) = scored["summaries"]
+    assert summary["judgements"] == 24 and 0 <= summary["mean"]["low"] <= summary["mean"]["high"]
+    assert [each["what"] for each in scored["needs"][0]][:2] == ["problems", "answers"]
+    shown = treegen("show", a)
+    assert "Judged by brief" in shown.out and "Where judgements vary" in shown.out
+    assert shown.document["judged"][0]["mean"] == summary["mean"]
+    compared = treegen("compare", a, b, "--no-plots").document["differences"][-1]
+    assert compared["metric"] == "judged" and compared["filter"] == "brief, likelihood"
+    assert compared["a"] == pytest.approx(summary["mean"]["value"])
+    page = library.open_run(a).report()
+    assert "Judged by brief" in page.read_text()
+
+
+def test_pairs_are_judged_in_both_orders(tmp_path: Path, treegen: Command) -> None:
+    runs = [
+        small_run(tmp_path / name, problems=3, samples=2, seed=i) for i, name in enumerate("ab")
+    ]
+    found = treegen("judge", runs[0], "--pairs", runs[1], "--judge", "demo", *SMALL).document
+    (summary,) = found["summaries"]
+    assert summary["judgements"] == 3 * 2 * 2 * 3
+    said = list(read_records(runs[0], summary["judgings"][0]))
+    orders = Counter(str(record["answers"]) for record in said)
+    assert orders["[[0, 0], [1, 0]]"] == orders["[[1, 0], [0, 0]]"] == 9
+    strengths = {Path(each["run"]).name: each for each in summary["strengths"]}
+    assert strengths["a"]["value"] == pytest.approx(-strengths["b"]["value"])
+    assert strengths["a"]["low"] < strengths["a"]["value"] < strengths["a"]["high"]
+    assert 0 <= summary["position"]["flipped"] <= 1 and summary["position"]["pairs"] == 6
+
+
+def test_criteria_are_judged_one_by_one_below_the_answer(tmp_path: Path, llm: treegen.LLM) -> None:
+    run = small_run(tmp_path / "run", problems=3, samples=2)
+    text = RUBRIC.replace("wordings:", "criteria: [short, {text: right, weight: 3}]\nwordings:")
+    text = text.replace("{{ answer }}\n", "{{ answer }}\n    Is it {{ criterion }}?\n")
+    found = treegen.judge(run, rubric_file(tmp_path, text), llm, wordings=1, progress=False)
+    (summary,) = found.summaries
+    (judged,) = summary.judged
+    assert len(judged.judgements) == 3 * 2 * 2
+    by = {(j.problem_id, j.shown[0], j.criterion): j.value for j in judged.judgements}
+    for (problem, key, wording), value in judged.values.items():
+        first, second = by[problem, key, 0], by[problem, key, 1]
+        assert first is not None and second is not None and wording == 0
+        assert value == pytest.approx((first + 3 * second) / 4)
+    (work,) = found.work.values()
+    assert work["prompt_tokens_computed"] <= 1.1 * work["distinct"]
+
+
+def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None:
+    run = small_run(tmp_path / "run", problems=4, samples=2)
+    rubric = rubric_file(tmp_path)
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": "good" if i % 2 else 0}
+            for i in range(3)]  # fmt: skip
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = treegen(
+        "judge", run, "--judge", "demo", "--judge", tiny, "--rubric", rubric, "--labels", labels,
+        "--weight", "3", "--weight", "1", *SMALL,
+    ).document  # fmt: skip
+    (summary,) = found["summaries"]
+    assert len(summary["judges"]) == 2 and summary["variances"]["judge"] is not None
+    alone = {row[0]: row[1] for row in summary["tables"][0]["rows"]}
+    weighted = (3 * alone["demo"] + alone[str(tiny)]) / 4
+    assert summary["jury"]["value"] == pytest.approx(weighted, abs=1e-9)
+    assert summary["corrected"]["labelled"] == 3 and summary["corrected"]["problems"] == 4
+    majority = treegen("judge", run, "--combine", "majority").document["summaries"][0]
+    assert majority["jury"]["value"] * 16 % 1 == pytest.approx(0)
+
+
+def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: Command) -> None:
+    run = tmp_path / "run"
+    done = treegen("eval", "gsm8k", "--limit", "2", "-n", "2", "--max-tokens", "16", "-o", run,
+                   "--judge", "demo", "--wordings", "1", *SMALL)  # fmt: skip
+    assert done.code == 0, done.err
+    (document,) = done.document["runs"]
+    assert document["judged"]["done"] == 4
+    assert "Judged by correctness" in treegen("show", run).out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--rubric", "ratings"), "did you mean 'rating'"),
+        (("--wordings", "4"), "--wordings 4 is more than the 3"),
+        (("--verdicts", "likelihood", "--repeats", "2"), "for --verdicts samples"),
+        (("--rubric", "pairwise"), "compares pairs; give --pairs"),
+        (("--labels", "none.jsonl"), "cannot be read"),
+        (("--judge", "demo"), "named twice"),
+    ],
+)
+def test_what_cannot_be_judged(
+    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], told: str
+) -> None:
+    run = small_run(tmp_path / "run", problems=2, samples=1)
+    if told != "named twice":
+        assert told in treegen("judge", run, "--judge", "demo", *flags).error
+    with pytest.raises(InputError, match="has no judgements"):
+        __import__("treegen").judgings(run)
+    assert "is of a new judging" in treegen("judge", run, "--rubric", "rating").error
+
+
+def test_answers_that_changed_are_not_mixed(tmp_path: Path, llm: treegen.LLM) -> None:
+    run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path)
+    treegen.judge(run, rubric, llm, wordings=1, progress=False)
+    samples = run / "samples.jsonl"
+    kept = [json.loads(line) for line in samples.read_text().splitlines()]
+    samples.write_bytes(b"")
+    with RunDir.open(run) as opened:
+        info = opened.info
+    from treegen.runs.record_lines import encode_record
+
+    for record in kept:
+        record.pop("crc")
+        record["text"] += " or so"
+    samples.write_bytes(b"".join(map(encode_record, kept)))
+    assert info.problem_ids
+    with pytest.raises(RunError, match="have changed since they were judged"):
+        treegen.judge(run, rubric, llm, wordings=2, progress=False)
+
+
+def test_a_choice_that_begins_another_does_not_have_its_chance() -> None:
+    logs = [math.log(p) for p in (0.5, 0.2, 0.1, 0.05)]
+    found = exclusive_logprob(logs, [[1], [1, 0], [1, 0, 0], [2]])
+    assert [math.exp(each) for each in found] == pytest.approx([0.3, 0.1, 0.1, 0.05])
+    assert distinct_tokens([]) == 0

@@ -1,0 +1,98 @@
+"""What `treegen judge` and `eval --judge` refuse: in one line, and before a model is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_cases import Command
+from judging_cases import LETTERS, rubric_file, small_run
+
+import treegen as library
+from treegen.errors import InputError, ModelError
+from treegen.evals.judging.judgement_files import FOLDER
+
+REPEATED = ("--repeats", "3")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--repeats", "0"), "--repeats must be at least 1, got 0"),
+        (("--wordings", "0"), "--wordings must be at least 1, got 0"),
+        (("--half-width", "-1"), "--half-width must be above 0"),
+        (("--half-width", "nan"), "--half-width must be above 0"),
+        ((*REPEATED, "--temperature", "-1"), "--temperature must be at least 0"),
+        ((*REPEATED, "--max-tokens", "0"), "--max-tokens must be at least 1"),
+        ((*REPEATED, "--seed", "-1"), "--seed must be in"),
+        ((*REPEATED, "--temperature", "0"), "all repeats are the same; leave --repeats out"),
+        (("--temperature", "0"), "--temperature is of verdicts by samples"),
+        (("--max-tokens", "9"), "--max-tokens is of verdicts by samples"),
+        (("--stop-when", "decided"), "--stop-when is of no use with one repeat"),
+        (("--weight", "2"), "--weight is of several judges"),
+        (("--combine", "majority"), "--combine is of several judges"),
+        (("--judge", "tiny", "--weight", "2"), "there are 1 weights for 2 judges"),
+        (("--judge", "tiny", "--weight", "2", "--weight", "-1"), "must be above 0"),
+        (("--judge", "none/at/all"), "'none/at/all' does not exist"),
+        (("--judge", "demo"), "demo is named twice"),
+        (("--pairs", "run"), "a run is not compared with itself"),
+        (("--pairs", "none"), "there is no run directory none"),
+        (("--labels", "others.jsonl"), "has no label of an answer of this run"),
+        (("--labels", "bad.jsonl"), "bad.jsonl, line 1: 'maybe' is none of correct, incorrect"),
+        (("--rubric", "pairwise", "--pairs", "b", "--labels", "others.jsonl"), "compares pairs"),
+    ],
+)
+def test_what_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, treegen: Command, tiny: Path, no_weights: None, flags: tuple[str, ...],
+    told: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    small_run(tmp_path / "run", problems=2, samples=1)
+    small_run(tmp_path / "b", problems=2, samples=1)
+    label = {"problem_id": "another", "sample_index": 0, "label": "correct"}
+    Path("others.jsonl").write_text(json.dumps(label))
+    Path("bad.jsonl").write_text(json.dumps({**label, "label": "maybe"}))
+    given = [str(tiny) if flag == "tiny" else flag for flag in flags]
+    assert told in treegen("judge", "run", "--judge", "demo", *given).error
+    assert not list(Path("run").glob(f"{FOLDER}/*/*.jsonl"))
+
+
+def test_a_stored_judging_of_one_judge_has_no_jury(tmp_path: Path, treegen: Command) -> None:
+    run = small_run(tmp_path / "run", problems=2, samples=1)
+    assert treegen("judge", run, "--judge", "demo", "--memory", "32MiB").code == 0
+    assert "of several judges" in treegen("judge", run, "--weight", "2").error
+    assert "of several judges" in treegen("judge", run, "--combine", "majority").error
+
+
+def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
+    run, rubric = small_run(tmp_path / "run", problems=2, samples=1), rubric_file(tmp_path, LETTERS)
+    found = treegen("judge", run, "--judge", "demo", "--rubric", rubric, "--temperature", "0",
+                    "--max-tokens", "4", "--memory", "32MiB").document  # fmt: skip
+    (name,) = found["summaries"][0]["judgings"]
+    assert json.loads((run / FOLDER / name / "judging.json").read_text())["temperature"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--judge", "none/at/all"), "'none/at/all' does not exist"),
+        (("--judge", "demo", "--judge", "demo"), "demo is named twice"),
+        (("--judge", "demo", "--wordings", "9"), "--wordings 9 is more than the 3"),
+        (("--judge", "demo", "--rubric", "pairwise"), "needs another run"),
+        (("--rubric", "rating"), "of no use without --judge"),
+    ],
+)
+def test_an_evaluation_is_not_begun_for_a_judge_that_cannot_be(
+    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], told: str
+) -> None:
+    run = tmp_path / "run"
+    assert told in treegen("eval", "gsm8k", "--limit", "2", "-o", run, *flags).error
+    assert not run.exists()
+
+
+def test_evaluate_is_not_begun_either(tmp_path: Path, no_weights: None) -> None:
+    how = {"limit": 2, "output": tmp_path / "run", "progress": False}
+    with pytest.raises(ModelError, match="does not exist"):
+        library.evaluate("gsm8k", "demo", judge="none/at/all", **how)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="named twice"):
+        library.evaluate("gsm8k", "demo", judge=("demo", "demo"), **how)  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()

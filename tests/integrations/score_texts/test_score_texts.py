@@ -1,0 +1,226 @@
+"""Columns of log-probabilities: what is in them, and that a stop at any part loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from cli_cases import Command
+from tiny_models import save_tiny_model
+
+from treegen import LLM
+from treegen.errors import DataError, InputError, RunError
+from treegen.integrations.score_texts import Progress, score_texts
+
+PROMPT = "Once upon a time there was a tree, and "
+LINES: list[dict[str, Any]] = [
+    *({"id": f"a{i}", "prompt": PROMPT, "completion": f"it had {i} leaves."} for i in range(9)),
+    {"text": "A text alone."},
+    {"prompt": [5, 6, 7, 8], "completion": [9]},
+    {"text": [11, 12, 13]},
+    *({"prompt": PROMPT, "completion": "x" * i} for i in range(1, 6)),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return load(checkpoint)
+
+
+def load(path: Path) -> LLM:
+    return LLM(str(path), check=False, device="cpu", dtype="float32", memory="8MiB")
+
+
+def written(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def check(folder: Path, llm: LLM, lines: list[dict[str, Any]], top: int) -> None:
+    """Compare columns with what `LLM.score` says of each text alone."""
+    rows = rows_of(folder)
+    assert [row["id"] for row in rows] == [
+        line.get("id", str(number)) for number, line in enumerate(lines, 1)
+    ]
+    for line, row in zip(lines, rows, strict=True):
+        text = line.get("text", line.get("completion"))
+        assert text is not None
+        (score,) = llm.score([(line.get("prompt", type(text)()), text)], top=top)
+        assert row["tokens"] == list(score.tokens)
+        np.testing.assert_allclose(row["logprobs"], score.logprobs, atol=1e-5)
+        if not top:
+            assert "top_tokens" not in row
+            continue
+        assert score.top is not None
+        np.testing.assert_allclose(row["top_logprobs"], score.top.logprobs, atol=1e-5)
+        assert np.array(row["top_tokens"]).shape == score.top.tokens.shape
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_columns_have_what_score_says(llm: LLM, tmp_path: Path, top: int) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    parts = list(score_texts(llm, path, out, top=top, part=70))
+    assert len(parts) > 2 and parts[-1].texts == len(LINES)
+    assert parts[-1].tokens == sum(len(row["tokens"]) for row in rows_of(out))
+    check(out, llm, LINES, top)
+
+
+def test_a_prompt_is_computed_once(llm: LLM, tmp_path: Path) -> None:
+    path = written(tmp_path / "texts.jsonl", LINES[:9])
+    (done,) = score_texts(llm, path, tmp_path / "out", top=2)
+    prompt = len(llm.tokenizer(PROMPT)["input_ids"])
+    # The last token of a text needs not be computed, nor what texts have in common.
+    assert prompt < done.computed <= prompt + done.tokens
+
+
+def test_a_call_that_was_stopped_goes_on_and_takes_further_lines(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:12]), tmp_path / "out"
+    for _ in range(20):
+        going = score_texts(llm, path, out, top=2, part=40)
+        first = next(going)
+        going.close()
+        (out / "scores-999.4711.tmp").touch()
+        if first.texts == 12 and not first.computed:
+            break
+    before = {each: each.read_bytes() for each in out.glob("*.parquet")}
+    assert len(before) > 3
+    assert list(score_texts(llm, path, out, top=2)) == [Progress(12, first.tokens, 0)]
+    written(path, LINES)
+    *_, last = score_texts(llm, path, out, top=2)
+    assert last.texts == len(LINES)
+    assert all(each.read_bytes() == data for each, data in before.items())
+    check(out, llm, LINES, 2)
+
+
+def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:3]), tmp_path / "out"
+    path.write_text(path.read_text().rstrip())
+    list(score_texts(llm, path, out, top=2))
+    written(path, LINES[:5])
+    list(score_texts(llm, path, out, top=2))
+    check(out, llm, LINES[:5], 2)
+
+
+def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    list(score_texts(llm, path, out, top=2, part=40))
+    with pytest.raises(RunError, match="columns of another top; choose another folder"):
+        next(score_texts(llm, path, out, top=3))
+    written(path, [{"text": "other"}, *LINES[1:]])
+    with pytest.raises(RunError, match="columns of other texts than"):
+        next(score_texts(llm, path, out, top=2))
+    written(path, LINES)
+    first, second, *_ = sorted(out.glob("*.parquet"))
+    damaged = first.read_bytes()
+    first.write_bytes(damaged[: len(damaged) // 2])
+    told = r"is damaged .* remove it and those after it to score them anew"
+    with pytest.raises(RunError, match=told):
+        next(score_texts(llm, path, out, top=2))
+    first.write_bytes(damaged)
+    second.unlink()
+    with pytest.raises(RunError, match="does not follow on the files before it"):
+        next(score_texts(llm, path, out, top=2))
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"rows": "1", "tokens": 0, "seen": ""}, {"rows": 1.0, "tokens": 0, "seen": ""},
+        {"rows": 9, "tokens": 0, "seen": ""}, {"rows": True, "tokens": 0, "seen": ""},
+        {"rows": 1, "tokens": None, "seen": ""}, {"rows": 1, "tokens": 0, "seen": 3},
+        {"rows": 1}, [1, 2, ""], 5,
+    ],
+)  # fmt: skip
+def test_a_file_that_says_something_else_of_itself_is_refused(
+    llm: LLM, tmp_path: Path, meta: Any
+) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    list(score_texts(llm, path, out, top=2, part=1))
+    first, _ = sorted(out.glob("*.parquet"))
+    table = pq.read_table(first).replace_schema_metadata({"treegen": json.dumps(meta)})
+    pq.write_table(table, first)
+    with pytest.raises(RunError, match=r"scores-000000000\.parquet is damaged"):
+        next(score_texts(llm, path, out, top=2))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES[:2]), tmp_path / "out"
+    list(score_texts(llm, path, out, top=2))
+    (first,) = out.glob("*.parquet")
+    first.unlink()
+    os.mkfifo(first)
+    with pytest.raises(RunError, match=r"is damaged \(it is no regular file\)"):
+        next(score_texts(llm, path, out, top=2))
+
+
+def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) -> None:
+    path, out = written(tmp_path / "texts.jsonl", [{"text": ""}]), tmp_path / "out"
+    with pytest.raises(InputError):
+        next(score_texts(llm, path, out, top=3))
+    written(path, LINES)
+    list(score_texts(llm, path, out, top=2))
+    check(out, llm, LINES, 2)
+    (out / "settings.json").unlink()
+    with pytest.raises(RunError, match=r"settings\.json"):  # the columns may be of any model
+        next(score_texts(llm, path, out, top=2))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", r"texts.jsonl:2 is no JSON"),
+        ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
+        ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
+        ('{"text": "a", "weight": 1}', "2 has weight, which is not known"),
+        ('{"id": "\\ud800", "text": "a"}', "2: id must be text in Unicode or a whole number"),
+        ('{"id": null, "text": "a"}', "2: id must be text"),
+        ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
+        ('{"text": 5}', "2: text must be text or a list of token ids, got 5"),
+        ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion both as text"),
+        ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation has no token"),
+        ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),
+        ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids beyond"),
+    ],
+)
+def test_a_line_that_cannot_be_used_is_named(
+    llm: LLM, tmp_path: Path, line: str, told: str
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f'{{"text": "fine"}}\n{line}\n')
+    with pytest.raises((DataError, InputError), match=told):
+        list(score_texts(llm, path, tmp_path / "out", top=2))
+
+
+def test_the_command_writes_what_datasets_can_read(
+    checkpoint: Path, tmp_path: Path, treegen: Command
+) -> None:
+    path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
+    asked = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
+    result = treegen(*asked, "--dtype", "float32", "--memory", "8MiB")
+    assert result.code == 0, result.err
+    told = json.loads(result.out.splitlines()[-1])
+    assert told["texts"] == len(LINES) and told["top"] == 4
+    read = datasets.load_dataset(
+        "parquet", data_files=str(out / "*.parquet"), cache_dir=str(tmp_path / "cache")
+    )["train"]
+    assert read[0]["id"] == "a0" and len(read[0]["top_tokens"][0]) == 4
+    missing = treegen("score-texts", "none.jsonl", *asked[2:])
+    assert missing.code == 2 and "there is no file none.jsonl" in missing.err

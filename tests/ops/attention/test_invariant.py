@@ -1,0 +1,197 @@
+"""Attention that folds keys in: right, and to the bit the same however keys are shared and cut.
+
+On a GPU, or in Triton's interpreter on a CPU, which has to be chosen before Triton is imported. The
+interpreter multiplies with numpy, which sums in an order of its own, so only a GPU has equal bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Group, make_case, oracle, paged, random_tree
+from torch import Tensor
+
+from treegen.errors import InputError
+from treegen.ops.attention import Level, attend
+
+try:
+    from treegen.ops.attention.gpu import fold, units
+except ImportError:
+    pytest.skip("needs triton", allow_module_level=True)
+
+CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(
+    not CUDA and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a GPU, or TRITON_INTERPRET=1",
+)
+DEVICE = "cuda" if CUDA else "cpu"
+DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
+# Logits are rounded to 2^-14; 16-bit weights are rounded before they are summed.
+TOLERANCE = {torch.float32: (2e-4, 2e-4), torch.bfloat16: (2**-6, 1e-2)}
+
+
+def check(case: Any, dtype: torch.dtype, *, page_size: int = 4, **options: Any) -> None:
+    """Compare out and LSE with the oracle by their worst element; unused slots hold NaN."""
+    want_out, want_lse = oracle(case, **options)
+    keys, values, levels = paged(case, dtype, page_size)
+    if "sinks" in options:
+        options["sinks"] = options["sinks"].to(DEVICE)
+    out, lse = attend(
+        case.q.to(DEVICE, dtype), keys.to(DEVICE), values.to(DEVICE),
+        [on_device(level) for level in levels], case.positions.to(DEVICE), impl="invariant",
+        return_lse=True, **options,
+    )  # fmt: skip
+    of_out, of_lse = TOLERANCE[dtype]
+    torch.testing.assert_close(out.cpu().double(), want_out, rtol=of_out, atol=of_out)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=of_lse, atol=of_lse)
+
+
+def check_same(a: Tensor, b: Tensor) -> None:
+    """Equal to the bit on a GPU."""
+    bound = 0.0 if CUDA else 1e-6
+    torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+def on_device(level: Level) -> Level:
+    tensors = (level.q_start_G, level.q_stop_G, level.pages_GP, level.kv_len_G, level.kv_start_G)
+    start, stop, pages, kv_len, kv_start = (tensor.to(DEVICE) for tensor in tensors)
+    return Level(start, stop, pages, kv_len, kv_start, level.causal)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(6))
+def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "PART", [4096, 16][seed % 2])
+    case = make_case(**random_tree(seed, max_depth=4), seed=seed, round_to=dtype)
+    check(case, dtype)
+    options: dict[str, Any] = {"window": [2, 7, 30][seed % 3]}
+    if seed % 2:
+        options |= {"softcap": 3.0, "sinks": torch.randn(4)}
+    check(case, dtype, scale=0.3, **options)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
+def test_heads_and_causal_spans(heads: tuple[int, int]) -> None:
+    groups = [[Group(0, 20, 33)],
+              [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)]]  # fmt: skip
+    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
+    for dtype in DTYPES:
+        case = make_case(groups, positions, heads=heads, dims=(48, 32), causal=[False, True],
+                         round_to=dtype)  # fmt: skip
+        check(case, dtype, page_size=16)
+
+
+class Sequence16:
+    """One sequence's queries, keys and values, and attention to them in every arrangement."""
+
+    def __init__(self, length: int, heads: tuple[int, int], width: int, dtype: torch.dtype) -> None:
+        """Random numbers that spread the softmax."""
+        random = torch.Generator().manual_seed(length)
+        self.q, self.k, self.v = (
+            (torch.randn(length, num, width, generator=random) * size).to(DEVICE, dtype)
+            for num, size in ((heads[0], 3), (heads[1], 1), (heads[1], 1))
+        )
+        self.length = length
+
+    def attend(
+        self,
+        rows: Sequence[int],
+        cuts: Sequence[int],
+        *,
+        causal: bool = False,
+        runs: Sequence[int] = (),
+        **options: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Rows' out and LSE where keys up to the cuts are shared by all of them.
+
+        runs: so many rows, one after another, share their further keys; by default none do.
+        """
+        size, next_page, levels = 16, 1, []
+        pools = [torch.full((size, *x.shape[1:]), torch.nan) for x in (self.k, self.v)]
+        bounds = [0, *cuts]
+        spans = [(0, len(rows), start, stop) for start, stop in zip(bounds, cuts, strict=False)]
+        own = [(0, len(rows), bounds[-1], self.length)]
+        if not causal:
+            ends = np.cumsum(runs or [1] * len(rows)).tolist()
+            firsts = [0, *ends]
+            own = [(i, j, bounds[-1], rows[j - 1] + 1) for i, j in zip(firsts, ends, strict=False)]
+        for groups in [[span] for span in spans] + [own]:
+            table = []
+            for _, _, start, stop in groups:
+                num = -(-(stop - start) // size)
+                table.append([*range(next_page, next_page + num)])
+                next_page += num
+                for at, pool in enumerate(pools):
+                    part = torch.full((num * size, *pool.shape[1:]), torch.nan)
+                    part[: stop - start] = (self.k, self.v)[at][start:stop].cpu()
+                    pools[at] = torch.cat([pool, part])
+            width = max(map(len, table))
+            first, last = ([group[at] for group in groups] for at in (0, 1))
+            columns = (
+                first, last, [[*pages, *[0] * (width - len(pages))] for pages in table],
+                [high - low for *_, low, high in groups], [low for *_, low, _ in groups],
+            )  # fmt: skip
+            q_start, q_stop, pages_GP, kv_len, kv_start = (
+                torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns
+            )
+            is_own = (causal or bool(runs)) and groups is own
+            levels.append(Level(q_start, q_stop, pages_GP, kv_len, kv_start, is_own))
+        keys, values = (
+            pool.to(DEVICE, self.q.dtype).unflatten(0, (-1, size)).contiguous() for pool in pools
+        )
+        positions = torch.tensor(rows, device=DEVICE)
+        return attend(
+            self.q[list(rows)], keys, values, levels, positions, impl="invariant", return_lse=True,
+            **options,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "options"), [((4, 2), {}), ((2, 2), {"window": 21}), ((4, 1), {"softcap": 5.0})]
+)
+def test_bits_of_a_row_are_its_own(
+    heads: tuple[int, int], options: dict[str, Any], dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In prefill and decoding, alone and beside others, shared or not, in units of any height."""
+    rng = np.random.default_rng(heads[0])
+    length = 900 if CUDA else 75
+    monkeypatch.setattr(fold, "PART", 256 if CUDA else 32)
+    sequence = Sequence16(length, heads, 128 if CUDA else 16, dtype)
+    rows = sorted(rng.choice(np.arange(length // 2, length), 7, replace=False).tolist())
+    whole = sequence.attend(range(length), [], causal=True, **options)
+    want = [tensor[rows] for tensor in whole]
+    choose = units.kind_of
+    for turn in range(12 if CUDA else 5):
+        kind = [1, 2, 3, None][turn % 4]
+        monkeypatch.setattr(fold, "kind_of", choose if kind is None else lambda *_, k=kind: k)
+        blocks = rng.choice(np.arange(1, rows[0] // 16 + 1), int(rng.integers(0, 3)), replace=False)
+        cuts = sorted((16 * blocks).tolist())
+        at = sorted(rng.choice(7, int(rng.integers(1, 8)), replace=False).tolist())
+        got = sequence.attend([rows[i] for i in at], cuts, **options)
+        for mine, theirs in zip(got, want, strict=True):
+            check_same(mine, theirs[at])
+        # As where guesses are verified: some tokens of each of several rows.
+        runs = rng.integers(1, 10, 4).tolist()
+        starts = rng.integers(rows[0], length - 9, 4).tolist()
+        some = [start + i for start, num in zip(starts, runs, strict=True) for i in range(num)]
+        verified = sequence.attend(some, cuts, runs=runs, **options)
+        for mine, theirs in zip(verified, whole, strict=True):
+            check_same(mine, theirs[some])
+        if turn % 2:
+            spans = sequence.attend(range(length), cuts[:1] if cuts else [], causal=True, **options)
+            first = cuts[0] if cuts else 0
+            # Rows before the cut see keys of the shared level that lie after them.
+            check_same(spans[0][first:], whole[0][first:])
+
+
+def test_float64_is_refused() -> None:
+    sequence = Sequence16(20, (2, 2), 16, torch.float64)
+    with pytest.raises(InputError, match="impl 'invariant' computes in float32"):
+        sequence.attend([19], [])

@@ -1,0 +1,119 @@
+"""The kernels as compiled for cards that are not here, and what is chosen for their memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_cases import Group, make_case, paged
+
+from treegen.errors import InputError
+from treegen.ops.attention.level import to_host
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs Triton", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
+from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height
+from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape, build_work_list
+
+KIB = 1 << 10
+CARDS = {"RTX 4090": (89, 99 * KIB), "H200": (90, 227 * KIB)}
+NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+FLAGS = {"HAS_POSITIONS": False, "HAS_WINDOW": False, "HAS_CAP": False, "HAS_SINKS": False,
+         "LATENT": False}  # fmt: skip
+
+
+def compiled(
+    kernel: Any, dtype: torch.dtype, constants: Mapping[str, Any], options: Any, capability: int
+) -> Any:
+    """Compile a kernel for arguments of a step's kinds, aligned as a step's are."""
+    types = dict.fromkeys(("q", "k", "v", "dense", "sinks", "out"), NAMES[dtype])
+    types |= dict.fromkeys(("parts", "part_lses", "dense_lses", "lses"), "*fp32")
+    types |= {"pages": "*i32", "units": "*i32", "positions": "*i64"}
+    types |= {"scale": "fp32", "softcap": "fp32"} | dict.fromkeys(constants, "constexpr")
+    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+    aligned = ("q", "k", "v", "parts", "dense", "out", "q_row", "q_head", "k_slot", "k_head")
+    hints = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if name in (*aligned, "v_slot", "v_head")
+    }
+    source = ASTSource(kernel, signature, dict(constants), hints)
+    return compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [
+        (torch.bfloat16, 64),
+        (torch.bfloat16, 128),
+        (torch.bfloat16, 256),
+        pytest.param(torch.bfloat16, 512, marks=pytest.mark.soak),
+        pytest.param(torch.float32, 128, marks=pytest.mark.soak),
+    ],
+)
+def test_units_fit_the_card(card: str, dtype: torch.dtype, width: int) -> None:
+    capability, memory = CARDS[card]
+    for height in HEIGHTS:
+        if height > find_max_height(width, dtype, memory):
+            continue
+        chosen = choose_tuning(height, width, dtype, memory)
+        constants = FLAGS | {
+            "H": 32, "PER_HEAD": min(height, 4), "D": width, "V": width, "BLOCK_D": width,
+            "BLOCK_V": width, "PAGE": 64, "BLOCK_M": height, "FOLD": 1,
+            "BLOCK_N": chosen.pop("BLOCK_N"), "LAST": height <= HEIGHTS[1],
+        }  # fmt: skip
+        assert (
+            compiled(attend_units, dtype, constants, chosen, capability).metadata.shared <= memory
+        )
+
+
+def test_the_merge_compiles() -> None:
+    constants = {"H": 32, "V": 128, "BLOCK_V": 128, "BLOCK_M": 8, "FOLD": 4, "HAS_SINKS": True}
+    for capability, memory in CARDS.values():
+        merge = compiled(merge_parts, torch.bfloat16, constants, {"num_warps": 4}, capability)
+        assert merge.metadata.shared <= memory
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [16, 32, 64, 128, 256, 512])
+def test_what_is_chosen_fits_or_shrinks(dtype: torch.dtype, width: int) -> None:
+    heights = []
+    for memory in (99 * KIB, 163 * KIB, 227 * KIB, 1 << 30):
+        top = find_max_height(width, dtype, memory)
+        for height in HEIGHTS:
+            if height <= top:
+                chosen = choose_tuning(height, width, dtype, memory)
+                assert chosen["num_stages"] >= 1
+                assert chosen["BLOCK_N"] >= (8 if height == 1 else 16)
+        heights.append(top)
+    assert heights == sorted(heights)
+    assert heights[0] >= HEIGHTS[1]
+
+
+def test_too_little_memory_says_so() -> None:
+    with pytest.raises(InputError, match="512 wide, need more shared memory"):
+        choose_tuning(128, 512, torch.float32, 99 * KIB)
+
+
+def test_units_are_no_taller_than_asked() -> None:
+    case = make_case([[Group(0, 40, 100)]], [100] * 40)
+    host = [to_host(level) for level in paged(case, torch.float32, 4)[2]]
+    for top in HEIGHTS[1:]:
+        work = build_work_list(host, WorkShape(40, 1, 4, 4, False, tallest=top), 40, 2)
+        used = [height for height, units in zip(HEIGHTS, work.units, strict=True) if len(units)]
+        assert max(used) <= top
+        units = np.concatenate(work.units)
+        assert (units[:, 2] - units[:, 1]).max() * 4 <= top

@@ -1,0 +1,60 @@
+"""Draws where each of several GPUs has a part of the logits: those of one that has them all.
+
+Without a GPU run it as `TRITON_INTERPRET=1 pytest tests/ops/sampling/test_divided_draws.py`.
+"""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a GPU, or TRITON_INTERPRET=1",
+)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROWS = 12
+
+
+@pytest.mark.parametrize(("size", "parts"), [(5, 2), (10_000, 2), (9001, 4), (13_000, 3)])
+def test_parts_draw_what_the_whole_draws(size: int, parts: int) -> None:
+    from treegen.ops.sampling.kernels import VocabPart, draw_blocks
+
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randn(ROWS, size, generator=generator) * 4).to(DEVICE)
+    logits[:, ::3] = -torch.inf
+    logits[7, size // 2] = torch.nan
+    logits[8, size // 2] = torch.nan
+    seeds = torch.randint(0, 2**62, (ROWS, 3), generator=generator).to(DEVICE)
+    steps = torch.arange(ROWS, device=DEVICE)[:, None].expand(ROWS, 3).contiguous()
+    temperature = (torch.rand(ROWS, generator=generator) + 0.3).to(DEVICE)
+    greedy = torch.arange(ROWS, device=DEVICE) % 4 == 0
+    rest = (seeds, steps, temperature, greedy)
+    want = draw_blocks(logits, *rest)
+
+    width = -(-size // parts)
+    pieces = torch.nn.functional.pad(logits, (0, width * parts - size)).split(width, 1)
+    mine = [VocabPart(r, r * width, max(min(size - r * width, width), 0)) for r in range(parts)]
+    sums: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sums.append(tensor)
+        return tensor
+
+    for piece, part in zip(pieces, mine, strict=True):
+        draw_blocks(piece.contiguous(), *rest, part=part, gather=note)
+    draws = [
+        draw_blocks(piece.contiguous(), *rest, part=part, gather=lambda _: torch.cat(sums, -1))
+        for piece, part in zip(pieces, mine, strict=True)
+    ]
+    tokens, logprobs, lse = (torch.stack(each).sum(0) for each in zip(*draws, strict=True))
+    is_number = want[2].isfinite()
+    assert not is_number[[7, 8]].any()
+    assert lse.isfinite().equal(is_number)
+    # Float32 sums in other blocks may flip a draw that lies on a boundary.
+    same = (tokens == want[0])[is_number]
+    assert same.float().mean() > 0.98
+    torch.testing.assert_close(lse[is_number], want[2][is_number])
+    found = (logprobs - want[1])[is_number][same]
+    assert found.abs().max() < 1e-4

@@ -1,0 +1,81 @@
+"""Models that take images, computed by two processes together, as one process computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_cases import far, tree_of
+from tiny_images import MAKERS, NEEDED, picture, save_tiny_vision_model
+
+from treegen import LLM, SamplingParams
+from treegen.model.config import read_config
+from treegen.model.load import load_model
+from treegen.model.rank_processes import RankGroup
+from treegen.model.tokenizer import load_tokenizer
+from treegen.model.vision.processor import load_processor
+from treegen.prompts.images.table import set_image_table
+
+GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+DRAWN = SamplingParams(max_tokens=6, seed=4, ignore_eos=True, temperature=0.8)
+WHOLE = "qwen3_5", "qwen3_vl"  # recurrent layers; transformers has no plan to divide it
+LIMIT = 2e-5  # of log-probabilities: each side is rounded by its own order of sums
+
+
+@pytest.fixture(scope="module", name="group")
+def _group() -> Iterator[RankGroup]:
+    """Two processes, which load one model after another."""
+    with RankGroup(2, "cpu") as group:
+        yield group
+
+
+def load(group: RankGroup, directory: Path, **options: Any) -> LLM:
+    """What `LLM(..., tensor_parallel_size=2)` loads, in processes that are there already."""
+    model = group.load(partial(load_model, str(directory), images=True))
+    tokenizer = load_tokenizer(str(directory))
+    processor = load_processor(directory, read_config(str(directory), directory), tokenizer)
+    set_image_table(tokenizer, processor.table(model.spec.vocab_size))
+    return LLM(model, tokenizer=tokenizer, memory="16MiB", **options)
+
+
+def check_same(one: LLM, two: LLM) -> None:
+    root, prompts = tree_of(picture(1), picture(2, 30, 61))
+    for params in (GREEDY, DRAWN):
+        want, got = one.run(root, params), two.run(root, params)
+        for mine, its in zip(got.completions, want.completions, strict=True):
+            assert mine.token_ids == its.token_ids
+            assert far(mine.logprobs, its.logprobs) < LIMIT
+    assert two.engine.encodings is not None
+    assert two.engine.encodings.num_encoded == 2
+    pairs = [(prompts[name], " the house") for name in ("b", "other", "none")]
+    for told, wanted in zip(two.score(pairs), one.score(pairs), strict=True):
+        assert far(told.logprobs, wanted.logprobs) < LIMIT
+
+
+def test_two_ranks_take_images(tmp_path: Path) -> None:
+    """Rank 0 alone has a tower, and sends what it gives."""
+    directory = save_tiny_vision_model(tmp_path, "qwen2_vl", seed=1)
+    one = LLM(str(directory), images=True, device="cpu", memory="16MiB")
+    two = LLM(
+        str(directory), images=True, device="cpu", memory="16MiB", tensor_parallel_size=2,
+        prefill_chunk=16, page_size=4,
+    )  # fmt: skip
+    try:
+        check_same(one, two)
+    finally:
+        two.close()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", [name for name in MAKERS if name not in WHOLE])
+def test_two_ranks_take_images_of_every_family(
+    family: str, group: RankGroup, tmp_path: Path
+) -> None:
+    if family in NEEDED:
+        pytest.importorskip(NEEDED[family])
+    directory = save_tiny_vision_model(tmp_path, family, seed=1)
+    one = LLM(str(directory), images=True, device="cpu", memory="16MiB")
+    check_same(one, load(group, directory, prefill_chunk=16, page_size=4))

@@ -1,0 +1,213 @@
+"""The images of a run: kept in its directory, and shown in the terminal and on its page."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Visit
+from cli_cases import Command, samples_of, write_jsonl
+from tiny_images import picture, save_tiny_vision_model
+
+from treegen.errors import RunError
+from treegen.report.load import load_run
+from treegen.report.page import write_page
+from treegen.report.page_data import blobs, thumbnails
+from treegen.runs import RunDir, RunSettings
+from treegen.runs.images import RunImage, RunImages, keep_images
+
+HOSTILE = "<img src=x onerror='window.owned = 1'>\x1b[31m\u202e.png"
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_vision_model(tmp_path_factory.mktemp("model"), "llava", seed=1)
+
+
+@pytest.fixture(scope="module", name="begun")
+def _begun(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A finished run of two problems on three images, and the folder of its data."""
+    folder = tmp_path_factory.mktemp("data")
+    for seed, name in enumerate(("1.png", "2.png", HOSTILE)):
+        picture(seed).save(folder / name)
+    chat = [
+        {"role": "system", "content": "Look."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image", "image": HOSTILE},
+                {"type": "text", "text": "Like"},
+                {"type": "image", "url": "1.png"},
+                {"type": "text", "text": "?"},
+            ],
+        },
+    ]
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "chat": chat, "answer": "1"},
+        {"id": "b", "chat": chat[1:], "answer": "2"},
+        {"id": "c", "chat": [{"role": "user", "content": "No image"}], "answer": "3"},
+    ]
+    data, out = write_jsonl(folder / "questions.jsonl", rows), folder / "run"
+    from treegen import evaluate
+
+    evaluate(
+        "jsonl", model=str(model), data=str(data), images=True, output=str(out), num_samples=2,
+        max_tokens=4, extra={"messages_field": "chat"},
+    )  # fmt: skip
+    return out, folder
+
+
+@pytest.fixture(name="run")
+def _run(begun: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the run, whose images are gone: only the file of questions is there."""
+    out, folder = begun
+    path = tmp_path / "run"
+    shutil.copytree(out, path)
+    shutil.copy(folder / "questions.jsonl", path / "questions.jsonl")
+    told = (path / "run.json").read_text()
+    (path / "run.json").write_text(told.replace(str(folder / "questions"), str(path / "questions")))
+    return path
+
+
+def test_a_run_keeps_each_image_once(begun: tuple[Path, Path]) -> None:
+    out, folder = begun
+    files = {
+        hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("1.png", HOSTILE)
+    }
+    assert {file.name for file in (out / "images").iterdir()} == files
+    for file in (out / "images").iterdir():
+        assert hashlib.sha256(file.read_bytes()).hexdigest() == file.name
+    by_problem: dict[str, Any] = {
+        record["problem_id"]: record.get("images") for record in samples_of(out)
+    }
+    first, second = by_problem["a"]
+    assert {first, second} == files
+    assert by_problem["b"] == [first, second]
+    assert by_problem["c"] is None
+    images = RunImages.read(out)
+    assert [image.name for image in images.of("a")] == [HOSTILE, "1.png"]
+    assert images.of("a")[1].size == picture(0).size
+    assert all(image.tokens for image in images.of("a"))
+
+
+def test_it_is_scored_shown_and_continued_without_the_originals(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(capsys)
+    before = samples_of(run)
+    assert command("score", run, "-q").code == 0
+    shown = command("show", run, "--problem", "a")
+    assert "image: 1.png, " in shown.out
+    assert " pixels, " in shown.out and " tokens" in shown.out
+    assert "\x1b" not in shown.out and "\u202e" not in shown.out
+    lines = (run / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "samples.jsonl").write_bytes(b"".join(lines[:2]))
+    done = command("eval", "--resume", run, "-q")
+    assert done.code == 0, done.err
+
+    def told(records: list[dict[str, Any]]) -> list[Any]:
+        return sorted(
+            (each["problem_id"], each["sample_index"], each["text"], each.get("images"))
+            for each in records
+        )
+
+    assert told(samples_of(run)) == told(before)
+
+
+def test_what_is_missing_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command(capsys)
+    kept = next(iter((run / "images").iterdir()))
+    kept.unlink()
+    assert command("score", run, "-q").code == 0  # no pixel is needed for that
+    assert "1 of 2 images are not kept" in command("show", run).err
+    (run / "samples.jsonl").write_bytes(b"")
+    failed = command("eval", "--resume", run, "-q")
+    assert failed.code == 2
+    name = {i.sha256: i.name for i in RunImages.read(run).images.values()}[kept.name]
+    assert ("1.png" if name == "1.png" else "onerror") in failed.err
+    other = next(iter((run / "images").iterdir()))
+    other.write_bytes(b"damaged")
+    assert "is damaged" in command("eval", "--resume", run, "-q").err
+    (run / "images.json").write_text('{"images": [{"sha256": "../../x"}], "problems": {}}')
+    assert "images.json is damaged" in command("show", run).err
+
+
+def test_a_crash_while_images_are_kept_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
+    data = {hashlib.sha256(each).hexdigest(): each for each in (b"a" * 100, b"b" * 100, b"c" * 100)}
+    images = [RunImage(name, "x.png", (1, 1)) for name in data]
+
+    def until(number: int) -> Callable[[str], bytes]:
+        left = iter(range(number))
+
+        def content(name: str) -> bytes:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return data[name]
+
+        return content
+
+    with pytest.raises(KeyboardInterrupt):
+        keep_images(tmp_path, {"a": images}, until(2))
+    assert RunImages.read(tmp_path).images == {}
+    keep_images(tmp_path, {"a": images[:1], "b": images}, until(1))  # two were there already
+    found = RunImages.read(tmp_path)
+    assert [found.content(image.sha256) for image in found.of("b")] == list(data.values())
+    keep_images(tmp_path / "", {"a": images}, until(0))
+    assert not list((tmp_path / "images").glob("*.tmp"))
+
+
+def test_a_run_keeps_no_more_than_its_bound(tmp_path: Path) -> None:
+    data = {hashlib.sha256(each).hexdigest(): each for each in (b"a" * 60, b"b" * 60, b"c" * 30)}
+    images = [RunImage(name, "x.png", (1, 1)) for name in data]
+    keep_images(tmp_path, {"a": images}, data.__getitem__, most=100)
+    found = RunImages.read(tmp_path)
+    assert [found.file(image.sha256) is not None for image in images] == [True, False, True]
+    assert found.num_left_out == 1
+    (tmp_path / "images").chmod(0o755)
+    with pytest.raises(RunError, match="cannot keep images"):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "images").write_text("a file")
+        keep_images(tmp_path / "other", {"a": images}, data.__getitem__)
+
+
+def test_thumbnails_are_bounded(run: Path) -> None:
+    view = load_run(run)
+    assert view.images is not None
+    shown = thumbnails(view.images)
+    assert set(shown) == set(view.images.images)
+    assert all(url.startswith("data:image/jpeg;base64,") for url in shown.values())
+    one = next(iter(shown.values()))
+    assert len(thumbnails(view.images, most=len(one))) == 1
+    assert thumbnails(view.images, most=10) == {}
+    (run / "images" / next(iter(shown))).write_bytes(b"damaged")
+    assert len(thumbnails(view.images)) == 1
+    parts = {blob.id for blob in blobs(view, "run", {})}
+    assert "run-images-0" in parts
+
+
+def test_the_page_shows_them(run: Path, visit: Callable[..., Visit]) -> None:
+    path = run / "report.html"
+    write_page([load_run(run)], path, plots=False)
+    page = (opened := visit(path)).page
+    page.locator(".samples .row").first.click()
+    images = page.locator(".samples .detail .images img")
+    opened.wait(lambda: images.count() == 2)
+    for index in range(2):
+        assert images.nth(index).evaluate("image => image.decode().then(() => image.naturalWidth)")
+    names = page.locator(".samples .detail figcaption").all_inner_texts()
+    assert "1.png" in names[1] and "onerror" in names[0]
+    opened.check()
+
+
+def test_a_run_that_ends_before_its_first_sample_leaves_no_images(tmp_path: Path) -> None:
+    settings = RunSettings(identity={}, problem_ids=["a"], planned=1, free={})
+    with RunDir.create(tmp_path / "run", settings) as run:
+        content = b"image"
+        image = RunImage(hashlib.sha256(content).hexdigest(), "x.png", (1, 1))
+        keep_images(run.path, {"a": [image]}, lambda _: content)
+        run.discard()
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,181 @@
+"""Plans: what is shared, kept and folded, and the account of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treegen.errors import CacheFullError, InputError
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import DEVICE_COSTS, SHARING, CostModel, Sharing
+from treegen.prompts.plan.plan import Plan, Request
+
+
+def plan_of(
+    lists: list[list[int]],
+    samples: int = 4,
+    sharing: Sharing = "auto",
+    cost: CostModel = DEVICE_COSTS["cpu"],
+    **more: object,
+) -> Plan:
+    requests = [
+        Request(f"p{i}", np.array(tokens, dtype=np.int32), samples, samples, max_tokens=10)
+        for i, tokens in enumerate(lists)
+    ]
+    return compile_plan(
+        requests,
+        token_bytes=4096,
+        num_layers=2,
+        sharing=sharing,
+        cost=cost,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+prompt_lists = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=12
+)
+
+
+@given(prompt_lists, st.sampled_from(SHARING), st.integers(0, 3))
+def test_segments_tile_every_prompt(lists: list[list[int]], sharing: Sharing, samples: int) -> None:
+    plan = plan_of(lists, samples, sharing)
+    assert sorted(plan.order.tolist()) == list(range(len(lists)))
+    for index, tokens in enumerate(lists):
+        path = list(plan.path(index))[::-1]
+        assert np.concatenate([segment.tokens for segment in path]).tolist() == tokens
+        base = 0
+        for segment in path:
+            assert segment.base == base
+            base = segment.stop if segment.kept else base
+    assert plan.stored_tokens <= sum(map(len, lists))
+    assert plan.unshared_tokens == sum(map(len, lists)) * max(samples, 1)
+    for segment in plan.segments:
+        below = [i for i in range(len(lists)) if segment in plan.path(i)]
+        places = sorted(plan.order.tolist().index(i) for i in below)
+        assert places == list(range(places[0], places[-1] + 1)), "rows are not contiguous"
+        assert segment.rows == samples * len(below)
+
+
+@given(prompt_lists, st.integers(1, 4))
+def test_keys_read_are_counted_as_the_levels_read_them(lists: list[list[int]], rows: int) -> None:
+    """read_tokens equals walking over every row with the page tables that it would have."""
+    for sharing in SHARING:
+        plan = plan_of(lists, rows, sharing)
+        total = sum(s.stop - s.base for s in plan.segments if s.kept)
+        for index, request in enumerate(plan.requests):
+            segment = plan.segments[plan.segment_of[index]]
+            total += 0 if segment.kept else (segment.stop - segment.base) * request.rows
+        assert plan.read_tokens == total
+    assert plan_of(lists, rows, "off").read_tokens == plan.unshared_read_tokens
+
+
+def test_sharing_says_what_is_kept() -> None:
+    lists = [[1] * 500 + [2] * 300 + [i] for i in range(3, 6)] + [[1] * 500 + [9]]
+    kept = {
+        sharing: [(s.depth, s.kept) for s in plan_of(lists, 8, sharing).segments]
+        for sharing in SHARING
+    }
+    assert kept["off"] == [(d, False) for d, _ in kept["off"]]
+    assert kept["one"] == [(d, d == 0) for d, _ in kept["one"]]
+    assert kept["all"] == [(d, True) for d, _ in kept["all"]]
+    # One token is not worth a part of its own, hundreds are.
+    assert kept["auto"] == [(0, True), (1, True), (2, False), (2, False), (2, False), (1, False)]
+    with pytest.raises(InputError, match="sharing must be one of auto, all, one, off, got 'most'"):
+        plan_of(lists, 8, "most")  # type: ignore[arg-type]
+
+
+def test_one_row_is_always_folded() -> None:
+    for segment in plan_of([[1] * 5000], samples=1, sharing="all").segments:
+        assert not segment.kept
+        assert segment.reason == "one row"
+
+
+def test_rows_at_once_bound_what_sharing_can_save() -> None:
+    cost = CostModel(group_us=100, row_us=0, bytes_per_us=2048)
+    lists = [[1] * 10 + [i] for i in range(2, 5)]
+    assert plan_of(lists, 40, cost=cost).segments[0].kept
+    assert not plan_of(lists, 40, cost=cost, max_rows=5).segments[0].kept
+
+
+def test_groups_of_a_level_divide_what_it_costs() -> None:
+    """Twenty tokens read again by ten rows cost 180 us; a launch costs as much for all groups."""
+    cost = CostModel(group_us=0, row_us=0, bytes_per_us=1, level_us=400)
+    assert cost.saving(10, 20, 1.0, live_rows=10) == 180 - 400
+    assert cost.saving(10, 20, 1.0, live_rows=100) == 180 - 40
+    lists = [[i] * 20 + [100] for i in range(10)]
+    cost = CostModel(group_us=0, row_us=0, bytes_per_us=2048, level_us=400)
+    for prompts, kept in ((lists[:1], False), (lists, True)):
+        plan = plan_of(prompts, 10, cost=cost)
+        assert {s.kept for s in plan.segments if s.rows == 10} == {kept}
+
+
+def test_a_plan_prints_what_it_shares() -> None:
+    text = str(plan_of([[1] * 500 + [2, 3], [1] * 500 + [4, 5]], samples=8))
+    assert text.splitlines() == [
+        "2 prompts, 16 samples in 16 rows",
+        "level 0: 1 segments, 500 tokens, 1 kept, 0 folded (reading once pays: 1)",
+        "level 1: 2 segments, 4 tokens, 0 kept, 2 folded (too short for its rows: 2)",
+        "prompt tokens computed and stored: 504 (2.0 MiB) instead of 8,032 (31.4 MiB)",
+        "prompt tokens read per step: 532 (2.1 MiB) instead of 8,032 (31.4 MiB)",
+    ]
+
+
+def test_split_at_cuts_segments_where_a_kept_prefix_ends() -> None:
+    lists = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]]
+    prefix = np.array([1, 2, 9], dtype=np.int32)
+    plan = plan_of(lists, split_at=[prefix])
+    assert [(s.start, s.stop) for s in plan.segments] == [(0, 2), (2, 4), (4, 5), (4, 5)]
+    assert all(len(segment.requests) + segment.rows for segment in plan.segments)
+
+
+def test_pages_and_rows_that_fit() -> None:
+    """By hand: 8 shared tokens, two problems of 3, rows of 10 - 1 stored tokens, pages of 4."""
+    plan = plan_of([[1] * 8 + [2, 3, 4], [1] * 8 + [5, 6, 7]], samples=3, sharing="all")
+    assert [plan.table_pages(segment, 4) for segment in plan.segments] == [2, 1, 1]
+    assert plan.row_pages(0, 4) == 3
+    assert plan.get_single_row_pages(0, 4) == 2 + 1 + 3
+    assert [plan.rows_that_fit(pages, 4) for pages in (5, 6, 8, 9, 12, 15, 16, 100)] == [
+        0, 1, 1, 2, 3, 3, 4, 6,
+    ]  # fmt: skip
+    folded = plan_of([[1] * 8 + [2, 3, 4], [1] * 8 + [5, 6, 7]], samples=3, sharing="off")
+    # A child of a folded segment shares its full pages; a row copies the partly filled one.
+    assert [folded.table_pages(segment, 4) for segment in folded.segments] == [2, 1, 1]
+    assert folded.row_pages(0, 4) == -(-(3 + 9) // 4)
+
+
+def test_ten_thousand_leaves_are_planned() -> None:
+    """10,000 leaves under five levels, which take a second or two of one core."""
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 30_000, 2000)
+    lists = [
+        [*base, *([a] * 20), *([b] * 30), *([c] * 20), *([d] * 50)]
+        for a in range(10) for b in range(10) for c in range(10) for d in range(10)
+    ]  # fmt: skip
+    requests = [
+        Request(str(i), np.array(tokens, dtype=np.int32), 40, 40, 256)
+        for i, tokens in enumerate(lists)
+    ]
+    plan = compile_plan(requests, token_bytes=4096, num_layers=2)
+    levels = plan.levels()
+    assert [level.segments for level in levels] == [1, 10, 100, 1000, 10_000]
+    assert plan.stored_tokens == 2000 + 10 * 20 + 100 * 30 + 1000 * 20 + 10_000 * 50
+
+
+def test_recurrent_states_are_counted_beside_pages() -> None:
+    plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, state_bytes=2048)
+    told = "recurrent states: one for each segment (8.0 KiB) and one for each row that is live"
+    assert f"{told} (2.0 KiB each)" in str(plan)
+    assert "recurrent" not in str(plan_of([[1, 2]]))
+    # Two segments above a sample, or one, and the sample's own.
+    assert [plan.alone_states(i) for i in range(3)] == [3, 3, 2]
+    assert plan.rows_that_fit(1000, 4) == 9
+    for states, rows in ((3, 1), (5, 3), (6, 3), (7, 4), (9, 6), (13, 9), (99, 9)):
+        assert plan.rows_that_fit(1000, 4, states) == rows, states
+    plan.check_fits(1000, 4, 3)
+    with pytest.raises(
+        CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
+    ):
+        plan.check_fits(1000, 4, 2)

@@ -1,0 +1,210 @@
+"""Names from files never lead out of a folder, and a failed import removes what it made alone."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command
+from foreign_logs import STAMP, generated_rows, write_lm_eval
+from report_cases import make_run
+
+from treegen.common.files.paths import file_name, is_path_component, path_component
+from treegen.errors import InputError, ModelError, RunError, TreegenError
+from treegen.model.checkpoint.files import check_weights, weight_files
+from treegen.report.exchange import export_run, import_log
+from treegen.report.load import load_run
+from treegen.runs.settings import RunInfo, from_json, to_json
+
+BAD = ["..", ".", "", "a/b", "/etc", "../out", "a\\b", "a\0b", "a\nb", "x" * 300, "\ud800"]
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file below a folder with a hash of it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Path:
+    """A folder with a run, in which others are to be imported."""
+    make_run(tmp_path / "runs" / "mine", num_problems=2, num_samples=1)
+    (tmp_path / "runs" / "notes.txt").write_text("the user's own")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_only_a_plain_name_becomes_a_part_of_a_path(name: str) -> None:
+    assert not is_path_component(name)
+    with pytest.raises(InputError, match=r"a task is called .* rename it"):
+        path_component(name, "a task")
+
+
+def test_plain_names_stay_as_they_are() -> None:
+    for name in ("gsm8k", "leaderboard:bbh", "größe 2", "..a", ".hidden", "a b"):
+        assert path_component(name, "a task") == name
+    with pytest.raises(InputError):
+        path_component(5, "a task")
+    assert all(is_path_component(file_name(name)) for name in BAD)
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if "\0" not in name and len(name) < 200])
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_task_whose_name_leads_elsewhere_touches_nothing(
+    around: Path, name: str, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(around)
+    log = write_lm_eval(around.parent / "log", {"good": generated_rows()})
+
+    def add(results: dict[str, Any]) -> None:
+        results["configs"][name] = results["configs"]["good"]
+
+    results = json.loads(log.read_text())
+    add(results)
+    log.write_text(json.dumps(results))
+    rows = "".join(f"{json.dumps(row)}\n" for row in generated_rows())
+    if "/" not in name and "\ud800" not in name:
+        log.with_name(f"samples_{name}_{STAMP}.jsonl").write_text(rows)
+    if broken:
+        monkeypatch.setattr("treegen.report.exchange.external_log.write_results", _fail)
+    for out in (around / "imported", around / "imported" / "deep"):
+        with pytest.raises(InputError, match="cannot name a file or folder"):
+            import_log(log, out)
+    assert content(around) == before
+    assert not (around / "imported").exists()
+
+
+def _fail(*args: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_two_tasks_one_of_which_fails_leave_all_as_it_was(
+    around: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_lm_eval(around.parent / "log", {"one": generated_rows(), "two": generated_rows()})
+    (around / "here").mkdir()  # empty folders of the user's stay
+    before = content(around)
+    calls = []
+
+    def fail_at_last(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("treegen.report.exchange.external_log.write_results", fail_at_last)
+    for out in (around / "new", around / "here"):
+        calls.clear()
+        with pytest.raises(RunError, match="no space left on device"):
+            import_log(log, out)
+        assert content(around) == before
+    assert (around / "here").is_dir() and not list((around / "here").iterdir())
+    assert not (around / "new").exists()
+
+
+def test_a_file_that_comes_meanwhile_is_neither_replaced_nor_removed(
+    around: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = write_lm_eval(around.parent / "log", {"one": generated_rows()})
+
+    def other_writes(*args: Any) -> None:
+        (around / "new" / "samples.jsonl").write_text("another's")
+
+    monkeypatch.setattr("treegen.report.exchange.external_log.write_results", other_writes)
+    with pytest.raises(RunError, match="not empty any more"):
+        import_log(log, around / "new")
+    assert content(around / "new") == {"samples.jsonl": hashlib.sha256(b"another's").hexdigest()}
+
+
+def test_what_a_killed_import_left_is_no_hindrance(around: Path) -> None:
+    log = write_lm_eval(around.parent / "log", {"one": generated_rows()})
+    left = around / "new" / ".import.4000000.tmp"
+    left.mkdir(parents=True)
+    (left / "samples.jsonl").write_text("half a")
+    (path,) = import_log(log, around / "new")
+    assert not left.exists() and load_run(path).num_done == 3
+    assert not list(path.glob(".import*"))
+    info = json.loads((path / "run.json").read_text())
+    assert info["settings"]["free"]["data"] == str(path / "problems.jsonl")
+
+
+def test_one_good_task_can_be_named(around: Path, treegen: Command) -> None:
+    log = write_lm_eval(around.parent / "log", {"..": generated_rows(), "good": generated_rows()})
+    before = content(around)
+    done = treegen("import", log, "-o", around / "new")
+    assert done.code == 2 and done.err.count("\n") == 1 and content(around) == before
+    assert treegen("import", log, "-o", around / "new", "--task", "good").code == 0
+    assert load_run(around / "new").num_done == 3
+    # One task alone needs no folder of its name, but the name of the samples' file is made of it.
+    assert treegen("import", log, "-o", around / "other", "--task", "..").code == 2
+
+
+def _edited(run: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change run.json as somebody would who knows how its fingerprint is made."""
+    document = json.loads((run / "run.json").read_text())
+    edit(document)
+    from treegen.runs.settings import _comparable_fields, _fingerprint
+
+    identity = document["settings"]["identity"]
+    document["fingerprint"] = _fingerprint(
+        _comparable_fields(identity, document["problem_ids"], document["planned"])
+    )
+    (run / "run.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("name", ["..", "a\0b", "../.."])
+@pytest.mark.parametrize("to", ["lm-eval", "every-eval-ever", "inspect", "parquet"])
+def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> None:
+    run = make_run(tmp_path / "runs" / "mine", num_problems=2, num_samples=1)
+
+    def edit(document: dict[str, Any]) -> None:
+        document["settings"]["free"]["model"] = name
+
+    _edited(run, edit)
+    before = content(tmp_path)
+    out = tmp_path / "out" / "deep"
+    try:
+        files = export_run(run, to, out / "made.eval" if to == "inspect" else out)
+    except TreegenError:
+        files = []
+    assert all(file.resolve().is_relative_to(out) for file in files)
+    assert {name: each for name, each in content(tmp_path).items()
+            if not name.startswith("out/deep/")} == before  # fmt: skip
+
+
+def test_the_time_of_a_run_is_a_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=1)
+    _edited(run, lambda document: document.update(created="/../../2026"))
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        load_run(run)
+
+
+def test_stored_data_are_looked_for_in_the_run_alone(tmp_path: Path) -> None:
+    from treegen.evals.config.base import find_moved_files
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "problems.jsonl").touch()
+    assert find_moved_files(run, {"data": "/gone/.."}) == {"data": "/gone/.."}
+    assert find_moved_files(run, {"data": "/gone/problems.jsonl"})["data"] == str(
+        run / "problems.jsonl"
+    )
+
+
+def test_an_index_of_weights_names_files_of_its_folder(tmp_path: Path) -> None:
+    for name in ("../other.safetensors", "/etc/passwd", "..", "a/b"):
+        index = {"weight_map": {"a": name}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        for read in (check_weights, weight_files):
+            with pytest.raises(ModelError, match="cannot name a file or folder"):
+                read(tmp_path)
+
+
+def test_settings_come_back(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=1)
+    info: RunInfo = from_json(json.loads((run / "run.json").read_text()), "run.json")
+    assert from_json(to_json(info), "run.json") == info

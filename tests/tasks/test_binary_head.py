@@ -1,0 +1,363 @@
+"""The judge from outside: verdicts, limits, failures of its own, and what is left after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hostile_cases import ADD, LIMITS, MIB, USABLE, compare, left_since, traces, verdict_of
+
+from treegen.errors import InputError
+from treegen.tasks.sandbox import (
+    Limits,
+    Program,
+    ProgramResult,
+    ProgramStatus,
+    SandboxError,
+    SandboxPool,
+    TestCase,
+    TestResult,
+    canaries,
+)
+from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
+from treegen.tasks.sandbox.runtime import find_runtime
+from treegen.tasks.sandbox.tiers import TIERS
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
+    pytest.mark.usefixtures("only_judge"),
+]
+
+
+@pytest.fixture(scope="module", params=USABLE)
+def judge(only_judge: None, request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    with SandboxPool(request.param, limits=LIMITS, workers=2) as judge:
+        yield judge
+
+
+def test_each_test_has_its_own_verdict(judge: SandboxPool) -> None:
+    tests = [
+        TestCase("1 2", expected="3"),
+        TestCase("1 2", expected="4"),
+        TestCase("x", expected="3"),
+    ]
+    result = judge.run(ADD, tests, compare)
+    want = [ProgramStatus.ACCEPTED, ProgramStatus.WRONG_ANSWER, ProgramStatus.RUNTIME_ERROR]
+    assert [test.verdict for test in result.tests] == want
+    assert result.verdict is ProgramStatus.WRONG_ANSWER
+    assert not result.accepted
+    assert "ValueError" in result.tests[2].detail
+    assert result.sandbox == judge.report.tier
+
+
+def test_stopping_at_the_first_failure_is_no_pass(judge: SandboxPool) -> None:
+    tests = [
+        TestCase("1 2", expected="3"),
+        TestCase("1 2", expected="4"),
+        TestCase("1 2", expected="3"),
+    ]
+    result = judge.run(ADD, tests, compare, stop_at_failure=True)
+    assert len(result.tests) == 2
+    assert result.num_tests == 3
+    assert not result.accepted
+    assert not ProgramResult(result.tests[:1], 3, "landlock").accepted
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def f(:", "print(1)\0", "print('\ud800')", "(" * 5000, "-" * 200_000 + "1", "\tx\n  y"],
+    ids=["syntax", "nul", "surrogate", "nested", "deep", "tabs"],
+)
+def test_compile_errors(judge: SandboxPool, source: str) -> None:
+    tests = [TestCase(expected="")] * 2
+    result = judge.run(Program(source), tests, compare)
+    assert [test.verdict for test in result.tests] == [ProgramStatus.COMPILE_ERROR] * 2
+
+
+def test_a_coding_cookie_means_nothing(judge: SandboxPool) -> None:
+    source = "# -*- coding: utf-7 -*-\n# +AAo-print('hidden')\nprint('shown')"
+    assert verdict_of(judge, source, "shown") is ProgramStatus.ACCEPTED
+
+
+def test_names_and_text_beyond_ascii(judge: SandboxPool) -> None:
+    source = "\u03b1, \u00df = input().split()\nprint(\u03b1 + \u00df + '\U0001f600')"
+    told = "\u00e9\u4e2d\U0001f600"
+    assert verdict_of(judge, source, told, "\u00e9 \u4e2d") is ProgramStatus.ACCEPTED
+
+
+def test_bytes_that_are_no_text_are_a_wrong_answer(judge: SandboxPool) -> None:
+    source = "import sys\nsys.stdout.buffer.write(bytes(range(256)))"
+    assert verdict_of(judge, source, "x") is ProgramStatus.WRONG_ANSWER
+
+
+def test_a_prelude_runs_first(judge: SandboxPool) -> None:
+    source = (
+        "from __future__ import annotations\ndef f(x: List[int]) -> int:\n    return sqrt(x[0])"
+    )
+    program = Program(source, fn_name="f", prelude="from math import *\nfrom typing import *")
+    assert judge.run(program, [TestCase(args=[[9]], expected=3.0)], compare).accepted
+
+
+def test_a_call_does_not_run_the_main_guard(judge: SandboxPool) -> None:
+    source = "def f(x): return x\nif __name__ == '__main__': raise SystemExit(1)"
+    program = Program(source, fn_name="f")
+    assert judge.run(program, [TestCase(args=["a"], expected="a")], compare).accepted
+
+
+def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
+    orders: set[str] = set()
+
+    def keep(output: str, expected: object) -> bool:
+        orders.add(output)
+        return True
+
+    for sandbox in [*USABLE, "none"]:
+        with SandboxPool(sandbox, workers=1) as judge:
+            judge.run(Program("print({'a', 'b', 'c', 'd', 'e'})"), [TestCase()], keep)
+    assert len(orders) == 1
+
+
+def test_only_a_program_that_worked_is_judged_again_alone() -> None:
+    sleeper = "import time\ntime.sleep(100)"
+    worker = f"import time\nwhile time.process_time() < 0.2: pass\n{sleeper}"
+    limits = Limits(cpu_seconds=1.0, wall_seconds=1.0)
+    with SandboxPool(USABLE[0], limits=limits, workers=2) as judge:
+        futures = [judge.submit(Program(s), [TestCase()] * 2, compare) for s in (sleeper, worker)]
+        others = [judge.submit(ADD, [TestCase("1 2", expected="3")], compare) for _ in range(20)]
+        assert all(other.result().accepted for other in others)
+        results = [future.result().tests for future in futures]
+    late = [ProgramStatus.TIMEOUT] * 2
+    assert [[test.verdict for test in tests] for tests in results] == [late, late]
+    assert [[test.retried for test in tests] for tests in results] == [
+        [False, False],
+        [True, False],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "starved"),
+    [(0.001, True), (0.008, False), (0.02, False), (0.2, True), (1.5, False)],
+)
+def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
+    seconds: float, starved: bool
+) -> None:
+    late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
+    assert _is_starved(late, Limits(cpu_seconds=1.0), least_seconds=0.01) == starved
+    assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
+
+
+def test_time_is_cpu_time(judge: SandboxPool) -> None:
+    waits = "import time\ntime.sleep(1.0)\nprint('done')"  # longer than the CPU limit
+    (result,) = judge.run(Program(waits), [TestCase(expected="done")], compare).tests
+    assert result.accepted
+    assert result.seconds < 0.3
+    assert result.wall_seconds > 0.9
+
+
+def test_a_comparer_that_fails_is_no_verdict(judge: SandboxPool) -> None:
+    def broken(output: str, expected: object) -> bool:
+        raise ZeroDivisionError
+
+    future = judge.submit(ADD, [TestCase("1 2", expected="3")], broken)
+    assert future.result().verdict is ProgramStatus.JUDGE_ERROR
+    with pytest.raises(SandboxError, match="comparer"):
+        _ = future.result().accepted
+    with pytest.raises(SandboxError, match="comparer"):
+        judge.run(ADD, [TestCase("1 2", expected="3")], broken)
+
+
+def test_a_helper_that_died_is_replaced(judge: SandboxPool) -> None:
+    assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
+    for cell in list(judge._cells):
+        cell._process.kill()
+        cell._process.wait()
+    assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
+
+
+def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
+    judge: SandboxPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> TestResult:
+        raise IndexError("none there")
+
+    monkeypatch.setattr("treegen.tasks.sandbox.pool.decide", broken)
+    result = judge.submit(ADD, [TestCase("1 2", expected="3")], compare).result()
+    assert result.verdict is ProgramStatus.JUDGE_ERROR
+    assert "IndexError: none there" in result.tests[0].detail
+
+
+def test_an_unknown_score_is_not_false() -> None:
+    with pytest.raises(SandboxError):
+        _ = TestResult(ProgramStatus.JUDGE_ERROR).accepted
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match="sandbox must be"):
+        SandboxPool("docker")
+    with pytest.raises(InputError, match="workers"):
+        SandboxPool(workers=0)
+    with pytest.raises(InputError, match="not installed"):
+        SandboxPool(packages=["no_such_package"])
+    with pytest.raises(InputError, match="cpu_seconds"):
+        Limits(cpu_seconds=0)
+    with pytest.raises(InputError, match="wall_seconds"):
+        Limits(cpu_seconds=2, wall_seconds=1)
+    with pytest.raises(InputError, match="memory"):
+        Limits(memory=MIB)
+
+
+def test_nothing_passes_without_tests() -> None:
+    with SandboxPool("none", workers=1) as judge:
+        with pytest.raises(InputError, match="no tests"):
+            judge.submit(ADD, [], compare)
+        with pytest.raises(InputError, match="fn_name"):
+            judge.submit(ADD, [TestCase(args=[1])], compare)
+        with pytest.raises(InputError, match="may_return"):
+            judge.submit(Program("", fn_name="f", may_return=True), [TestCase()], compare)
+        with pytest.raises(InputError, match="plain data"):
+            judge.run(Program("", fn_name="f"), [TestCase(args=[object()])], compare)
+
+
+def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("treegen.tasks.sandbox.landlock.version", lambda: 0)
+    with pytest.raises(SandboxError, match=r"bwrap is not installed.*no Landlock.*sandbox='none'"):
+        SandboxPool("auto")
+    with SandboxPool("none", workers=1) as judge:
+        assert judge.report.tier == "none"
+        assert judge.report.missing
+        result = judge.run(ADD, [TestCase("1 2", expected="3")], compare)
+    assert result.accepted
+    assert result.sandbox == "none"
+
+
+def test_canaries_get_out_of_what_does_not_hold() -> None:
+    with pytest.raises(SandboxError, match=r"does not hold: .*read_host_file.*fork"):
+        canaries.verify_tier(TIERS["none"], find_runtime())
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_every_canary_was_able_to_get_out(sandbox: str) -> None:
+    held, not_checked = canaries.verify_tier(TIERS[sandbox], find_runtime())
+    assert len(held) + len(not_checked) == 17
+    assert {"read_host_file", "write_host_file", "fork", "exceed_memory"} <= set(held)
+    assert {"read_installed_package", "map_shared_memory", "lock_host_file"} <= set(held)
+
+
+def test_folders_of_canaries_that_died_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "treegen-canary-dead").mkdir()
+    (tmp_path / "treegen-canary-dead" / "secret").touch()
+    with canaries._bait() as living, canaries._bait() as other:
+        folders = {str(folder) for folder in tmp_path.iterdir()}
+        assert folders == {os.path.dirname(bait["secret"]) for bait in (living, other)}
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("sandbox", [*USABLE, "none"])
+def test_nothing_survives_a_judge_that_is_killed(sandbox: str, delay: float) -> None:
+    script = textwrap.dedent(f"""
+        from treegen.tasks.sandbox import Judge, Limits, Program, Test
+        judge = Judge({sandbox!r}, limits=Limits(cpu_seconds=60), workers=1)
+        program = Program("open('left', 'w').write('x')\\nwhile True: pass")
+        judge.submit(program, [Test()], lambda *_: True)
+        import time; print("running", flush=True); time.sleep(60)
+    """)
+    before = traces()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"running\n"
+        time.sleep(delay)  # from before its helper is started to when the program runs
+        os.kill(process.pid, signal.SIGKILL)
+    time.sleep(0.5)  # a helper that is still starting shows nothing yet
+    assert left_since(before) == set()
+
+
+def test_throughput(judge: SandboxPool) -> None:
+    """What a test costs in CPU time, which other work on the machine does not add to."""
+    judge.run(ADD, [TestCase("1 2", expected="3")], compare)
+    futures = [judge.submit(ADD, [TestCase("1 2", expected="3")] * 5, compare) for _ in range(40)]
+    results = [future.result() for future in futures]
+    assert all(result.accepted for result in results)
+    each = sum(test.seconds for result in results for test in result.tests) / 200
+    assert each < 1 / 40, f"{each:.4f} s of a core for each test"
+
+
+@pytest.mark.parametrize("sandbox", USABLE)
+def test_programs_that_wait_hold_up_the_others_for_a_tenth_of_the_time(sandbox: str) -> None:
+    """However much of their time they work, less than what a program alone has to or more."""
+    limits = Limits(cpu_seconds=1.0, wall_seconds=1.5)
+    sources = []
+    for work in (0.06, 0.3, 0.6):
+        sources.append(
+            f"import time\nwhile True:\n  end = time.process_time() + {work} / 4\n"
+            f"  while time.process_time() < end: pass\n  time.sleep({1.0 - work} / 4)"
+        )
+    with SandboxPool(sandbox, limits=limits, workers=3) as judge:
+        futures = [
+            judge.submit(Program(s), [TestCase(expected="")] * 2, compare) for s in sources * 2
+        ]
+        results = [future.result().tests for future in futures]
+        quiet = judge._quiet
+        judged = quiet._shared_seconds / judge.workers
+        # The last one to be alone began within its share. It waited for others at most, and ran.
+        assert quiet._alone_seconds < 0.1 * judged + 2 * limits.wall + 1.0
+    assert all(test.verdict is ProgramStatus.TIMEOUT for tests in results for test in tests)
+    assert all(sum(test.retried for test in tests) <= 1 for tests in results)
+
+
+def test_who_may_be_alone() -> None:
+    quiet = _ExclusiveGate(workers=2)
+
+    def ask() -> bool:
+        with quiet.alone_if_cheap() as alone:
+            return alone
+
+    with ThreadPoolExecutor(1) as executor:
+        with quiet.alone_if_cheap() as first:
+            second = executor.submit(ask)
+            time.sleep(0.1)
+            assert first
+            assert not second.done()  # waits for the first, to go beside others
+        assert not second.result()
+    quiet._shared_seconds, quiet._alone_seconds = 19.9, 1.0
+    with quiet.alone_if_cheap() as alone:
+        assert not alone
+    quiet._shared_seconds = 20.0
+    with quiet.run_shared():
+        pass
+    with quiet.alone_if_cheap() as alone:
+        assert alone
+
+
+CHATTY = """
+import os, time
+end = time.monotonic() + 1.0
+while time.monotonic() < end:
+    os.write({stream}, b"x")
+    time.sleep(2e-5)
+"""
+
+
+@pytest.mark.parametrize("stream", [1, 2, 3])
+def test_a_program_that_writes_byte_by_byte_costs_little_here(
+    judge: SandboxPool, stream: int
+) -> None:
+    judge.run(ADD, [TestCase("1 2", expected="3")], compare)
+    before = time.process_time()
+    result = judge.run(Program(CHATTY.format(stream=stream)), [TestCase(expected="")], compare)
+    assert time.process_time() - before < 0.1  # of 1 s; it took 0.2 where each byte was read
+    assert result.tests[0].wall_seconds > 0.9

@@ -1,0 +1,326 @@
+"""Runs judged by models, from Python: `judge`, and what judgements come to."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.checks import check_int
+from treegen.common.files.paths import given_path
+from treegen.errors import InputError
+from treegen.evals.judging.judgements import labels_of
+from treegen.evals.judging.jury import check_jury
+from treegen.evals.judging.models import JudgeLoader, resolve_judges
+from treegen.evals.judging.pipeline import judge_all, load_juries, open_runs
+from treegen.evals.judging.prompts import AnswerSet
+from treegen.evals.judging.rubric import Rubric, load_rubric
+from treegen.evals.judging.settings import JudgeSettings, Verdicts
+from treegen.evals.judging.summary import Combine, Summary, summarise
+from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
+from treegen.evals.statistics.tables import Table
+from treegen.report.judgements import build_flagged_table, count_judgements, describe_missing
+from treegen.report.tables import PrintableTable, table_listing
+
+if TYPE_CHECKING:
+    from treegen.llm.base import BaseLLM
+    from treegen.report.frames import Frames
+
+
+@dataclass(frozen=True)
+class Judgings:
+    """What models say of a run's samples. In a notebook it shows its tables.
+
+    path: the directory of the run.
+    summaries: of each rubric, and each way in which it was used; its judges are one jury.
+    flagged: answers of the run that seem to speak to their judge; None if none does.
+    done, planned: judgements of the call that returned it, or of all that is stored.
+    work: by judging, the tokens that the call computed.
+    """
+
+    path: Path
+    summaries: tuple[Summary, ...]
+    flagged: Table | None = None
+    done: int = 0
+    planned: int = 0
+    work: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What lacks, one sentence each."""
+        return describe_missing(self.done, self.planned)
+
+    def tables(self) -> list[PrintableTable]:
+        """Return the tables; each prints as Markdown, and a notebook shows it."""
+        tables = [each for summary in self.summaries for each in summary.tables]
+        return [table_listing(each) for each in (*tables, self.flagged) if each is not None]
+
+    def needs(self, half_width: float) -> list[PrintableTable]:
+        """Return how many of what make the mean's interval this narrow on either side, as tables.
+
+        Raises:
+            InputError: no verdict can be read.
+        """
+        head = ["Number of", "Now", "Needed"]
+        return [
+            PrintableTable(
+                head,
+                [
+                    [each.what, f"{each.now:g}",
+                     "no number" if each.needed is None else f"{each.needed:,}"]
+                    for each in summary.needs(half_width)
+                ],
+                (1, 2),
+                f"{summary.title}: for a mean +- {half_width:g}, the rest as it is",
+            )
+            for summary in self.summaries
+        ]  # fmt: skip
+
+    def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
+        """Return what `needs` tells as plain dicts and lists."""
+        return [[asdict(each) for each in summary.needs(half_width)] for summary in self.summaries]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts and lists."""
+        return {
+            "summaries": [each.to_json() for each in self.summaries],
+            "flagged": None if self.flagged is None else asdict(self.flagged),
+            "done": self.done,
+            "planned": self.planned,
+            "work": {name: dict(work) for name, work in self.work.items()},
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.tables())) + "\n"
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self.tables())
+
+
+def judge(
+    run: "Frames | str | Path",
+    rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
+    judge: "str | BaseLLM | Sequence[str | BaseLLM]" = (),
+    *,
+    wordings: int | None = None,
+    repeats: int = 1,
+    verdicts: Verdicts | None = None,
+    stop_when: str | None = None,
+    pairs: Sequence[str | Path] = (),
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    chat: bool | None = None,
+    labels: str | Path | None = None,
+    weights: Sequence[float] | None = None,
+    combine: Combine = "mean",
+    progress: bool = True,
+    options: Mapping[str, Any] | None = None,
+    listener: Listener | None = None,
+    follow: Follow | None = None,
+    models: JudgeLoader | None = None,
+    **reading: Any,
+) -> Judgings:
+    """Have models judge the samples of a run, and return what they say, as `treegen judge`.
+
+    run: a finished run, or one under way, by directory or as `evaluate` returns it.
+    rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping as a file has it.
+    By default that of the run's task, or correctness; pairwise where there are pairs.
+    judge: a model by directory or hub name, "demo", an LLM, or several, which are a jury.
+    wordings: how many wordings of the rubric to use; None for all.
+    repeats: verdicts of each wording on each answer, by samples.
+    verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
+    reasons. None is samples with repeats, and likelihood without.
+    stop_when: "decided" draws no further repeats once the majority of all of them is settled.
+    pairs: directories of further runs of the same problems; answers are compared in both orders.
+    temperature, max_tokens, seed: of samples; by default 1, 512 and 0.
+    chat: whether prompts are in the judge's chat format; None where it has one.
+    labels: a JSONL file of people's labels, which correct the mean.
+    weights, combine: how a jury's value is made: "mean" or "majority", weighted.
+    progress: whether to draw a bar and print notices to stderr.
+    options: how models are loaded, by the names of LLM's arguments.
+    listener, follow: what gets the progress, in place of a bar.
+    models: keeps a judge loaded for further calls.
+    reading: data=, task= and allow_task_code=, as for `open_run`.
+
+    Each judgement is stored as it comes; the same call goes on where it was stopped.
+
+    Raises:
+        InputError: an argument cannot be used.
+        TreegenError: as for the run, the model, and the folder of the run.
+    """
+    judges = names_of(judge)
+    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
+        raise InputError(f"pairs must be a list of directories, got {pairs!r:.60}")
+    if not judges:
+        raise InputError("judge= names no model; `treegen.judgings` reads what is stored")
+    weights = check_jury(len(judges), weights, combine)
+    check_int("repeats", repeats)
+    _check_told(listener, follow, models)
+    if stop_when not in (None, "decided"):
+        raise InputError(f"stop_when must be 'decided' or None, got {stop_when!r}")
+    named = None if rubric is None else load_rubric(rubric)
+    listener = listener or (BarListener() if progress else Listener())
+    follow = follow or _following(listener, progress)
+    path = _path(run)
+    with ExitStack() as stack:
+        found = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
+        usual = getattr(found.jobs[0].task, "rubric", "correctness")
+        made = named or load_rubric("pairwise" if pairs else usual)
+        asked = _resolve_judge_settings(
+            made, wordings, verdicts or _usual(made, repeats, stop_when), repeats=repeats,
+            decided=stop_when == "decided", chat=chat,
+            drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
+        )  # fmt: skip
+        people = None if labels is None else _people(labels, made, found.answers)
+        looked = resolve_judges(judges, options or {})
+        if models is None:
+            models = stack.enter_context(JudgeLoader())
+        result = judge_all(found, looked, models, asked, follow, listener)
+        summaries = []
+        if any(each.judgements for each in result.judged):
+            how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
+            summaries = [summarise(result.judged, groups=found.answers.groups, **how)]
+    work = {
+        name: {each: getattr(done, each) for each in done.__slots__}
+        for name, done in result.work.items()
+    }
+    flagged = build_flagged_table(found.answers.all())
+    return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
+
+
+def check_judges(
+    judge: "str | BaseLLM | Sequence[str | BaseLLM]",
+    rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
+    wordings: int | None = None,
+    verdicts: Verdicts | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise InputError or ModelError for what `judge` would refuse before a run is drawn.
+
+    The arguments are those of `judge`.
+    """
+    made = load_rubric(rubric or "correctness")
+    if made.pairs:
+        raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
+    _resolve_judge_settings(made, wordings, verdicts or _usual(made, 1, None))
+    resolve_judges(names_of(judge), options or {})
+
+
+def judgings(
+    run: "Frames | str | Path",
+    *,
+    labels: str | Path | None = None,
+    weights: Sequence[float] | None = None,
+    combine: Combine = "mean",
+    **reading: Any,
+) -> Judgings:
+    """Return what is stored of a run's judgements, scored again without a model.
+
+    The arguments are those of `judge`.
+
+    Raises:
+        InputError: nothing is stored, or an argument cannot be used.
+        RunError: there is no run, or a file is damaged.
+    """
+    path = _path(run)
+    with ExitStack() as stack:
+        found = open_runs([path], reading, stack)
+        groups = load_juries(path)
+    if not groups:
+        raise InputError(f"{path} has no judgements; name a model with judge=")
+    weights = check_jury(max(map(len, groups)), weights, combine)
+    summaries = []
+    samples = [(problem, index) for problem, index, _ in found.answers.all()]
+    done, planned = count_judgements(path, groups, samples)
+    for group in groups:
+        rubric = group[0].judging.asked.rubric
+        people = None
+        if labels is not None and not rubric.pairs:
+            people = _people(labels, rubric, found.answers)
+        how: dict[str, Any] = {"labels": people}
+        if len(group) > 1:
+            how |= {"weights": weights, "combine": combine}
+        summaries.append(summarise(group, groups=found.answers.groups, **how))
+    flagged = build_flagged_table(found.answers.all())
+    return Judgings(path, tuple(summaries), flagged, done, planned)
+
+
+def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | BaseLLM, ...]":
+    """Return the judges that a user names, as a tuple.
+
+    Raises:
+        InputError: one is neither a name nor a loaded model.
+    """
+    if isinstance(judge, str) or hasattr(judge, "score_stream"):
+        return (judge,)  # type: ignore[return-value]
+    several = isinstance(judge, list | tuple)
+    if not several or not all(
+        isinstance(each, str) or hasattr(each, "score_stream") for each in judge
+    ):
+        raise InputError(f"judge must be names of models, or LLMs, got {judge!r:.60}")
+    return tuple(judge)
+
+
+def _resolve_judge_settings(
+    rubric: Rubric,
+    wordings: int | None,
+    verdicts: Verdicts,
+    drawn: Mapping[str, float | None] | None = None,
+    **how: Any,
+) -> JudgeSettings:
+    """Return how a run is to be judged. drawn: what the user said of samples."""
+    given: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
+    if given and verdicts == "likelihood":
+        raise InputError(
+            f"{next(iter(given))}= is of verdicts by samples; give verdicts='samples' too"
+        )
+    return JudgeSettings(
+        rubric=rubric, wordings=len(rubric.wordings) if wordings is None else wordings,
+        verdicts=verdicts, **given, **how,
+    )  # fmt: skip
+
+
+def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tuple[str, int], float]:
+    """Return people's labels of a run's answers."""
+    if rubric.pairs:
+        raise InputError(
+            "labels= are of single answers, and this rubric compares pairs; leave them out"
+        )
+    found = labels_of(given_path("labels", labels), rubric.choices)
+    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in found):
+        raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
+    return found
+
+
+def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
+    return "samples" if repeats > 1 or stop_when or rubric.has_own_form else "likelihood"
+
+
+def _path(run: "Frames | str | Path") -> Path:
+    view = getattr(run, "view", None)
+    return given_path("run", run) if view is None else Path(view.path)
+
+
+def _check_told(listener: object, follow: object, models: object) -> None:
+    """Raise InputError for what cannot be told of the progress, or keep a judge."""
+    kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
+    for name, (given, kind) in kinds.items():
+        if given is not None and not isinstance(given, kind):
+            raise InputError(f"{name} must be a {kind.__name__} or None, got {given!r:.60}")
+    if follow is not None and not callable(follow):
+        raise InputError(f"follow must be a function or None, got {follow!r:.60}")
+
+
+def _following(listener: Listener, progress: bool) -> Follow:
+    def follow(begin: Callable[[Stop], Iterable[tuple[int, int]]], unit: str) -> tuple[int, int]:
+        from tqdm.auto import tqdm
+
+        done = planned = 0
+        with listener.poll_interrupts() as stop, tqdm(unit=f" {unit}", disable=not progress) as bar:
+            for done, planned in begin(stop):
+                bar.total = planned
+                bar.update(done - bar.n)
+        return done, planned
+
+    return follow

@@ -1,0 +1,328 @@
+"""Evaluations and searches from Python: `evaluate`, `search_task`, and the run that they return."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from treegen.api.judge_plan import JudgingPlan
+from treegen.common.files.paths import given_path
+from treegen.errors import InputError
+from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
+from treegen.evals.judging.models import JudgeLoader
+from treegen.evals.pipeline.evaluation import evaluate_all
+from treegen.evals.pipeline.execution import ModelLoader
+from treegen.evals.pipeline.listener import BarListener, Listener
+from treegen.evals.pipeline.program_scoring import make_execution_options
+from treegen.evals.pipeline.search import search_all
+from treegen.evals.registry import LM_EVAL, code_of, get_task
+from treegen.evals.task import Task
+from treegen.report.compare import Comparison, compare_runs
+from treegen.report.frames import Frames
+from treegen.report.load import load_run
+from treegen.report.page import write_page
+from treegen.report.tables import headline_of, metrics, other_tables, sharing
+from treegen.report.text import run_text
+from treegen.runs import RunDir, SearchRunDir
+
+if TYPE_CHECKING:
+    from treegen.llm.base import BaseLLM
+    from treegen.report.tables import PrintableTable
+
+
+TaskLike = str | Task | type
+"""A task by name or place, as an object, or its class."""
+
+
+class Run(Frames):
+    """A run as it stands in its directory: its metrics, its samples, and how it compares.
+
+    In a notebook it shows its metrics as a table. `metrics`, `samples`, `problems`, `nodes` and
+    `progress` give pandas frames.
+
+    path: its directory.
+    view: the run that was read; see `treegen.report.view.RunView`.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The directory of the run."""
+        return self.view.path
+
+    @property
+    def results(self) -> Any:
+        """The content of results.json: metrics, cost, settings; None if there is none."""
+        with (SearchRunDir if self.view.searched else RunDir).open(self.path) as run:
+            return run.results()
+
+    @property
+    def accuracy(self) -> float | None:
+        """The first metric of the run's report; None if nothing is judged."""
+        row = headline_of(self.view)
+        return None if row is None else row.value
+
+    def tables(self) -> "list[PrintableTable]":
+        """Return the tables of the run; each prints as Markdown, and a notebook shows it."""
+        further = metrics(self.view, first=False)
+        return [
+            metrics(self.view, first=True),
+            *([further] if further.rows else []),
+            *other_tables(self.view),
+            *([shared] if (shared := sharing(self.view)) is not None else []),
+        ]
+
+    def report(self, path: str | Path | None = None, *, plots: bool = False) -> Path:
+        """Write a page to look through the run, and return its path.
+
+        path: of the page; by default report.html in the run's directory.
+        plots: whether to write plots beside it.
+
+        Raises:
+            InputError: the page cannot be written.
+        """
+        page = self.path / "report.html" if path is None else given_path("path", path)
+        return write_page([self.view], page, plots=plots)[0]
+
+    def compare(self, other: "Run | str | Path", *, partial: bool = False) -> Comparison:
+        """Return how the other run differs from this one, on the same problems.
+
+        partial: leave out problems that a run has not finished.
+
+        Raises:
+            InputError: the runs have different problems, or are not judged or not finished.
+        """
+        found = other if isinstance(other, Frames) else open_run(other)
+        return compare_runs(self.view, found.view, partial=partial)
+
+    def __str__(self) -> str:
+        view = self.view
+        results = {"usage": view.usage, "done": view.num_done, "planned": view.info.planned}
+        return run_text(results, view.report, unit=view.unit)
+
+    def __repr__(self) -> str:
+        row, view = headline_of(self.view), self.view
+        told = "nothing judged"
+        if row is not None and row.value is not None:
+            told = f"{row.metric} {row.value:.3f}"
+            if row.low is not None and row.high is not None:
+                told += f" ({row.low:.3f} to {row.high:.3f})"
+        done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
+        return f"Run({str(view.path)!r}): {view.task}, {done}, {told}"
+
+    def _repr_html_(self) -> str:
+        tables = "".join(table._repr_html_() for table in self.tables())
+        notices = "".join(f"<p>{escape(each)}</p>" for each in self.view.notices)
+        return f"<p>{escape(repr(self))}</p>{tables}{notices}"
+
+
+def open_run(
+    path: str | Path,
+    *,
+    data: str | None = None,
+    task: TaskLike | None = None,
+    allow_task_code: bool = False,
+) -> Run:
+    """Read the run in a directory, also while it is under way; no lock is taken.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
+    task: a task that does not come with treegen, by path/to/file.py:Class or as an object. A run
+    that names such a task does not run its code, so its samples are not judged unless it is given.
+    allow_task_code: whether to run the code that the run names.
+
+    Raises:
+        RunError: there is no run, or it is damaged.
+        InputError: `data` or `task` are not those of the run.
+    """
+    asked: OpenRunOptions = {
+        "data": data,
+        "task": _instantiate_task(task),
+        "allow_task_code": allow_task_code,
+    }
+    return Run(load_run(given_path("path", path), **asked))
+
+
+def evaluate(
+    task: TaskLike | None = None,
+    model: "str | Path | BaseLLM | None" = None,
+    *,
+    output: str | Path | None = None,
+    resume: bool | str | Path = False,
+    progress: bool = True,
+    task_args: Mapping[str, object] | None = None,
+    include_path: str | Path | None = None,
+    allow_code_execution: bool = False,
+    sandbox: str | None = None,
+    num_workers: int | None = None,
+    judge: "str | BaseLLM | Sequence[str | BaseLLM] | None" = None,
+    rubric: str | Path | Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Run:
+    """Sample the problems of a task, score the samples, and return the run: all of `treegen eval`.
+
+    task: a name, path/to/file.py:Class, `lm-eval:TASK`, path/to/task.yaml of lm-eval's kind, or a
+    task of your own, as an object or a class.
+    model: a directory, a hub name, "demo", an LLM or a Cluster. Without it, tasks that the demo
+    model knows are tried with that.
+    output: the directory of the run. Without one it is in a temporary directory, which is removed
+    with the object that is returned.
+    resume: True continues the run in output if there is one; a directory continues the run there,
+    with the settings that it has and those given here.
+    progress: whether to draw a bar, and print notices to stderr.
+    task_args: arguments that only this task has, by name.
+    include_path: a folder of YAML files that has the task, for one that is named `lm-eval:TASK`.
+    allow_code_execution: run programs that the model wrote, where scoring needs that.
+    sandbox, num_workers: how they run; see `treegen eval --help`.
+    judge, rubric: a model, or several, that judge the samples by a rubric; see `treegen.judge`. A
+    model that was loaded for the samples judges too if it is named, and is else given back first.
+    The run remembers both, so a call that resumes it judges too; judge="none" drops them.
+    settings: by the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
+    num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
+
+    Every sample is stored as it ends. If the call is interrupted or fails, the run stays, and the
+    error says how to continue it.
+
+    Raises:
+        InputError: an argument cannot be used, or is not known.
+        TreegenError: as for the LLM, the data and the run directory.
+    """
+    if include_path is not None:
+        if not isinstance(task, str) or not task.startswith(LM_EVAL):
+            raise InputError("include_path= is for a task that is named lm-eval:TASK; leave it out")
+        task = f"{task}@{include_path}"
+    made = _instantiate_task(task)
+    asked, models = _choices(model, settings, task_args)
+    execution = make_execution_options(allow_code_execution, sandbox, num_workers)
+    plan = None
+    if judge is not None:
+        plan = JudgingPlan.make(judge, rubric=rubric)
+        if plan is not None:
+            plan.check()  # what is wrong is told before anything is sampled
+        asked["judged_by"] = None if plan is None else plan.to_json()
+    elif rubric is not None:
+        raise InputError("rubric= is of no use without judge=; give judge= too")
+    models.stays = True
+    with _OutputDirectory(output, resume, asked) as place, closing(models):
+        found = evaluate_all(
+            [] if made is None else [made],
+            asked,
+            models,
+            BarListener() if progress else Listener(),
+            output=place.output,
+            resume=place.resume,
+            execution=execution,
+            check_judges=lambda kept: JudgingPlan.check_kept(kept, {}),
+        )
+        if plan is None and found[0].judged_by is not None:
+            plan = JudgingPlan.of_json(found[0].judged_by, {})
+        if plan is not None:
+            with JudgeLoader(models) as judges:
+                plan.judge(
+                    found[0].path, progress=progress, models=judges, task=made,
+                    allow_task_code=True,
+                )  # fmt: skip
+    return place.run(found[0].path, made)
+
+
+def search_task(
+    task: TaskLike | None = None,
+    model: "str | Path | BaseLLM | None" = None,
+    *,
+    method: str | None = None,
+    output: str | Path | None = None,
+    resume: bool | str | Path = False,
+    progress: bool = True,
+    task_args: Mapping[str, object] | None = None,
+    **settings: Any,
+) -> Run:
+    """Search for solutions of a task's problems, and return the run: all of `treegen search`.
+
+    method: such as "beam" or "tot-dfs", or path/to/file.py:function; by default the task's.
+    settings: by the names in run.json: budget (such as `{"tokens": 2000}`), width, depth, expand,
+    evaluate, verifier, arguments (of the method), temperature, seed, limit and so on.
+    The rest is as for `evaluate`, as are the errors.
+    """
+    made = _instantiate_task(task)
+    asked, models = _choices(model, settings, task_args)
+    if made is not None:
+        asked["task"] = made
+    with _OutputDirectory(output, resume, asked) as place:
+        found = search_all(
+            [] if method is None else [method],
+            asked,
+            models,
+            BarListener() if progress else Listener(),
+            output=place.output,
+            resume=place.resume,
+        )
+    return place.run(found[0].path, made)
+
+
+@overload
+def _instantiate_task(task: None) -> None: ...
+@overload
+def _instantiate_task(task: Task | type) -> Task: ...
+@overload
+def _instantiate_task(task: TaskLike | None) -> str | Task | None: ...
+def _instantiate_task(task: TaskLike | None) -> str | Task | None:
+    """Return an object of a task's class, and anything else as it is."""
+    return get_task(task()) if isinstance(task, type) else task
+
+
+def _choices(
+    model: object, settings: Mapping[str, Any], task_args: Mapping[str, object] | None
+) -> tuple[dict[str, Any], ModelLoader]:
+    """Return what was asked for by the names of settings, and the model."""
+    asked = {name: value for name, value in settings.items() if value is not None}
+    if not isinstance(task_args or {}, Mapping):
+        raise InputError(f"task_args must be a mapping of names to values, got {task_args!r:.60}")
+    if task_args:
+        asked["extra"] = {name: str(value) for name, value in task_args.items()}
+    if model is None or isinstance(model, str | Path):
+        return asked if model is None else {**asked, "model": str(model)}, ModelLoader()
+    from treegen.llm.base import BaseLLM
+
+    if not isinstance(model, BaseLLM):
+        raise InputError(
+            f"model is a {type(model).__name__}; give a name, an LLM or a Cluster. "
+            "LLM(from_module(module), tokenizer=tokenizer) makes an LLM of a module"
+        )
+    return asked, ModelLoader(model)
+
+
+class _OutputDirectory:
+    """Where a run goes. A temporary directory stays if there is an error, for it has samples."""
+
+    def __init__(
+        self, output: str | Path | None, resume: bool | str | Path, asked: Mapping[str, Any]
+    ) -> None:
+        for name, given in (("output", output), ("resume", resume)):
+            if given is not None and not (name == "resume" and isinstance(given, bool)):
+                given_path(name, given)
+        self.resume = None if resume is False else "" if resume is True else str(resume)
+        self._allowed = bool(asked.get(ALLOW_TASK_CODE))
+        self._temporary: Path | None = None
+        if output is None and self.resume is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="treegen-run-"))
+            output = self._temporary
+        self.output = None if output is None else str(output)
+
+    def __enter__(self) -> "_OutputDirectory":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None and self._temporary is not None:
+            with suppress(OSError):
+                self._temporary.rmdir()  # if nothing was begun
+
+    def run(self, path: Path, task: str | Task | None) -> Run:
+        """Return the run in a directory, with which a temporary one is removed."""
+        own = None if isinstance(task, str) and code_of(task) is None else task
+        run = open_run(path, task=own, allow_task_code=self._allowed)
+        if self._temporary is not None:
+            weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
+        return run

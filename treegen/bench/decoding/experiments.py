@@ -1,0 +1,185 @@
+"""Jobs after the experiments of the Hydragen paper and of Large Language Monkeys.
+
+They follow Juravsky et al. 2024 (arXiv:2402.05099) and Brown et al. 2024 (arXiv:2407.21787), and
+are not copies of them: tokens are synthetic. Each experiment says what was chosen here, so that its
+numbers are compared with published ones only where the work is the same. The engine without sharing
+is treegen with sharing off. Its batch is bounded by what it would store without sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from treegen.bench.decoding.modes import NO_ATTENTION
+from treegen.bench.decoding.workloads import Case, Workload
+from treegen.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Workloads to run and compare.
+
+    what: the experiment in a few words.
+    chosen: what was chosen here because the paper leaves it open; printed beside every result.
+    shape: the model shape, unless another is asked for.
+    modes: the modes to compare.
+    """
+
+    name: str
+    what: str
+    chosen: str
+    shape: str
+    workloads: tuple[Workload, ...]
+    modes: tuple[str, ...]
+
+    def heading(self, scale: float) -> str:
+        """Return the lines above its results. scale: the share of the problems that are run."""
+        return (
+            f"{self.name}: {self.what}; {scale:g} of the problems, synthetic tokens\n"
+            f"chosen here, not by the source: {self.chosen}\n"
+        )
+
+
+def _both_batches(workload: Workload) -> tuple[Workload, ...]:
+    """Return the workload at equal batch, and at the largest that memory admits in each mode."""
+    return (
+        replace(workload, name=f"{workload.name}, equal batch", equal=True),
+        replace(workload, name=f"{workload.name}, largest batch"),
+    )
+
+
+EXPERIMENTS: Final = {
+    each.name: each
+    for each in (
+        Experiment(
+            "tables",
+            "CodeLlama-7B, 128 tokens, by prefix and rows",
+            "which prefixes and rows",
+            "codellama-7b",
+            tuple(
+                Workload("tables", prefix=prefix, new_tokens=128, samples=rows, max_rows=rows)
+                for prefix in (1024, 2048, 4096, 8192, 16_384)
+                for rows in (64, 256, 1024)
+            ),
+            ("all", "off", NO_ATTENTION),
+        ),
+        Experiment(
+            "needle",
+            "64 to 1,024 questions on a document of 19,900 tokens",
+            "the shape, 20 tokens a question, which numbers of questions",
+            "yi-6b",
+            tuple(
+                Workload(
+                    "needle",
+                    prefix=19_900,
+                    problems=questions,
+                    problem_tokens=20,
+                    samples=1,
+                    new_tokens=10,
+                    max_rows=questions,
+                )
+                for questions in (64, 128, 256, 512, 1024)
+            ),
+            ("all", "off", NO_ATTENTION),
+        ),
+        Experiment(
+            "apps",
+            "120 problems x 128 samples x 512 tokens, two-shot: two levels against one",
+            "the shape, 500 tokens a problem",
+            "codellama-7b",
+            _both_batches(
+                Workload(
+                    "apps",
+                    prefix=2400,
+                    problems=120,
+                    problem_tokens=500,
+                    samples=128,
+                    new_tokens=512,
+                )
+            ),
+            ("all", "one"),
+        ),
+        Experiment(
+            "gsm8k",
+            "8-shot, 40 samples for self-consistency",
+            "the shape, 128 problems, 900 tokens of examples, 100 a problem, 200 a sample",
+            "codellama-7b",
+            _both_batches(
+                Workload(
+                    "gsm8k",
+                    prefix=900,
+                    problems=128,
+                    problem_tokens=100,
+                    samples=40,
+                    new_tokens=200,
+                )
+            ),
+            ("all", "one", "off"),
+        ),
+        Experiment(
+            "mmlu",
+            "5-shot by subject, one answer token",
+            "the shape, 700 tokens of examples, 246 questions of 100 tokens a subject",
+            "codellama-7b",
+            (
+                Workload(
+                    "mmlu",
+                    prefixes=57,
+                    prefix=700,
+                    problems=246,
+                    problem_tokens=100,
+                    samples=1,
+                    new_tokens=1,
+                    equal=True,
+                ),
+            ),
+            ("all", "off"),
+        ),
+        Experiment(
+            "monkeys",
+            "GSM8K, 128 problems x 1,024 samples, Llama-3.2-1B",
+            "900 tokens of examples, 100 a problem, 128 a sample, 4,096 rows",
+            "llama3.2-1b",
+            (
+                Workload(
+                    "monkeys",
+                    prefix=900,
+                    problems=128,
+                    problem_tokens=100,
+                    samples=1024,
+                    new_tokens=128,
+                    max_rows=4096,
+                ),
+            ),
+            ("all", "one", "off", NO_ATTENTION),
+        ),
+    )
+}
+PAPER: Final = tuple(name for name in EXPERIMENTS if name != "monkeys")
+
+
+def get_experiment(name: str) -> Experiment:
+    """Return the experiment of a name.
+
+    Raises:
+        InputError: no experiment has the name.
+    """
+    if name not in EXPERIMENTS:
+        raise InputError(f"experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}")
+    return EXPERIMENTS[name]
+
+
+def cases_of(
+    experiment: Experiment, *, scale: float, lengths: float, against: Sequence[str] = ()
+) -> list[Case]:
+    """Return the cases of an experiment, without those that scaling makes equal.
+
+    scale: the share of the problems to run.
+    lengths: what all lengths are multiplied by.
+    against: further modes, such as transformers' own engines.
+    """
+    modes = (*experiment.modes, *against)
+    scaled = dict.fromkeys(each.scale(scale, lengths) for each in experiment.workloads)
+    return [Case(workload, modes) for workload in scaled]

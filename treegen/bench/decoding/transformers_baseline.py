@@ -1,0 +1,174 @@
+"""The same prompts through transformers' own engines: `generate`, and continuous batching.
+
+`generate` computes, stores and reads a prompt once for each sample. Continuous batching stores once
+what prompts share, and reads it once for each sample.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from treegen.bench.decoding.modes import GENERATE
+from treegen.bench.decoding.result import WorkloadResult
+from treegen.bench.decoding.workloads import Workload
+from treegen.bench.timing import Spread, free_bytes, synchronize
+from treegen.common.formatting import format_bytes
+from treegen.errors import CapacityError
+from treegen.model.checkpoint.files import summarize_error
+from treegen.model.hook import ATTENTION
+from treegen.model.memory import empty_device_cache
+from treegen.prompts.tree import prompts_of
+
+if TYPE_CHECKING:
+    from treegen.model.model import Model
+
+# These are torch's own kernels. Others would have to be installed, or fetched from the hub.
+_ATTENTION: Final = "sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class StockRun:
+    """One run.
+
+    decode_seconds: the time without prefill and first tokens; None where the engine does not tell
+    them apart.
+    """
+
+    seconds: float
+    decode_seconds: float | None
+
+
+def measure(
+    engine: str, model: Model, tokenizer: Any, workload: Workload, repeats: int
+) -> WorkloadResult:
+    """Run a workload as one batch by an engine. If it fails, the result says why.
+
+    The module must not be compiled. Afterwards it attends by treegen again.
+    """
+    runs: list[StockRun] = []
+    problem = ""
+    try:
+        run = _runner(engine, model, tokenizer, workload)
+        first = run()
+        runs = [run() for _ in range(repeats)]
+    except CapacityError as error:
+        problem = str(error)
+    except torch.cuda.OutOfMemoryError:
+        problem = "the GPU ran out of memory"
+    except Exception as error:  # another's engine failed; the rest of the table is still of use
+        problem = f"{type(error).__name__}: {summarize_error(error)}"
+    # This comes after the except blocks, in which the error holds on to tensors.
+    _restore(model)
+    if problem:
+        return WorkloadResult(workload, engine, workload.rows, skipped=problem)
+    decode = [r.decode_seconds for r in runs if r.decode_seconds is not None]
+    tokens = workload.rows * (workload.new_tokens - 1)
+    return WorkloadResult(
+        workload,
+        engine,
+        workload.rows,
+        tokens_per_second=Spread.of([tokens / each for each in decode]) if decode else None,
+        job=Spread.of([workload.rows * workload.new_tokens / r.seconds for r in runs]),
+        seconds=Spread.of([r.seconds for r in runs]),
+        startup_seconds=first.seconds,
+        impl=_ATTENTION,
+    )
+
+
+def _runner(
+    engine: str, model: Model, tokenizer: Any, workload: Workload
+) -> Callable[[], StockRun]:
+    """Return a function that runs a workload once.
+
+    Raises:
+        CapacityError: it is not likely to fit.
+    """
+    prompts = []
+    for prompt in prompts_of(workload.tree(tokenizer, model.spec.vocab_size)):
+        contents: list[Any] = [node.content for node in prompt.path]
+        prompts += [[token for content in contents for token in content]] * prompt.samples
+    model.module.set_attn_implementation(_ATTENTION)
+    if engine == GENERATE:
+        _check_fits(model, workload)
+        return lambda: _generate(model, prompts, workload.new_tokens)
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+    return lambda: _continuous(model, prompts, workload.new_tokens)
+
+
+def _restore(model: Model) -> None:
+    """Free what the engine holds, and let the module attend by treegen again."""
+    module: Any = model.module
+    if hasattr(module, "destroy_cached_continuous_batching_manager"):
+        module.destroy_cached_continuous_batching_manager()
+    module.set_attn_implementation(ATTENTION)
+    empty_device_cache(model.device)
+
+
+def _check_fits(model: Model, workload: Workload) -> None:
+    """Raise CapacityError unless keys and values of all rows, and their prefill, are likely to fit.
+
+    generate computes the prompts of all rows in one pass.
+    """
+    config: Any = model.module.config.get_text_config(decoder=True)
+    widths = 4 * config.hidden_size + 2 * getattr(config, "intermediate_size", config.hidden_size)
+    length = workload.prompt_tokens + workload.new_tokens
+    need = workload.rows * (
+        length * model.spec.kv_bytes_per_token
+        + workload.prompt_tokens * widths * model.dtype.itemsize
+    )
+    free = free_bytes(model.device)
+    if need > free:
+        raise CapacityError(
+            f"{workload.rows:,} rows of {length:,} tokens take about {format_bytes(need)}, "
+            f"{format_bytes(free)} are free; use fewer rows"
+        )
+
+
+def _generate(model: Model, prompts: list[list[int]], new_tokens: int) -> StockRun:
+    ids = torch.tensor(prompts, device=model.device)
+
+    def seconds(count: int) -> float:
+        start = time.perf_counter()
+        module: Any = model.module
+        out = module.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            pad_token_id=0,
+        )
+        synchronize(model.device)
+        assert out.shape == (ids.shape[0], ids.shape[1] + count)
+        return time.perf_counter() - start
+
+    first, whole = seconds(1), seconds(new_tokens)
+    return StockRun(whole, whole - first if new_tokens > 1 and whole > first else None)
+
+
+def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> StockRun:
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    options: dict[str, Any] = {"persistent_manager": True}
+    if "auto_switch_to_flash" in inspect.signature(ContinuousBatchingConfig).parameters:
+        options["continuous_batching_config"] = ContinuousBatchingConfig(auto_switch_to_flash=False)
+    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=True, top_k=0, eos_token_id=-1)
+    module: Any = model.module
+    start = time.perf_counter()
+    # The manager persists from call to call. So only the first call, which is not timed, captures
+    # graphs.
+    done = module.generate_batch(inputs=prompts, generation_config=config, **options)
+    synchronize(model.device)
+    tokens = sum(len(each.generated_tokens) for each in done.values())
+    if tokens != len(prompts) * new_tokens:
+        raise RuntimeError(f"{tokens:,} of {len(prompts) * new_tokens:,} tokens came back")
+    return StockRun(time.perf_counter() - start, None)

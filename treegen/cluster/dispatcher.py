@@ -1,0 +1,295 @@
+"""Who does what: problems, and parts of their samples, dealt to workers.
+
+Each worker has a lane of work of its own: a run of consecutive problems, so that those below one
+node of the tree are computed in one place. Whoever is through with its lane takes from the fullest
+one until both have as much, single problems by their samples. So nobody is idle while work waits.
+
+What a worker that dies had open goes back to its lane. Problems that were open at two deaths are
+under suspicion: they are dealt apart from all others, and in halves as long as workers die of them,
+until one is found that breaks workers alone. That one is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+MOST_DEATHS: Final = 3
+"""How often a problem breaks a worker that does nothing else before it is left out."""
+_SUSPECT: Final = 2  # deaths that a problem may have been there at before it is dealt apart
+_SNAP: Final = 0.05  # of a lane's share: a lane ends with a problem if one ends so near
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem:
+    """Work that belongs together. key: what it is of, such as a problem.
+
+    indices: parts of it, such as samples. weight: what each costs, in tokens. whole: its parts are
+    one piece of work, as greedy samples are.
+    """
+
+    key: int
+    indices: tuple[int, ...]
+    weight: float = 1.0
+    whole: bool = False
+
+    @property
+    def size(self) -> int:
+        """Rows that it takes."""
+        return 1 if self.whole else len(self.indices)
+
+    @property
+    def cost(self) -> float:
+        """Its whole weight."""
+        return self.weight * self.size
+
+    def cut(self, first: int) -> tuple[WorkItem, WorkItem]:
+        """It in two; `first` rows in the first part."""
+        return (
+            replace(self, indices=self.indices[:first]),
+            replace(self, indices=self.indices[first:]),
+        )
+
+
+class Dispatcher:
+    """Deals items to workers, which are named by numbers and may come and go.
+
+    left_out: keys that are not dealt any more, for they break workers.
+    """
+
+    def __init__(self, items: Sequence[WorkItem], workers: Iterable[int]) -> None:
+        """items: in the order in which they are done best, neighbours in one place."""
+        self._items = {item.key: item for item in items}
+        self._lanes: dict[int, deque[WorkItem]] = {worker: deque() for worker in workers}
+        self._open: dict[int, dict[int, set[int]]] = defaultdict(dict)  # worker, key, indices
+        self._apart: deque[tuple[list[WorkItem], int]] = deque()  # under suspicion; whom not to ask
+        self._is_apart: set[int] = set()  # workers that have such items
+        self._away: set[int] = set()  # workers that are lost, and may come again
+        self._deaths: Counter[int] = Counter()
+        self._alone: Counter[int] = Counter()
+        self._last: dict[int, int] = {}  # by key, who has done something of it
+        self.left_out: set[int] = set()
+        self._fill_lanes(items)
+
+    def _fill_lanes(self, items: Sequence[WorkItem]) -> None:
+        """Cut the items into as many runs of one weight as there are workers."""
+        lanes, rest = list(self._lanes.values()), deque(items)
+        left = sum(item.cost for item in items)
+        for number, lane in enumerate(lanes):
+            share = left / (len(lanes) - number)
+            has = 0.0
+            while rest and (number == len(lanes) - 1 or has < share * (1 - _SNAP)):
+                item = rest.popleft()
+                if number < len(lanes) - 1 and has + item.cost > share * (1 + _SNAP):
+                    taken = round((share - has) / item.weight)
+                    if not item.whole and 0 < taken < item.size:
+                        item, behind = item.cut(taken)
+                        rest.appendleft(behind)
+                    elif has and item.cost / 2 > share - has:  # nearer without it
+                        rest.appendleft(item)
+                        break
+                lane.append(item)
+                has += item.cost
+            left -= has
+
+    # Workers
+
+    def add(self, worker: int) -> None:
+        """A further worker, or one that was lost and is back, takes work from the others."""
+        self._lanes.setdefault(worker, deque())
+        self._away.discard(worker)
+
+    def remove_worker(self, worker: int, *, for_good: bool = False) -> None:
+        """Take back what a worker had open, for it is dead. for_good: it does not come again."""
+        mine = self._open.pop(worker, {})
+        self._away.add(worker)
+        self._is_apart.discard(worker)
+        self._deaths.update(mine.keys())
+        back = [
+            replace(self._items[key], indices=tuple(sorted(has)))
+            for key, has in mine.items()
+            if key not in self.left_out
+        ]
+        if len(back) == 1:
+            (only,) = back
+            self._alone[only.key] += 1
+            if self._alone[only.key] >= MOST_DEATHS:
+                self._leave_out(only.key)
+                back = []
+        suspects = [item for item in back if self._deaths[item.key] >= _SUSPECT]
+        half = -(-len(suspects) // 2)
+        self._apart += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
+        others = [item for item in back if self._deaths[item.key] < _SUSPECT]
+        self._lanes.setdefault(worker, deque()).extendleft(reversed(others))
+        if for_good:
+            lane = self._lanes.pop(worker)
+            if self._lanes:
+                min(self._lanes.values(), key=_cost).extend(lane)
+            else:
+                self._lanes[worker] = lane
+
+    def cancel_remaining(self) -> list[int]:
+        """Deal nothing any more, and take back what is open; returns the keys that are not done."""
+        items = [item for lane in self._lanes.values() for item in lane]
+        items += [item for part, _ in self._apart for item in part]
+        keys = {item.key for item in items} | {k for has in self._open.values() for k in has}
+        for key in keys:
+            self._leave_out(key)
+        self._open.clear()
+        return sorted(keys)
+
+    def _leave_out(self, key: int) -> None:
+        """Deal nothing of a key any more."""
+        self.left_out.add(key)
+        for lane in self._lanes.values():
+            kept = [item for item in lane if item.key != key]
+            lane.clear()
+            lane.extend(kept)
+        apart = [([i for i in items if i.key != key], who) for items, who in self._apart]
+        self._apart = deque((items, who) for items, who in apart if items)
+
+    # Work
+
+    def put(self, item: WorkItem) -> None:
+        """Add work of a key of which nothing is open, for whoever did the last of it.
+
+        That worker has the prompt. The others take it if they have nothing else.
+        """
+        if item.key in self.left_out:
+            return
+        self._items[item.key] = item
+        worker = self._last.get(item.key)
+        if worker not in self._lanes or worker in self._away:
+            worker = min(self._lanes, key=self._load)
+        self._lanes[worker].append(item)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is open or waits."""
+        return self.has_waiting or any(self._open.values())
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits to be dealt."""
+        return bool(self._apart) or any(self._lanes.values())
+
+    def num_open(self, worker: int) -> int:
+        """Rows that a worker was dealt and has not done."""
+        open_of = self._open.get(worker, {})
+        return sum(1 if self._items[key].whole else len(has) for key, has in open_of.items())
+
+    def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
+        """Return what a worker is to do beside what it has.
+
+        high: rows that it may have then. low: with fewer it takes from the lanes of others.
+        """
+        if worker in self._is_apart:
+            if self._open.get(worker):
+                return []
+            self._is_apart.discard(worker)
+        room = high - self.num_open(worker)
+        lane, dealt = self._lanes.setdefault(worker, deque()), []
+        while room > 0:
+            if not lane and high - room < low:
+                self._steal(worker)
+            if not lane:
+                break
+            item = lane.popleft()
+            if item.size > room and not item.whole:
+                item, rest = item.cut(room)
+                lane.appendleft(rest)
+            room -= item.size
+            dealt.append(self._hand(worker, item))
+        if not dealt and not self._open.get(worker):
+            dealt = [self._hand(worker, item) for item in self._suspects(worker)]
+        return dealt
+
+    def _hand(self, worker: int, item: WorkItem) -> WorkItem:
+        self._open[worker].setdefault(item.key, set()).update(item.indices)
+        return item
+
+    def _suspects(self, worker: int) -> list[WorkItem]:
+        """Return items under suspicion; where others could take them, not to whom they broke."""
+        others = self._lanes.keys() - self._away - {worker}
+        for _ in range(len(self._apart)):
+            items, broke = self._apart.popleft()
+            if broke == worker and others:
+                self._apart.append((items, broke))
+                continue
+            self._is_apart.add(worker)
+            return items
+        return []
+
+    def _steal(self, worker: int) -> None:
+        """Take from the lane of whoever has most, its last items first, until both have as much.
+
+        Of one who is away, take all.
+        """
+        lanes = {each: lane for each, lane in self._lanes.items() if lane and each != worker}
+        if not lanes:
+            return
+        most, mine = max(lanes, key=self._load), self._lanes[worker]
+        lane, gap = lanes[most], self._load(most) - self._load(worker)
+        if most in self._away:
+            gap = 2 * _cost(lane)
+        while lane and gap > 0:
+            item = lane.pop()
+            num = max(round(gap / 2 / item.weight), 1)
+            if not item.whole and num < item.size:
+                kept, item = item.cut(item.size - num)
+                lane.append(kept)
+            if item.cost > gap:
+                lane.append(item)
+                return
+            mine.appendleft(item)
+            gap -= 2 * item.cost
+
+    def _load(self, worker: int) -> float:
+        """What a worker has open or in its lane."""
+        items, open_of = self._items, self._open.get(worker, {})
+        open_cost = sum(replace(items[k], indices=tuple(has)).cost for k, has in open_of.items())
+        return _cost(self._lanes[worker]) + open_cost
+
+    def done(self, worker: int, key: int, index: int) -> bool:
+        """Note that a part is done; False if the worker does not have it, so that it is no news."""
+        has = self._open.get(worker, {}).get(key, set())
+        if index not in has:
+            return False
+        has.discard(index)
+        self._last[key] = worker
+        if not has:
+            del self._open[worker][key]
+        self._deaths.pop(key, None)
+        self._alone.pop(key, None)
+        return True
+
+    def requeue(self, worker: int, parts: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Take back parts that a worker has given back, to be done by others."""
+        mine = self._open.get(worker, {})
+        for key, indices in parts:
+            given = mine.get(key, set()) & set(indices)
+            if not given:
+                continue
+            mine[key] -= given
+            if not mine[key]:
+                del mine[key]
+            if key not in self.left_out:
+                item = replace(self._items[key], indices=tuple(sorted(given)))
+                self._lanes[worker].append(item)
+
+    def find_donor(self, least: int) -> tuple[int, int] | None:
+        """Return whom an idle worker may relieve, and of how many rows; None if of nobody.
+
+        least: rows that one who is relieved has.
+        """
+        counts = {worker: self.num_open(worker) for worker in self._lanes}
+        worker = max(counts, key=lambda each: counts[each], default=None)
+        if worker is None or worker in self._is_apart or counts[worker] < max(least, 2):
+            return None
+        return worker, counts[worker] // 2
+
+
+def _cost(lane: Iterable[WorkItem]) -> float:
+    return sum(item.cost for item in lane)

@@ -1,0 +1,119 @@
+"""Where workers run: how many, on GPUs or CPUs, of this machine or of a Ray cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from treegen.common.checks import device_name
+from treegen.common.cores import count_cores
+from treegen.common.params import check_int
+from treegen.errors import InputError, install
+
+ALL = "all"
+_MOST_A_CORE: Final = 16  # workers on CPUs; more would bring a machine down
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where workers run.
+
+    device: "cuda", one GPU each, or "cpu". count: of workers; None for one on each GPU.
+    gpus: which of this machine's GPUs. address: of a Ray cluster; None starts a Ray of our own.
+    """
+
+    device: str
+    count: int | None
+    gpus: tuple[int, ...] = ()
+    address: str | None = None
+
+
+def parse_placement(
+    gpus: str | int | None = None,
+    workers: int | None = None,
+    address: str | None = None,
+    *,
+    device: str = "auto",
+) -> Placement:
+    """Return where workers are wanted.
+
+    gpus: "all", a number of GPUs, or a list such as "0,2" ("2," for the one). workers: how many on
+    CPUs. address: of a Ray cluster, such as "10.0.0.1:6379", or "auto" for one that was started on
+    this machine. Without gpus and workers, all GPUs.
+
+    Raises InputError for what contradicts itself or is not there, as far as this machine can tell.
+    """
+    device = device_name(device)
+    if find_spec("ray") is None:
+        raise InputError(f"several workers need Ray, which is not installed; {install('ray')}")
+    if gpus is not None and workers is not None:
+        raise InputError("give gpus (--gpus) or CPU workers (--workers), not both")
+    if workers is not None:
+        check_int("workers", workers, least=1)
+        if device not in ("auto", "cpu"):
+            raise InputError(f"workers (--workers) run on CPUs; device {device} needs --gpus")
+        if address is None and workers > (most := _MOST_A_CORE * count_cores()):
+            raise InputError(
+                f"workers (--workers) are processes, and {workers:,} of them are too many for the "
+                f"{count_cores()} cores here; ask for {most} at most"
+            )
+        return Placement("cpu", workers, address=_check_address(address))
+    if device not in ("auto", "cuda"):
+        other = "leave one out" if device == "cpu" else "name the GPUs by gpus (--gpus) alone"
+        raise InputError(f"gpus (--gpus) and device {device} contradict each other; {other}")
+    count, chosen = _read(ALL if gpus is None else gpus)
+    if address is not None:
+        if chosen:
+            raise InputError(
+                "gpus by number (--gpus 0,2) are those of this machine; of a Ray cluster give how "
+                "many, or all"
+            )
+        return Placement("cuda", count, address=_check_address(address))
+    there = num_gpus()
+    if not there:
+        raise InputError("torch sees no GPU on this machine; use workers on CPUs (--workers N)")
+    if max(count or 0, max(chosen, default=-1) + 1) > there:
+        what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
+        raise InputError(f"{what} asked for (--gpus) but this machine has {there}; ask for fewer")
+    chosen = chosen or tuple(range(count or there))
+    return Placement("cuda", len(chosen), chosen)
+
+
+def num_gpus() -> int:
+    """GPUs of this machine that this process may use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
+    """Return how many GPUs are wanted, None for all, and which."""
+    text = str(gpus).strip()
+    if text == ALL:
+        return None, ()
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    are_numbers = all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words)
+    if not words or not are_numbers:
+        raise InputError(f"gpus (--gpus) must be all, a number or a list such as 0,2; got {gpus!r}")
+    numbers = tuple(int(word) for word in words)
+    if "," in text:
+        if len(set(numbers)) < len(numbers):
+            raise InputError(f"gpus (--gpus) {text} names a GPU twice; name each once")
+        return None, numbers
+    if not numbers[0]:
+        raise InputError("gpus (--gpus) must be at least 1; the first GPU alone is 0, with a comma")
+    return numbers[0], ()
+
+
+def _check_address(address: str | None) -> str | None:
+    """Return the address of a Ray cluster, if it is one."""
+    if address is None or address == "auto":
+        return address
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InputError(
+            f"the address of a Ray cluster (--ray) is auto or HOST:PORT, such as 10.0.0.1:6379; "
+            f"got {address!r}"
+        )
+    return address

@@ -1,0 +1,79 @@
+"""Jobs and results as they are sent: with the user's code that workers cannot import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from treegen.errors import InputError
+from treegen.search.tree.node_registry import pickling_for_other_process
+
+if TYPE_CHECKING:
+    from treegen.search.tree.result import SearchResult
+
+
+def pickle_job(job: object) -> bytes:
+    """Pickle a job. Raises InputError for one that holds what cannot be sent."""
+    from ray import cloudpickle
+
+    pickle: Any = cloudpickle  # partly without types
+    _send_loose_modules(pickle.register_pickle_by_value)
+    try:
+        with pickling_for_other_process():
+            data: bytes = pickle.dumps(job)
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"what is to run cannot be sent to workers ({told:.200}); make what it needs inside it"
+        ) from error
+    return data
+
+
+def unpickle_job(data: bytes) -> Any:
+    """Return what was packed."""
+    from ray import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
+def sendable_result(result: SearchResult) -> SearchResult:
+    """Return a result as it can be sent; without what cannot, and with an error that says so."""
+    from ray import cloudpickle
+
+    pickle: Any = cloudpickle
+    try:
+        # What is read back here is read back there. The tree has nothing but records.
+        pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told = f"what it returned cannot be sent by a worker ({told:.200}); return text or numbers"
+        return replace(result, value=None, answers=(), votes={}, error=result.error or told)
+    return result
+
+
+def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
+    """Have what files define that were loaded by path, such as tasks, sent by value.
+
+    Functions of the main program are sent so in any case.
+    """
+    known: dict[str, bool] = {}
+    for name, module in list(sys.modules.items()):
+        top = name.partition(".")[0]
+        if not getattr(module, "__file__", None) or getattr(module, "__name__", "") != name:
+            continue
+        if top not in known:
+            known[top] = _is_found(top)
+        if not known[top]:
+            register(module)
+
+
+def _is_found(name: str) -> bool:
+    """Whether an import of a module, here as in a worker, would lead to it."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if find is not None and find(name, None) is not None:
+            return True
+    return False

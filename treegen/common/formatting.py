@@ -1,0 +1,93 @@
+"""Amounts of memory and tables as people write and read them. No torch here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from treegen.errors import InputError
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def parse_bytes(amount: int | str) -> int:
+    """Bytes of an amount such as 2_000_000, "512MiB" or "2 GiB".
+
+    Raises:
+        InputError: it is no such amount, or not positive.
+    """
+    if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
+        return amount
+    pattern = r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)\s*"
+    match = re.fullmatch(pattern, amount) if isinstance(amount, str) else None
+    if match and match[2].lower() in _UNITS:
+        size = int(float(match[1]) * _UNITS[match[2].lower()])
+        if size > 0:
+            return size
+    raise InputError(f"memory must be a number of bytes or like '2GiB', got {amount!r}")
+
+
+def format_bytes(size: float) -> str:
+    """A size with the unit that suits it: "512 B", "1.5 KiB", "16.0 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+# These are unsafe: C0 but tab and newline, DEL, C1, the characters of Unicode's Bidi_Control
+# property, the line and paragraph separators (some terminals and pagers break lines there), and
+# lone surrogates, which no UTF-8 stream can take.
+_UNSAFE: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+# What ASCII has of safe characters, by which most texts are known to be safe at once.
+_SAFE: Final = bytes([9, 10, *range(32, 127)])
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def safe_text(text: str) -> str:
+    r"""Return `text` with every character that could steer a terminal written out, as in \x1b.
+
+    Newline and tab stay. The result encodes in UTF-8 and is unchanged by a second call. It may
+    still hold rich markup: print it as `rich.text.TokenText`, or with `markup=False`. Backslashes
+    are not doubled, so it is for reading and cannot be turned back.
+    """
+    if text.isascii() and not text.encode("ascii").translate(None, _SAFE):
+        return text
+    return _UNSAFE.sub(_escape, text)
+
+
+def replace_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can hold: halves of surrogate pairs become question marks."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
+    """Return a table in Markdown. right: the columns to align on the right, as for numbers."""
+    cells = [[one_line(text) for text in row] for row in (head, *rows)]
+    widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
+    lines = [
+        "|".join(
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    rule = "|".join(
+        "-" * (width - 1) + ":" if i in right else "-" * width for i, width in enumerate(widths)
+    )
+    return "\n".join(f"|{line}|" for line in (lines[0], rule, *lines[1:]))
+
+
+def one_line(text: str) -> str:
+    """Return a text as a cell of a Markdown table takes it."""
+    return safe_text(text).replace("\n", " ").replace("|", "\\|")

@@ -1,0 +1,22 @@
+"""A process that ends with the one that started it, whatever it does just then."""
+
+import os
+import threading
+import time
+from typing import Final
+
+_LOOK: Final = 1.0  # seconds between looks
+
+
+def exit_with_parent(leader: int) -> None:
+    """End this process soon after its leader ends, in whatever way.
+
+    leader: the id of the process that started this one.
+    """
+    threading.Thread(target=_watch, args=(leader,), daemon=True).start()
+
+
+def _watch(leader: int) -> None:
+    while os.getppid() == leader:
+        time.sleep(_LOOK)
+    os._exit(1)

@@ -1,0 +1,275 @@
+"""Decode steps as CUDA graphs: the GPU is handed a whole step at once, from token to token.
+
+A graph bakes in every size and address of the step that it was captured from. So each graph is for
+one number of rows (live rows are padded up to it), one page pool, one trunk that the dense kernel
+reads, and fixed capacities of the attention's work list. What changes from step to step is copied
+into the graph's input tensors.
+
+A step that fits no graph runs eagerly once, on the inputs of a new graph, which is then captured
+for the steps to come. Only plain draws are part of a graph. Draws that filter tokens or report
+alternatives take much memory, which each graph would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.engine.compute.capture_budget import CaptureBudget
+from treegen.engine.compute.decode_step import NUM_INPUTS, POSITION, DecodeStep, DeferredDraws
+from treegen.engine.compute.graph_pool import GraphPool, weak_ref_tensor
+from treegen.engine.compute.padding import pad_num_query_rows, pad_num_rows
+from treegen.model.batch import Batch
+from treegen.model.recurrent.state_batch import states_in_slots
+from treegen.ops.attention.gpu.state import StaticState, TritonState, live_rows_of
+from treegen.ops.recurrence import RowSlots
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import Draws
+
+_MAX_GRAPHS = 48
+_FIRST_ROOM = 4096  # drawn tokens to have room for at first
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    """A captured step: its inputs, its attention work list and what it computes.
+
+    step: the step whose tensors are the graph's inputs.
+    state: the work list of its attention. copies: that of what it reads from copies, if it does.
+    out: the draws, or logits [T, V] if draws are made outside the graph.
+    filled: rows whose inputs are set; those of further rows are 0.
+    sampling: the sampling parameters that are in place.
+    size: how many rows it has. several: whether they are several of each item.
+    """
+
+    step: DecodeStep
+    state: StaticState
+    copies: StaticState | None
+    graph: torch.cuda.CUDAGraph
+    out: Draws | Tensor
+    filled: int
+    sampling: SamplingBatch
+    size: int
+    several: bool
+
+
+class DecodeGraphs(GraphPool[_Graph]):
+    """Captures and replays decode steps of one model.
+
+    num_captured: steps that were captured, or could not be.
+    """
+
+    _kind = "step"
+
+    def __init__(self, forward: Callable[[Batch], Tensor], row_seconds: float) -> None:
+        """`forward` computes a batch eagerly. row_seconds: what a row takes in a pass of many."""
+        super().__init__(forward)
+        self._patience = CaptureBudget(row_seconds)
+        # `_drawn_P1` has the tokens of the last step where the next step's graph reads them.
+        # `_known_as` is the tensor under which the caller knows these tokens.
+        self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
+        self.num_captured = 0
+
+    @torch.inference_mode()
+    def run(self, step: DecodeStep) -> Draws | DeferredDraws:
+        """What a step draws; valid until the next step. If it may be captured, its inputs are on
+        the host.
+        """
+        state = step.levels.state
+        if self.off is not None or not isinstance(state, TritonState):
+            return step.on_device().compute(self._forward)
+        self._copy_last_tokens(step, state.device)
+        entry = self._find(step, state)
+        if entry is None:
+            return self._capture(step.on_device(), state)
+        self._fill(entry, step)
+        _name_kernels(step, entry.state, entry.copies)
+        entry.graph.replay()
+        return self._slice_draws(entry.out, step, entry.step)
+
+    def _copy_last_tokens(self, step: DecodeStep, device: torch.device) -> None:
+        """Put the last step's tokens where graphs read them, unless a graph has done so."""
+        drawn_P1 = step.drawn_P1
+        padded = max(pad_num_rows(step.num_rows), pad_num_query_rows(step.num_rows))
+        rows = max(padded, 0 if drawn_P1 is None else len(drawn_P1))
+        if rows > len(self._drawn_P1):
+            self._drop_graphs()
+            self._drawn_P1 = torch.zeros(
+                max(2 * rows, _FIRST_ROOM), 1, dtype=torch.int64, device=device
+            )
+            self._known_as = self._drawn_P1
+        if drawn_P1 is not None and drawn_P1 is not self._known_as:
+            self._drawn_P1[: len(drawn_P1)] = drawn_P1
+
+    def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
+        """A graph with the step's levels in place: the smallest that has room for its rows.
+
+        None if to capture one of its size costs less than further padding.
+        """
+        size, several = _size_of(step, state), _draws_several(state)
+        usable = [
+            each
+            for each in self._graphs
+            if size <= each.size
+            and each.several == several
+            and (each.copies is None) == (step.levels.copies is None)
+            and each.step.cache is step.cache
+            and each.step.sampling.is_plain == step.sampling.is_plain
+        ]
+        usable.sort(key=lambda each: each.size)
+        for entry in usable:
+            # Ranks must compute equally many rows, whichever graphs each of them has.
+            must_fit = step.ranks is not None or self._patience.should_capture(size, entry.size)
+            if must_fit and entry.size > size:
+                return None
+            if self._load_levels(entry, step, state):
+                self._patience.add_padding_cost(size, entry.size)
+                self._graphs.remove(entry)
+                self._graphs.append(entry)  # it is now the last to be dropped
+                return entry
+        return None
+
+    def _load_levels(self, entry: _Graph, step: DecodeStep, state: TritonState) -> bool:
+        """Put a step's levels in place of a graph's; False if they do not fit."""
+        copies = step.levels.copies
+        if copies is not None:
+            assert entry.copies is not None
+            if not entry.copies.load(copies.state, self._staging, live_rows_of(state.levels)):
+                return False
+        return entry.state.load(state, self._staging)
+
+    def _capture(self, step: DecodeStep, state: TritonState) -> Draws | DeferredDraws:
+        size = _size_of(step, state)
+        self._patience.reset()
+        self.num_captured += 1
+        if self.num_graphs >= _MAX_GRAPHS:
+            del self._graphs[0]
+        static_state = StaticState(state.levels, state.device, invariant=state.invariant)
+        copies: StaticState | None = None
+        if step.levels.copies is not None:
+            copies = StaticState(step.levels.copies.state.levels, state.device)
+            copies.live_rows = live_rows_of(state.levels)
+        static = _static_step(step, size, static_state, copies, self._drawn_P1)
+        draws = self._slice_draws(self._compute(static), step, static)
+        _name_kernels(step, static_state, copies)
+        captured = self._capture_graph(lambda: self._compute(static), state.device)
+        if captured is None:
+            return draws
+        graph, out = captured
+        if isinstance(out, Tensor):
+            out = weak_ref_tensor(out)
+        several = _draws_several(state)
+        self._graphs.append(
+            _Graph(
+                static,
+                static_state,
+                copies,
+                graph,
+                out,
+                step.num_rows,
+                step.sampling,
+                size,
+                several,
+            )
+        )
+        return draws
+
+    def _compute(self, static: DecodeStep) -> Draws | Tensor:
+        """What the graph of a step computes."""
+        logits_TV = static.logits(self._forward)
+        if not static.sampling.is_plain:
+            return logits_TV.contiguous()
+        draws = static.draw_now(logits_TV)
+        self._drawn_P1[: static.num_rows] = draws.tokens_PN
+        return draws
+
+    def _slice_draws(
+        self, out: Draws | Tensor, step: DecodeStep, static: DecodeStep
+    ) -> Draws | DeferredDraws:
+        """The draws of a step's own rows. static: the step of the graph that computes it."""
+        if isinstance(out, Tensor):
+            inputs_8T = static.inputs_8T[:, : step.num_rows]
+            return replace(step, inputs_8T=inputs_8T).draw(out[: step.num_rows])
+        draws = out.first(step.num_rows)
+        self._known_as = draws.tokens_PN
+        return draws
+
+    def _fill(self, entry: _Graph, step: DecodeStep) -> None:
+        """Put a step's inputs in the place of the last one's."""
+        num_rows, static = step.num_rows, entry.step
+        inputs_8T = step.inputs_8T.numpy()
+
+        def write(flat: NDArray[np.int64]) -> None:
+            there_8T = flat.reshape(NUM_INPUTS, -1)
+            there_8T[:, :num_rows] = inputs_8T
+            there_8T[:, num_rows:] = 0
+
+        self._staging.fill(static.inputs_8T, static.inputs_8T.numel(), write)
+        if step.states is not None and step.states.rows is not None:
+            assert static.states is not None and static.states.rows is not None
+            target_RT = static.states.rows.inputs_RT
+            target_RT[:, :num_rows] = step.states.rows.inputs_RT
+            target_RT[:, num_rows : max(num_rows, entry.filled)] = 0
+        entry.filled = num_rows
+        if entry.sampling is not step.sampling:
+            if step.sampling.is_plain:
+                static.sampling.load(step.sampling)
+            entry.sampling = step.sampling
+
+
+def _draws_several(state: TritonState) -> bool:
+    """Whether rows have several query rows each, of which one must not see the keys of the next."""
+    return any(level.causal for level in state.levels)
+
+
+def _size_of(step: DecodeStep, state: TritonState) -> int:
+    """The number of rows of the graph of a step."""
+    if not _draws_several(state):
+        return pad_num_rows(step.num_rows)
+    return pad_num_query_rows(step.num_rows)
+
+
+def _name_kernels(step: DecodeStep, state: StaticState, copies: StaticState | None) -> None:
+    """Tell a step which kernels compute its levels."""
+    step.levels.state.kernels = state.kernels
+    if step.levels.copies is not None and copies is not None:
+        step.levels.copies.state.kernels = copies.kernels
+
+
+def _static_step(
+    step: DecodeStep,
+    size: int,
+    state: StaticState,
+    copies: StaticState | None,
+    drawn_P1: Tensor,
+) -> DecodeStep:
+    """A step of `size` rows with a graph's inputs in place of another step's.
+
+    Rows past the live ones write to the padding page, and nobody takes their draws.
+    """
+    inputs_8T = step.inputs_8T.new_zeros(NUM_INPUTS, size)
+    inputs_8T[:, : step.num_rows] = step.inputs_8T
+    sampling = step.sampling
+    if sampling.is_plain:
+        sampling = SamplingBatch.greedy(size, inputs_8T.device)
+        sampling.load(step.sampling)
+    levels = replace(
+        step.levels.with_positions(inputs_8T[POSITION]), state=state, checked=False, seen=set()
+    )
+    if levels.copies is not None:
+        levels = replace(levels, copies=replace(levels.copies, state=copies, seen=set()))
+    states = None
+    if step.states is not None:
+        # Rows past the live ones have the slot of no state, whatever they make of it.
+        assert step.states.rows is not None
+        live_RT = step.states.rows.inputs_RT
+        inputs_RT = live_RT.new_zeros(len(live_RT), size)
+        inputs_RT[:, : step.num_rows] = live_RT
+        states = states_in_slots(RowSlots(inputs_RT), step.states.layers)
+    static = DecodeStep(inputs_8T, drawn_P1, levels, sampling, step.cache, states)
+    return replace(static, ranks=step.ranks, vocab_size=step.vocab_size)

@@ -1,0 +1,149 @@
+"""A decode step as one computation: the last drawn tokens go in, the next ones come out.
+
+All numbers of the rows are in one tensor, `inputs_8T`. One copy brings it to the device, and a CUDA
+graph reads it from a fixed address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from treegen.common.device import to_device
+from treegen.model.batch import Batch
+from treegen.model.recurrent.state_batch import StateBatch
+from treegen.ops.attention import PreparedLevels
+from treegen.ops.cache.pool import PagedCache
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.draw import Draws, can_divide, draw, draw_vocab_parallel
+from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.token_history import TokenHistory
+
+if TYPE_CHECKING:
+    from treegen.model.parallel.ranks import Ranks
+
+TOKEN, SOURCE, POSITION, SLOT, SEED, COUNT, FORCED, ROTARY = range(8)
+NUM_INPUTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """One decode step of T rows.
+
+    inputs_8T: int64, by first index:
+        TOKEN: the row's last token, if it is known.
+        SOURCE: where in drawn_P1 that token is, or -1 if it is known.
+        POSITION: its position.
+        SLOT: the cache slot for its key and value.
+        SEED: the row's seed.
+        COUNT: how many tokens the row has drawn.
+        FORCED: the token that the row is given in place of a draw, or -1.
+        ROTARY: where it stands for rotary embeddings, which images may shift.
+    They may be on the host, until `on_device` brings them to the device or a CUDA graph takes them.
+    drawn_P1: the tokens that the step before draws; None if all of them are known.
+    levels: what the rows attend to.
+    sampling: how the rows are drawn.
+    cache: has the pages that the rows read and write.
+    states: the recurrent states that the rows read and write; None for a model without any.
+    texts: what is before each draw; None if no draw depends on it.
+    ranks: those that compute the step together; None where one process does.
+    vocab_size: the tokens of the vocabulary, of which each of these has the logits of a part.
+    """
+
+    inputs_8T: Tensor
+    drawn_P1: Tensor | None
+    levels: PreparedLevels
+    sampling: SamplingBatch
+    cache: PagedCache
+    states: StateBatch | None = None
+    texts: TokenHistory | None = None
+    ranks: Ranks | None = None
+    vocab_size: int = 0
+
+    @property
+    def draws_in_parts(self) -> bool:
+        """Whether each rank draws from its part of the logits."""
+        if self.ranks is None or not self.sampling.is_plain:
+            return False
+        return can_divide(self.inputs_8T.device)
+
+    @property
+    def num_rows(self) -> int:
+        """T, the number of rows."""
+        return self.inputs_8T.shape[1]
+
+    def on_device(self) -> DecodeStep:
+        """The step with inputs on the device, which may be on the host yet."""
+        device = self.levels.device
+        if self.inputs_8T.device.type == device.type:
+            return self
+        inputs_8T = to_device(self.inputs_8T.numpy(), device)
+        levels = self.levels.with_positions(inputs_8T[POSITION])
+        return replace(self, inputs_8T=inputs_8T, levels=levels)
+
+    def compute(self, forward: Callable[[Batch], Tensor]) -> Draws | DeferredDraws:
+        """Draw the next token of each row."""
+        return self.draw(self.logits(forward))
+
+    def logits(self, forward: Callable[[Batch], Tensor]) -> Tensor:
+        """The model's logits after each row's last token, [T, V], or the rank's part of them."""
+        inputs = self.inputs_8T
+        tokens_T = inputs[TOKEN]
+        if self.drawn_P1 is not None:
+            source_T = inputs[SOURCE]
+            drawn_T = self.drawn_P1[:, 0][source_T.clamp(min=0)]
+            tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
+        rows_T = torch.arange(self.num_rows, device=inputs.device)
+        positions_T, slots_T = inputs[POSITION], inputs[SLOT]
+        whole, layers = not self.draws_in_parts, self.cache.layers
+        self.cache.note_tokens(slots_T, tokens_T)
+        batch = Batch(
+            tokens_T, positions_T, slots_T, rows_T, self.levels, layers, self.states, whole,
+            rotary_AT=inputs[ROTARY, None],
+        )  # fmt: skip
+        return forward(batch)
+
+    def draw(self, logits_TV: Tensor) -> Draws | DeferredDraws:
+        """Draw one token for each row from its logits, [T, V]; or later, if masks have to come."""
+        follows = self.ranks is not None and self.ranks.rank > 0
+        if self.sampling.masked and not follows:
+            return DeferredDraws(self, logits_TV)
+        return self.draw_now(logits_TV)
+
+    def draw_now(self, logits_TV: Tensor, masks: Masks | None = None) -> Draws:
+        """Draw one token for each row. masks: what rows may draw; None for all tokens."""
+        inputs, ranks = self.inputs_8T, self.ranks
+        given = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
+        if ranks is not None and self.draws_in_parts:
+            part = ranks.get_vocab_range(self.vocab_size)
+            return draw_vocab_parallel(logits_TV, *given, part, ranks.all_gather, ranks.all_reduce)
+        if ranks is not None and ranks.rank:
+            # Rank 0 draws. The others need the tokens alone, as inputs of the next step.
+            tokens_T1 = ranks.broadcast(inputs.new_empty(len(logits_TV), 1))
+            nothing_T = logits_TV.new_zeros(len(logits_TV))
+            return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
+        draws = draw(logits_TV, *given, self.texts, masks)
+        if ranks is not None:
+            ranks.broadcast(draws.tokens_PN.clone(memory_format=torch.contiguous_format))
+        return draws
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredDraws:
+    """A step whose logits are computed, or under way, and whose draws wait for masks."""
+
+    step: DecodeStep
+    logits_TV: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.logits_TV)
+
+    def draw(self, masks: Masks | None) -> Draws:
+        """Draw one token for each row from those that its mask allows."""
+        return self.step.draw_now(self.logits_TV, masks)

@@ -1,0 +1,125 @@
+"""Turn segments and rows into the levels of one forward pass.
+
+A pass computes a list of items, depth first: rows that decode one token, or spans of tokens that
+are prefilled. Items under one segment are consecutive, so comparing neighbours finds each level.
+
+Letters: N items, D levels of kept segments, G groups, P pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.ops.attention import HostLevel, Items
+from treegen.ops.cache.pool import Pages
+
+Ints = NDArray[np.int64]
+
+
+def build_shared_levels(
+    chains_ND: Ints,
+    offsets: Ints,
+    keys_of: Callable[[int], tuple[Pages, int, int]],
+    copy_of: Callable[[int, int], Pages | None] | None = None,
+) -> list[HostLevel]:
+    """Levels of the kept segments above N items.
+
+    chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
+    offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
+    keys_of: gives the page table, the number of keys and the first position of a segment.
+    copy_of: gives the pages of a copy (`treegen.engine.segments.expanded_kv`) for a segment and the
+    number of rows below it; None where its own are to be read. There may be two levels for a
+    depth then.
+    """
+    levels = []
+    for ids in chains_ND.T:
+        starts = np.flatnonzero(np.diff(ids, prepend=-2) != 0)
+        stops = np.append(starts[1:], len(ids))
+        used = ids[starts] >= 0
+        starts, stops = starts[used], stops[used]
+        if len(starts) == 0:
+            break
+        keys = [keys_of(int(segment)) for segment in ids[starts]]
+        tables: list[Pages] = [table for table, _, _ in keys]
+        copied = np.zeros(len(starts), dtype=np.bool_)
+        if copy_of is not None:
+            num_rows = offsets[stops] - offsets[starts]
+            for group, segment in enumerate(ids[starts].tolist()):
+                copy = copy_of(segment, int(num_rows[group]))
+                if copy is not None:
+                    tables[group], copied[group] = copy, True
+        for of_copies in (False, True):
+            groups = np.flatnonzero(copied == of_copies)
+            if len(groups):
+                level = make_level(
+                    offsets[starts[groups]],
+                    offsets[stops[groups]],
+                    pad_tables([tables[group] for group in groups]),
+                    np.array([keys[group][1] for group in groups]),
+                    np.array([keys[group][2] for group in groups]),
+                    causal=False,
+                )
+                if of_copies:
+                    stored = pad_tables([keys[group][0] for group in groups])
+                    level = replace(level, copied=True, stored_GP=stored.astype(np.int64))
+                levels.append(level)
+    return levels
+
+
+def expand_offsets(num_R: Ints) -> tuple[Ints, Ints, Ints]:
+    """The query rows of items that have several each, one item after another.
+
+    Returns their offsets [R + 1], and of each query row its item and its place in the item.
+    """
+    offsets = np.concatenate([[0], num_R.cumsum()])
+    row_T = np.repeat(np.arange(len(num_R)), num_R)
+    return offsets, row_T, np.arange(len(row_T)) - offsets[row_T]
+
+
+def make_level(
+    q_start: Ints, q_stop: Ints, pages: Pages, kv_len: Ints, kv_start: Ints, *, causal: bool
+) -> HostLevel:
+    """A level made of arrays, which it converts to int64."""
+    return HostLevel(
+        start_G=np.asarray(q_start, dtype=np.int64),
+        stop_G=np.asarray(q_stop, dtype=np.int64),
+        pages_GP=np.asarray(pages, dtype=np.int64),
+        kv_len_G=np.asarray(kv_len, dtype=np.int64),
+        kv_start_G=np.asarray(kv_start, dtype=np.int64),
+        causal=causal,
+    )
+
+
+def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
+    """A level of items that have several query rows each, where each item had one.
+
+    offsets: item i now has the rows offsets[i] to offsets[i + 1].
+    memo: what is remembered about the items; by default it is the level's.
+    """
+    start, stop = level.start_G, level.stop_G
+    items = Items(offsets, start, stop, level.memo if memo is None else memo)
+    return HostLevel(
+        start_G=offsets[start],
+        stop_G=offsets[stop],
+        pages_GP=level.pages_GP,
+        kv_len_G=level.kv_len_G,
+        kv_start_G=level.kv_start_G,
+        causal=level.causal,
+        items=items,
+        copied=level.copied,
+        stored_GP=level.stored_GP,
+    )
+
+
+def pad_tables(tables: list[Pages]) -> Pages:
+    """Page tables as one array [G, P]; short ones are filled up with page 0."""
+    width = max(map(len, tables), default=0)
+    padded = np.zeros((len(tables), width), dtype=np.int32)
+    for row, table in enumerate(tables):
+        padded[row, : len(table)] = table
+    return padded

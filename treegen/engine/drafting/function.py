@@ -1,0 +1,74 @@
+"""Guesses by a function that the user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import numpy as np
+
+from treegen.common.drafter import (
+    NOTHING,
+    DraftContext,
+    DraftFunction,
+    Drafts,
+    Ints,
+    NewTokens,
+    PromptInfo,
+)
+from treegen.engine.drafting.acceptance import AcceptanceEstimator
+from treegen.errors import InputError
+
+
+class FunctionDrafter:
+    """Asks a function about all rows of a step at once."""
+
+    def __init__(self, function: DraftFunction) -> None:
+        """No row is known."""
+        self._function = function
+        self._rows: dict[int, DraftContext] = {}
+        self._chance = AcceptanceEstimator()
+
+    def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
+        """Add to the tokens of rows."""
+        columns = (new.slots, new.request, new.sample, new.count, new.num_R)
+        each = zip(*(column.tolist() for column in columns), new.tokens_RA, strict=True)
+        for slot, request, sample, count, num, tokens in each:
+            if not count:
+                asked = request_of(request)
+                self._rows[slot] = DraftContext(asked.id, sample, asked.tokens.tolist(), [])
+            generated = self._rows[slot].tokens
+            assert isinstance(generated, list)
+            generated += tokens[:num].tolist()
+
+    def run_deferred(self) -> None:
+        """Nothing waits."""
+
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        """What the function guesses.
+
+        Raises:
+            InputError: it returns something else than a list of token ids for each row.
+        """
+        most = int(room_R.max(initial=0))
+        tokens_RK = np.full((len(slots), most), NOTHING)
+        found = self._function([self._rows[slot] for slot in slots.tolist()])
+        try:
+            if len(found) != len(slots):
+                raise ValueError
+            for row, guess in zip(tokens_RK, found, strict=True):
+                ids = np.array(list(islice(guess, most)))
+                if len(ids) and not np.issubdtype(ids.dtype, np.integer):
+                    raise TypeError
+                row[: len(ids)] = ids
+        except (TypeError, ValueError):
+            raise InputError(
+                f"speculate's function must return a list of token ids for each of {len(slots)} "
+                f"samples, got {found!r:.80}"
+            ) from None
+        chance_R = np.full(len(slots), self._chance.value)
+        return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
+
+    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        """Adjust the chance that a guess is right."""
+        self._chance.learn(tried_R, accepted_R)

@@ -1,0 +1,235 @@
+"""Guesses by what other samples went on with after the same last tokens.
+
+Each token that a row draws is entered in a table, under the last n tokens before it, for some n: in
+one scope for the samples of its prompt, in another for all of the run. A row looks its own last
+tokens up. What it finds is a place in the log of all tokens, and it drafts what came after that.
+
+The log is linked: each entry knows the one after it in its row. So rows are noted together, a few
+array operations for all of them.
+
+Legend: R rows, A new tokens of a row, W tokens of a window, S keys (an n and a scope), N entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.common.drafter import NOTHING, Drafts, Ints, NewTokens, PromptInfo
+
+
+class _Key(NamedTuple):
+    """Under what tokens are entered: their last n, those of the same prompt only or of the run."""
+
+    size: int
+    is_own: bool
+    chance: float  # of a guess to be right, before any was tried
+
+
+_KEYS: Final = (
+    _Key(8, True, 0.8), _Key(8, False, 0.7), _Key(5, True, 0.7), _Key(5, False, 0.6),
+    _Key(3, True, 0.6), _Key(2, True, 0.45), _Key(3, False, 0.45), _Key(2, False, 0.3),
+    _Key(1, True, 0.2),
+)  # fmt: skip
+_WINDOW: Final = max(key.size for key in _KEYS)
+_MOST_VOTES: Final = 100
+# Guesses are told apart by how many tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, or more.
+_VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MOST_VOTES + 2), side="right")
+_GRADES: Final = int(_VOTES.max()) + 1
+_LATER: Final = 0.55  # chance of a further guess to be right, before any was tried
+_SLOT_BITS: Final = 21  # places of the table
+_MOST_ENTRIES: Final = 2**23  # tokens of the log; then all is forgotten
+_PROMPT: Final = 1024  # last tokens of a prompt that are entered
+_MOST_PROMPTS: Final = 1024
+_TRUST: Final = 8.0  # tokens tried that a first estimate counts for
+_MEMORY: Final = 0.99  # of what was learned at the step before
+
+_U64 = np.uint64
+_BASE: Final = 0x9E3779B97F4A7C15
+_MIX: Final = 0xD6E8FEB86659FD93
+_SCOPE: Final = 0xA24BAED4963EE407
+
+
+class NgramDrafter:
+    """Drafts by the last tokens of rows."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        # A hash of the last n tokens: that of the last one times the first power, and so on.
+        powers = [pow(_BASE, _WINDOW - i, 2**64) for i in range(_WINDOW)]
+        self._powers_WS = np.array(
+            [[p * (i >= _WINDOW - key.size) for key in _KEYS] for i, p in enumerate(powers)], _U64
+        )
+        self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
+        self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
+        # Where the continuation of a key is in the log, the rest of the key's hash, and by how many
+        # tokens that continuation leads. A place without an entry has entry 0, which is no token's.
+        self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
+        self._rest = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
+        self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
+        # The log: tokens, and the entry after each in its row, 0 while there is none.
+        self._token = np.full(4096, NOTHING, dtype=np.int32)
+        self._next = np.zeros(4096, dtype=np.int32)
+        self._size = 1
+        # By slot: the last tokens, the entry of the last one, and the number of the request.
+        self._recent = np.zeros((0, _WINDOW), dtype=np.int64)
+        self._last = np.zeros(0, dtype=np.int64)
+        self._scope = np.zeros(0, dtype=_U64)
+        # What `work` logs: slots, scopes, texts, and how many tokens of each are new.
+        self._waiting: list[tuple[Ints, NDArray[_U64], Ints, Ints]] = []
+        # By request: the last tokens of the prompt, and the entry of the last one.
+        self._prompts: dict[int, tuple[Ints, int]] = {}
+        chances = np.array([key.chance for key in _KEYS])[:, None]
+        more = np.linspace(0.0, 0.5, _GRADES)
+        # By kind: how many first and further guesses were right, and how many tried.
+        first = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
+        self._right_2K = np.stack([first, np.full(first.shape, _LATER * _TRUST)])
+        self._tried_2K = np.full(self._right_2K.shape, _TRUST)
+        self._chance_2K = self._right_2K / self._tried_2K
+
+    def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
+        """Log what rows have drawn. `work` enters it, too late for the guesses of the next step."""
+        self._make_room(int(new.slots.max(initial=-1)) + 1, 0)
+        first = np.flatnonzero(new.count == 0)
+        if len(first):
+            self._begin(new.slots[first], new.request[first], request_of)
+        text_RX = np.concatenate([self._recent[new.slots], new.tokens_RA], axis=1)
+        self._waiting.append((new.slots, self._scope[new.slots], text_RX, new.num_R))
+        places_W = np.arange(_WINDOW)
+        rows = np.arange(len(new.slots))[:, None]
+        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + places_W]
+
+    def run_deferred(self) -> None:
+        """Enter what was logged."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            self._log(*each)
+
+    def _log(self, slots: Ints, scope_R: NDArray[_U64], text_RX: Ints, num_R: Ints) -> None:
+        """Log the tokens of rows and enter them. text_RX: the last ones before them, and these."""
+        self._make_room(0, int(num_R.sum()))
+        windows_RAW = np.lib.stride_tricks.sliding_window_view(text_RX, _WINDOW, axis=1)
+        is_new_RA = np.arange(text_RX.shape[1] - _WINDOW) < num_R[:, None]
+        row_N, at_N = np.nonzero(is_new_RA)
+        entry_N = self._append(text_RX[:, _WINDOW:][is_new_RA], num_R, self._last[slots])
+        self._enter(windows_RAW[row_N, at_N], scope_R[row_N], entry_N)
+        self._last[slots] = entry_N[num_R.cumsum() - 1]
+
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        """What came after the last tokens of rows."""
+        place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
+        is_hit_RS = self._rest[place_RS] == rest_RS
+        kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
+        chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
+        best_R = chance_RS.argmax(axis=1)
+        rows = np.arange(len(slots))
+        entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
+        tokens_RK = np.empty((len(slots), int(room_R.max(initial=0))), dtype=np.int64)
+        for column in tokens_RK.T:
+            column[:] = self._token[entry_R]
+            entry_R = self._next[entry_R]
+        kind_R = kind_RS[rows, best_R]
+        return Drafts(tokens_RK, chance_RS[rows, best_R], kind_R, self._chance_2K[1][kind_R])
+
+    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        """Adjust the chances of the kinds of guesses."""
+        size = len(self._chance_2K[0])
+        is_first_R = tried_R > 0
+        for place, (tried, right) in enumerate(
+            [(is_first_R, accepted_R > 0), (tried_R - is_first_R, accepted_R - (accepted_R > 0))]
+        ):
+            self._tried_2K[place] *= _MEMORY
+            self._right_2K[place] *= _MEMORY
+            self._tried_2K[place] += np.bincount(kind_R, tried, size)
+            self._right_2K[place] += np.bincount(kind_R, right, size)
+        self._chance_2K = self._right_2K / self._tried_2K
+
+    def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], PromptInfo]) -> None:
+        """Let rows begin after their prompts, which are entered if they are new."""
+        self.run_deferred()  # of rows that were in these slots
+        for number in np.unique(request).tolist():
+            if number not in self._prompts:
+                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request begin together
+                    self._prompts.clear()
+                self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
+            mine = slots[request == number]
+            self._recent[mine], self._last[mine] = self._prompts[number]
+            self._scope[mine] = _scope_of(number)
+
+    def _enter_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
+        tokens = np.asarray(prompt, dtype=np.int64)[-_PROMPT:]
+        num = len(tokens)
+        self._make_room(0, num)
+        text = np.concatenate([np.full(_WINDOW, NOTHING), tokens])
+        windows_NW = np.lib.stride_tricks.sliding_window_view(text, _WINDOW)
+        if not num:
+            return text[-_WINDOW:].copy(), 0
+        entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
+        self._enter(windows_NW[:-1], np.full(num, _scope_of(number)), entry_N)
+        return text[-_WINDOW:].copy(), int(entry_N[-1])
+
+    def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
+        """Add rows' tokens to the log; returns their entries. before_R: the entry before each."""
+        entry_N = np.arange(self._size, self._size + len(tokens_N))
+        self._size += len(tokens_N)
+        self._token[entry_N] = tokens_N
+        self._next[entry_N] = entry_N + 1
+        stop_R = num_R.cumsum()
+        self._next[entry_N[stop_R - 1]] = 0
+        self._next[before_R] = entry_N[stop_R - num_R]
+        self._next[0] = 0
+        return entry_N
+
+    def _enter(self, windows_NW: Ints, scope_N: NDArray[_U64], entry_N: Ints) -> None:
+        """Enter tokens under the tokens before them.
+
+        Where they disagree, the token that leads stays. It is an older one, so that more is known
+        of what came after it.
+        """
+        place_NS, rest_NS = self._places(windows_NW, scope_N)
+        old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
+        same_NS = self._rest[place_NS] == rest_NS
+        agree_NS = self._token[old_NS] == self._token[entry_N][:, None]
+        stays_NS = same_NS & (agree_NS | (votes_NS > 1))
+        change_NS = np.where(agree_NS, 1, -1).astype(np.int8)
+        self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MOST_VOTES) + change_NS, 1)
+        self._entry[place_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
+        self._rest[place_NS] = rest_NS
+
+    def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
+        """Where in the table tokens after some windows are, by key, and the rest of the hash."""
+        hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
+        hash_NS += self._own_S * scope_N[:, None] + self._salt_S
+        hash_NS ^= hash_NS >> _U64(31)
+        hash_NS *= _U64(_MIX)
+        places = (hash_NS >> _U64(64 - _SLOT_BITS)).view(np.int64)
+        return places, hash_NS.astype(np.uint32) | np.uint32(1)
+
+    def _make_room(self, num_slots: int, num_tokens: int) -> None:
+        more = num_slots - len(self._last)
+        if more > 0:
+            more = max(more, len(self._last))
+            self._recent = np.pad(self._recent, ((0, more), (0, 0)), constant_values=NOTHING)
+            self._last = np.pad(self._last, (0, more))
+            self._scope = np.pad(self._scope, (0, more))
+        needed = self._size + num_tokens
+        if needed > _MOST_ENTRIES:
+            self._entry[:] = self._last[:] = self._rest[:] = 0
+            self._next[:] = 0
+            self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}
+            self._size = 1
+        elif needed > len(self._token):
+            size = min(max(needed, 2 * len(self._token)), _MOST_ENTRIES)
+            for name in ("_token", "_next"):
+                array = getattr(self, name)
+                setattr(
+                    self, name, np.concatenate([array, np.zeros(size - len(array), array.dtype)])
+                )
+
+
+def _scope_of(request: int) -> np.uint64:
+    """What tells the tokens of a request from those of others."""
+    return _U64((request + 1) * _SCOPE % 2**64)

@@ -1,0 +1,53 @@
+"""Sampling parameters, with what follows from them for draws and for the end of a sample."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.common.params import SamplingParams
+from treegen.ops.sampling.batch import NO_END, Bias
+from treegen.prompts.stops import StopConditions
+
+
+@dataclass(frozen=True)
+class ParamSet:
+    """Sampling parameters that several requests have, and the stop conditions they make."""
+
+    params: SamplingParams
+    stopping: StopConditions
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether all samples of a request are the same."""
+        return self.params.temperature == 0
+
+    @functools.cached_property
+    def bias(self) -> Bias:
+        """What is added to logits before a draw, and banned: min_tokens, logit_bias, bad_words."""
+        least = self.params.min_tokens
+        stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
+        own = [(token, value, NO_END) for token, value in self.params.biases]
+        token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
+        return Bias(
+            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64),
+            self.stopping.bad_words,
+        )  # fmt: skip
+
+
+def param_sets(
+    params: Sequence[SamplingParams], stopping_of: Callable[[SamplingParams], StopConditions]
+) -> tuple[list[ParamSet], list[int]]:
+    """The different parameters among those of some requests, and the place of each one's there.
+
+    stopping_of: what ends the samples of some parameters. Without requests there is one set too.
+    """
+    # Of equal ones, rows are drawn and ended together.
+    sets = {each.drawing: each for each in params or [SamplingParams()]}
+    place = {drawing: index for index, drawing in enumerate(sets)}
+    found = [ParamSet(each, stopping_of(each)) for each in sets.values()]
+    return found, [place[each.drawing] for each in params]

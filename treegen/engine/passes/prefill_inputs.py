@@ -1,0 +1,179 @@
+"""Make the inputs of a prefill pass from the spans of tokens that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.levels import Ints, build_shared_levels, make_level, pad_tables
+from treegen.engine.compute.model_runner import PrefillInputs
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.segments.segment import LiveSegment
+from treegen.engine.segments.segment_states import StateSpan
+from treegen.model.recurrent.state_batch import Piece
+from treegen.ops.attention import HostLevel
+from treegen.ops.cache.pool import Pages
+from treegen.ops.cache.state_cache import NO_STATE
+from treegen.prompts.images.table import BidirectionalBlocks
+from treegen.prompts.radix import Tokens
+
+_LONG = 512  # fewest keys that are worth a level of their own in a pass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of one segment or row, computed in one prefill pass.
+
+    key: sorts spans depth first.
+    tokens: the token ids. start: the position of the first.
+    table: the pages for their keys and values. base: the position of the first key in these pages.
+    chain: indices of the kept segments above the tokens, root first.
+    wanted: positions whose logits are wanted.
+    segment: the segment of the tokens; None if they are a row's.
+    slot: the slot of the row; -1 if they are a segment's.
+    shift: that of rotary embeddings at the first token; see `MRopePositions`.
+    states: where the recurrent states around the tokens are; None for a model without any.
+    """
+
+    key: int
+    tokens: Tokens
+    start: int
+    table: Pages
+    base: int
+    chain: tuple[int, ...]
+    wanted: Ints
+    segment: LiveSegment | None = None
+    slot: int = -1
+    shift: int = 0
+    states: StateSpan | None = None
+
+    @property
+    def stop(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.tokens)
+
+
+def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
+    """The pass that computes spans, in their order."""
+    cache = run.cache
+    lengths = np.array([len(span.tokens) for span in spans])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    pages = pad_tables([span.table for span in spans])
+    base = np.array([span.base for span in spans])
+    wanted = np.concatenate(
+        [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
+    )
+    item = np.repeat(np.arange(len(spans)), lengths)
+    chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
+    for row, span in enumerate(spans):
+        chains[row, : len(span.chain)] = span.chain
+    above = build_shared_levels(chains, offsets, run.store.keys_of)
+
+    def levels(blocks: BidirectionalBlocks | None) -> list[HostLevel]:
+        runs = _runs(spans, offsets, blocks)
+        return [*above, *_own_levels(spans, runs, pages, base, cache.page_size)]
+
+    blocks = run.store.blocks
+    if blocks is not None and not any(blocks.of(span.tokens) for span in spans):
+        blocks = None
+    tokens = np.concatenate([span.tokens for span in spans]).astype(np.int64)
+    slots = compute_slot_mapping(pages[item], positions - base[item], cache.page_size)
+    return PrefillInputs(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        wanted=wanted.astype(np.int64),
+        levels=levels(None if blocks is None or blocks.windowed else blocks),
+        windowed=levels(blocks) if blocks is not None and blocks.windowed else None,
+        pieces=_pieces(spans, offsets) if cache.states is not None else None,
+        rotary=_build_mrope_positions(run, spans),
+    )
+
+
+def _build_mrope_positions(run: EngineRun, spans: Sequence[Span]) -> Ints | None:
+    """Where the tokens of spans stand for rotary embeddings, [3, T]; None if that is their own."""
+    rotary = run.store.rotary
+    if rotary is None or all(rotary.is_plain(span.tokens, span.shift) for span in spans):
+        return None
+    return np.concatenate(
+        [rotary.positions(span.tokens, span.start, span.shift) for span in spans], axis=1
+    )
+
+
+def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
+    """What the spans read of recurrent states, and write."""
+    pieces: list[Piece] = []
+    for span, start in zip(spans, offsets.tolist(), strict=False):
+        assert span.states is not None
+        num, (reads, leaves, writes) = len(span.tokens), span.states
+        if leaves != NO_STATE:
+            pieces.append(Piece(start, num - 1, reads, leaves))
+            start, num, reads = start + num - 1, 1, leaves
+        pieces.append(Piece(start, num, reads, writes))
+    return pieces
+
+
+class _VisibleRuns(NamedTuple):
+    """Rows of spans that see keys of their span up to their own, or all up to the last row's.
+
+    span: the span of each run. start, stop: its rows. end: the position after its last row.
+    is_block: whether all of its rows see each other.
+    """
+
+    span: Ints
+    start: Ints
+    stop: Ints
+    end: Ints
+    is_block: NDArray[np.bool_]
+
+
+def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None) -> _VisibleRuns:
+    """The rows of spans: each a run, but for the blocks in it."""
+    found: list[tuple[int, int, int, int, bool]] = []
+    for index, (span, offset) in enumerate(zip(spans, offsets.tolist(), strict=False)):
+        place, num = 0, len(span.tokens)
+        inside = blocks.of(span.tokens) if blocks is not None else []
+        for low, high in [*inside, (num, num)]:
+            for begin, end, is_block in ((place, low, False), (low, high, True)):
+                if begin < end:
+                    found.append((index, offset + begin, offset + end, span.start + end, is_block))
+            place = high
+    columns = (np.array(column) for column in zip(*found, strict=True))
+    span_R, start_R, stop_R, end_R, is_block_R = columns
+    return _VisibleRuns(span_R, start_R, stop_R, end_R, is_block_R)
+
+
+def _own_levels(
+    spans: Sequence[Span], runs: _VisibleRuns, pages: Pages, base: Ints, page_size: int
+) -> list[HostLevel]:
+    """Levels of the spans' own page tables. A span that is alone has a level for its earlier keys.
+
+    A long document is computed in several passes. All rows of a pass see all keys of the passes
+    before, so that level needs no causal mask. The fastest kernels take none. Blocks need no causal
+    mask either: their rows see what is above them, and each other.
+    """
+    levels = []
+    width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
+    if width * page_size >= _LONG:
+        whole, done = np.array([0, len(spans[0].tokens)]), np.array([width * page_size])
+        levels.append(make_level(whole[:1], whole[1:], pages[:, :width], done, base, causal=False))
+        pages, base = pages[:, width:], base + done
+    for is_block in (False, True):
+        span, start, stop, end, _ = (each[runs.is_block == is_block] for each in runs)
+        if len(span):
+            keys = end - base[span]
+            levels.append(
+                make_level(start, stop, pages[span], keys, base[span], causal=not is_block)
+            )
+    return levels
+
+
+def compute_slot_mapping(pages: Pages, offsets: Ints, page_size: int) -> Ints:
+    """Cache slots of offsets in page tables, one of each. pages: [N, P]. offsets: [N]."""
+    page = pages[np.arange(len(offsets)), offsets // page_size].astype(np.int64)
+    return page * page_size + offsets % page_size

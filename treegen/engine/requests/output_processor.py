@@ -1,0 +1,345 @@
+"""How samples end: their rows leave at once, and their completions are made when there is time.
+
+Thousands of samples may reach their limit in one step. Making their completions takes as long as
+many steps. So their pages go to other rows at once, and their slots once they are reported.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.common.outputs import Completion
+from treegen.engine.compute.levels import Ints
+from treegen.engine.param_set import ParamSet
+from treegen.engine.requests.admission import AdmissionController
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.queue import RowQueue
+from treegen.engine.rows.table import RowPhase, RowTable
+from treegen.engine.rows.token_store import NUM_SIGNALS
+from treegen.engine.segments.segment import LiveRequest
+from treegen.errors import ModelWarning
+from treegen.ops.sampling.confidence import CERTAINTY, CONFIDENCE
+from treegen.prompts.plan.seeds import sample_seed
+from treegen.prompts.radix import Tokens
+from treegen.prompts.stops import Ending
+
+_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in that time
+_STEPS = 16  # most steps in which samples that ended together are reported
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedSegment:
+    """What the segment of a finished sample holds.
+
+    tokens: its token ids.
+    num_generated: how many of them, from the first on, are the sample's own generated tokens.
+    """
+
+    tokens: Tokens
+    num_generated: int
+
+
+class OutputProcessor:
+    """Ends the samples of one run."""
+
+    def __init__(
+        self,
+        run: EngineRun,
+        queue: RowQueue,
+        admission: AdmissionController,
+        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
+    ) -> None:
+        """No sample has ended. on_grown: says what the segment of a sample in a search holds."""
+        self._run, self._queue = run, queue
+        self._admission, self._on_grown = admission, on_grown
+        self._finished: list[Completion] = []  # not taken yet
+        self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
+        self._owners: list[LiveRequest] = []  # their requests
+        self._least = 0  # tokens to report in each step, so that waiting samples do not pile up
+
+    @property
+    def has_more(self) -> bool:
+        """Whether some sample has ended and is not taken."""
+        return bool(self._finished or self._owners)
+
+    @property
+    def waiting(self) -> Ints:
+        """Slots whose samples are over and not reported."""
+        return self._waiting
+
+    def end(self, slots: Ints) -> None:
+        """End those samples of slots that are over; the last token of each may end it."""
+        rows = self._run.rows
+        requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
+        # A sample at its limit is over whatever its text says, so its report can wait. No pass
+        # under way has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
+        # reported at once: samples of a search, which goes on with their text, and samples of one
+        # token, whose text is made quickly.
+        grows = np.array([request.grows for request in requests])
+        later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
+        for chosen, end in ((later, self._defer), (~later, self._end_now)):
+            if chosen.any():
+                end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
+
+    def report_batch(self) -> None:
+        """Report as many samples as a step has time for, or more if many wait."""
+        tokens = self._run.rows.count[self._waiting].cumsum()
+        most = max(_PER_ROW * len(self._queue.order), self._least)
+        self._report(max(int(tokens.searchsorted(most, side="right")), 1))
+
+    def report_all(self) -> None:
+        """Report all samples that have ended."""
+        self._report(len(self._owners))
+
+    def take_finished(self) -> list[Completion]:
+        """Samples that were reported and not taken yet; each is given once."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _defer(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        self._waiting = np.concatenate([self._waiting, slots])
+        self._owners += requests
+        self._least = max(self._least, int(self._run.rows.count[self._waiting].sum()) // _STEPS)
+        self._retire(slots, requests)
+
+    def _report(self, num: int) -> None:
+        if not self._owners:
+            return
+        slots, requests = self._waiting[:num], self._owners[:num]
+        found = build_completions(self._run.rows, slots, requests, self._run.param_sets)
+        self._waiting, self._owners = self._waiting[num:], self._owners[num:]
+        self._least = self._least if self._owners else 0
+        self._finished += [completion for _, completions in found for completion in completions]
+        self._queue.release(slots)
+
+    def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        found = build_completions(self._run.rows, slots, requests, self._run.param_sets)
+        for at, completions in found:
+            self._finished += completions
+            if requests[at].grows:
+                self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
+        over = [at for at, _ in found]
+        self._retire(slots[over], [requests[at] for at in over])
+        self._queue.release(slots[over])
+
+    def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
+        """Let rows that are over leave. They keep their slots until they are reported."""
+        ended: dict[LiveRequest, list[int]] = {}
+        for slot, request in zip(slots.tolist(), requests, strict=True):
+            ended.setdefault(request, []).append(slot)
+        for request, mine in ended.items():
+            gone = set(self._run.rows.sample[mine].tolist())
+            if self._run.param_sets[request.params].is_greedy:
+                # One row has all samples. The report takes their indices from the request, so these
+                # stay. In a search they go, for the samples are reported already.
+                gone = set(request.samples) if request.grows else set()
+            request.samples[:] = [index for index in request.samples if index not in gone]
+        if ended:
+            self._admission.remove_rows(ended, ended=True)
+
+    def _adopt_as_segment(self, request: LiveRequest, slot: int, completion: Completion) -> None:
+        """Make a segment of what a row has generated. It takes over the row's pages."""
+        assert self._on_grown is not None
+        grown = self._on_grown(request, completion)
+        key = request.index, completion.sample_index
+        if not len(grown.tokens):
+            self._run.grown[key] = self._run.store.retain(request.segment)
+            return
+        rows = self._run.rows
+        at = np.array([slot])
+        in_place = rows.phase[slot] == RowPhase.LIVE
+        chain = rows.chain[slot]
+        states = None
+        if in_place and self._queue.states is not None:
+            states = self._queue.states.transfer_states(slot, grown.num_generated)
+        self._run.grown[key] = self._run.store.adopt(
+            request.segment,
+            grown.tokens,
+            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
+            table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
+            base=int(rows.base[slot]),
+            above=tuple(chain[chain >= 0].tolist()),
+            states=states,
+            structure=self._run.param_sets[request.params].params.structure,
+        )
+
+
+@contextmanager
+def pause_gc() -> Iterator[None]:
+    """Switch the garbage collector off meanwhile: so many new tuples would start it often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@pause_gc()
+def build_completions(
+    rows: RowTable, slots: Ints, requests: Sequence[LiveRequest], param_sets: Sequence[ParamSet]
+) -> list[tuple[int, list[Completion]]]:
+    """Completions of those slots whose samples are over: (place in `slots`, completions) pairs.
+
+    requests: the request of each slot. A slot has one sample; that of a greedy request has all.
+    """
+    found: list[tuple[int, list[Completion]]] = []
+    tokens = list(rows.tokens(slots))
+    endings = _find_finish_reasons(rows, slots, tokens, requests, param_sets)
+    _add_low_confidence(endings, rows, slots, tokens, requests, param_sets)
+    _add_failed(endings, rows, slots, tokens, requests, param_sets)
+    over = sorted(endings)
+    slots = slots[over]
+    per_row = zip(
+        over,
+        rows.sample[slots].tolist(),
+        rows.seed[slots].tolist(),
+        rows.logprobs(slots),
+        _alternatives(rows, slots, param_sets),
+        _signals(rows, slots, param_sets),
+        strict=True,
+    )
+    for at, sample, seed, logprobs, top, (confidences, certainties) in per_row:
+        request, (reason, stop, text) = requests[at], endings[at]
+        num = len(tokens[at])  # of a sample that failed, fewer than its row has
+        param_set, name = param_sets[request.params], request.spec.id
+        num_top = param_set.params.logprobs
+        tags, budget = param_set.stopping.thinking, param_set.params.max_thinking_tokens
+        thinking = None
+        if tags is not None:
+            thinking = tags.split(
+                request.spec.tokens,
+                tokens[at],
+                text,
+                budget,
+                is_structured=param_set.stopping.grammar is not None,
+            )
+        named = [(sample, seed)]
+        if param_set.is_greedy:
+            run_seed = param_set.params.seed
+            named = [(i, sample_seed(run_seed, request.spec, i)) for i in request.samples]
+        completions = [
+            Completion(
+                prompt_id=name,
+                sample_index=sample,
+                seed=seed,
+                text=text,
+                tokens=tokens[at],
+                logprobs=logprobs[:num],
+                finish_reason=reason,
+                stop=stop,
+                top_logprobs=tuple(pairs[:num_top] for pairs in top[:num]) if num_top else (),
+                confidences=confidences[:num],
+                certainties=certainties[:num],
+                thinking=thinking,
+                prompt_logprobs=request.score,
+            )
+            for sample, seed in named
+        ]
+        found.append((at, completions))
+    return found
+
+
+def _find_finish_reasons(
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> dict[int, Ending]:
+    """How samples of slots end, by place in `slots`; those that go on have none."""
+    found: dict[int, Ending] = {}
+    params = rows.params[slots]
+    for index in np.unique(params).tolist():
+        places = np.flatnonzero(params == index)
+        limits = rows.limit[slots[places]].tolist()
+        mine = places.tolist()
+        endings = param_sets[index].stopping.endings(
+            [requests[at].spec.tokens for at in mine], [tokens[at] for at in mine], limits
+        )
+        found.update((at, v) for at, v in zip(mine, endings, strict=True) if v is not None)
+    return found
+
+
+def _add_low_confidence(
+    endings: dict[int, Ending],
+    rows: RowTable,
+    slots: Ints,
+    tokens: Sequence[Sequence[int]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> None:
+    """Add the endings of samples that end for a lack of confidence, and for nothing else."""
+    for at in np.flatnonzero(rows.is_unsure[slots]).tolist():
+        if at not in endings:
+            stopping = param_sets[int(rows.params[slots[at]])].stopping
+            endings[at] = "confidence", None, stopping.text(requests[at].spec.tokens, tokens[at])
+
+
+def _add_failed(
+    endings: dict[int, Ending],
+    rows: RowTable,
+    slots: Ints,
+    tokens: list[tuple[int, ...]],
+    requests: Sequence[LiveRequest],
+    param_sets: Sequence[ParamSet],
+) -> None:
+    """Change the endings of samples whose grammar has failed, and cut their tokens there.
+
+    Such a row was made to draw an end of sequence, so that it leaves. The model did not choose it.
+    """
+    failed = rows.failed[slots]
+    for at in np.flatnonzero((failed >= 0) & (failed < rows.count[slots])).tolist():
+        if at not in endings:
+            continue
+        slot, spec = int(slots[at]), requests[at].spec
+        tokens[at] = tokens[at][: int(failed[at])]
+        stopping = param_sets[int(rows.params[slot])].stopping
+        endings[at] = "error", None, stopping.text(spec.tokens, tokens[at])
+        warnings.warn(
+            f"a sample of prompt {spec.id!r} ends with finish_reason 'error', "
+            f"because nothing can follow its text in its structure: {rows.reasons[slot]}",
+            ModelWarning,
+            stacklevel=2,
+        )
+
+
+def _signals(
+    rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """The confidences and self-certainties at all tokens of each slot that asked for them."""
+    found: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
+    if not rows.records_signals:
+        return found
+    asked = [param_sets[index].params for index in rows.params[slots].tolist()]
+    places = [at for at, params in enumerate(asked) if params.reports_signals]
+    if places:
+        for at, both in zip(places, rows.signals(slots[places]), strict=True):
+            confidences = both[CONFIDENCE::NUM_SIGNALS] if asked[at].confidence else ()
+            certainties = both[CERTAINTY::NUM_SIGNALS] if asked[at].self_certainty else ()
+            found[at] = confidences, certainties
+    return found
+
+
+def _alternatives(
+    rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
+) -> list[Sequence[tuple[tuple[int, float], ...]]]:
+    """The likeliest (token, logprob) pairs at each token of each slot that asked for them."""
+    found: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
+    if not rows.num_logprobs:
+        return found
+    asked = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
+    places = np.flatnonzero(asked)
+    both = zip(*rows.alternatives(slots[places]), strict=True)
+    for at, (ids, values) in zip(places.tolist(), both, strict=True):
+        pairs = zip(ids, values, strict=True)
+        # Each token has `num_logprobs` consecutive pairs.
+        found[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))
+    return found

@@ -1,0 +1,140 @@
+"""What a pass has computed, once it is known: drawn tokens go to their rows, and samples end."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.levels import Ints
+from treegen.engine.passes.decode import InFlightStep
+from treegen.engine.passes.prefill import InFlightPrefill
+from treegen.engine.requests.admission import AdmissionController
+from treegen.engine.requests.output_processor import OutputProcessor
+from treegen.engine.requests.run_errors import check_numbers
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.table import RowPhase
+from treegen.engine.rows.verify_input import VerifyInput
+from treegen.engine.speculative.speculation import SpeculativeDecoder
+from treegen.ops.sampling.async_draws import HostDraws
+
+
+class PassResultProcessor:
+    """Notes the results of the passes of one run."""
+
+    def __init__(
+        self,
+        run: EngineRun,
+        admission: AdmissionController,
+        endings: OutputProcessor,
+        speculation: SpeculativeDecoder | None,
+    ) -> None:
+        """speculation: told what was drawn where it guessed; None for a run without guesses."""
+        self._run, self._admission, self._endings = run, admission, endings
+        self._speculation = speculation
+        self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
+
+    def note(self, flight: InFlightPrefill | InFlightStep) -> None:
+        """Wait for a pass, and note its results. Rows that are over stay until `end`."""
+        if isinstance(flight, InFlightPrefill):
+            self._note_prefill(flight)
+        else:
+            self._note_draws(flight)
+
+    def end(self) -> bool:
+        """End the samples that are over by what was noted; whether there were any."""
+        over, self._over = self._over, []
+        if over:
+            self._endings.end(np.concatenate(over))
+        return bool(over)
+
+    def _note_prefill(self, flight: InFlightPrefill) -> None:
+        """Note the results of a prefill pass, and the first tokens that were drawn after it."""
+        lse = flight.wait()
+        self._run.executor.check()
+        check_numbers(lse, flight.describe_row)
+        for scored in flight.scored:
+            scored.add()
+        self._admission.on_computed(flight.iter_finished_segments())
+        for first in flight.first:
+            self._note_draws(first.flight)
+            self.end()
+            self._admission.add_rows(first.requests)
+
+    def _note_draws(self, flight: InFlightStep) -> None:
+        """Note the drawn tokens of rows that are still there."""
+        drawn = flight.fetch.wait().flat()
+        self._run.executor.check()
+        alive = self._run.rows.serial[flight.slots] == flight.serials
+        if self._speculation is not None:
+            self._speculation.note(flight, drawn.tokens, alive)
+        if flight.guesses is None:
+            self._note_tokens(flight, drawn, np.flatnonzero(alive))
+            return
+        self._note_rows(flight, flight.guesses, drawn, alive)
+
+    def _note_rows(
+        self,
+        flight: InFlightStep,
+        guesses: VerifyInput,
+        drawn: HostDraws,
+        alive: NDArray[np.bool_],
+    ) -> None:
+        """Note all tokens that rows have drawn where the guess before each was accepted."""
+        rows, tokens, slots = self._run.rows, drawn.tokens, flight.slots
+        draws, is_last = guesses.find_accepted_rows(tokens)
+        is_last, draws = is_last[alive[draws]], draws[alive[draws]]
+        may_end = self._run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
+        # A row that may end at a token before its last one is asked about after each token.
+        slow = np.zeros(len(rows.phase), dtype=np.bool_)
+        slow[slots[draws[may_end & ~is_last]]] = True
+        if rows.watches:
+            slow[slots[draws]] = True
+        in_turn = slow[slots[draws]]
+        self._note_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
+        self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
+        rest = draws[in_turn]
+        place = guesses.place_T[rest]
+        for turn in range(int(place.max(initial=-1)) + 1):
+            now = rest[place == turn]
+            # Rows may be over after one of the tokens before.
+            stays = rows.serial[slots[now]] == flight.serials[now]
+            stays &= rows.phase[slots[now]] == RowPhase.LIVE
+            self._note_tokens(flight, drawn, now[stays])
+            self.end()
+            self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
+
+    def _note_tokens(
+        self,
+        flight: InFlightStep,
+        drawn: HostDraws,
+        draws: NDArray[np.int64],
+        is_last: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Note tokens of some rows, and which rows may be over. drawn: all draws of a flight.
+
+        draws: which of them these are, row by row.
+        is_last: which of these is the last of its row; None if each row has one.
+        """
+        rows, slots = self._run.rows, flight.slots[draws]
+        mine = drawn.at(draws)
+        check_numbers(mine.lse, lambda at: self._row_name(slots[at]))
+        self._run.usage.decoded_tokens += len(slots)
+        guesses = flight.guesses if is_last is not None else None
+        rows.append(
+            slots, mine.tokens, mine.logprobs, mine.top_tokens, mine.top_logprobs, mine.signals,
+            guesses.place_T[draws] if guesses is not None else None,
+        )  # fmt: skip
+        tokens = mine.tokens
+        if is_last is not None:
+            slots, tokens = slots[is_last], tokens[is_last]
+        may_end = self._run.param_sets.may_end(rows.params[slots], tokens)
+        over = may_end | (rows.count[slots] >= rows.limit[slots])
+        if rows.watches:
+            over |= rows.update_confidence(slots)
+        if over.any():
+            self._over.append(slots[over])
+
+    def _row_name(self, slot: int) -> str:
+        rows = self._run.rows
+        request = self._run.requests[int(rows.request[slot])].spec
+        return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"

@@ -1,0 +1,52 @@
+"""What is raised when a run cannot go on, with what its user may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.errors import CapacityError, InternalError, NumericsError, TreegenError, WorkerError
+
+_MOST_NAMED: Final = 5  # prompts in a message
+
+
+def translate_error(run: EngineRun, error: Exception) -> Exception:
+    """The error to raise for one that has ended a step of a run."""
+    if not isinstance(error, TreegenError | torch.OutOfMemoryError):
+        try:
+            run.executor.check()
+        except WorkerError as lost:
+            return lost  # which is why this process failed too
+    if not isinstance(error, torch.OutOfMemoryError):
+        return error
+    failure = CapacityError(
+        f"{run.model.device} has no memory left for a pass; leave it more beside the "
+        f"cache (memory=, --memory), or run fewer rows at a time (max_rows=, --max-rows)"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def make_stall_error(run: EngineRun) -> InternalError:
+    """The error for a run in which no step does anything, though work is left."""
+    names = [repr(request.spec.id) for request in run.requests.values()]
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return InternalError(
+        f"the scheduler cannot go on with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+        "samples that had finished are kept; please report this with the command or program"
+    )
+
+
+def check_numbers(lse_S: NDArray[Any], name: Callable[[int], str]) -> None:
+    """Raise NumericsError if a log-sum-exp is no number. name: says what its logits are for."""
+    bad = ~np.isfinite(lse_S)
+    if bad.any():
+        raise NumericsError(
+            f"the model's logits are not numbers for {name(int(bad.argmax()))}; "
+            "samples that had finished are kept; check the weights or use dtype float32"
+        )

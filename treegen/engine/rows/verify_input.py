@@ -1,0 +1,58 @@
+"""The tokens that a step verifies: where they stand among its query rows, and which are accepted.
+
+Legend: R rows, K guesses of a row at most, T query rows of the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.engine.compute.levels import Ints, expand_offsets
+
+
+class VerifyInput:
+    """Guessed tokens of R rows. Each row has one query row more than it has guesses.
+
+    num_R: how many each row has.
+    kind_R: what they were guessed by.
+    offsets: [R + 1], the query rows of row r are offsets[r] to offsets[r + 1].
+    row_T, place_T: the row of each query row, and its place among those of the row.
+    """
+
+    def __init__(self, tokens_RK: Ints, num_R: Ints, kind_R: Ints) -> None:
+        """The first `num_R` of the tokens."""
+        self.num_R, self.kind_R = num_R, kind_R
+        self._tokens_RK = tokens_RK
+        self._accepted_R: Ints | None = None
+        self.offsets, self.row_T, self.place_T = expand_offsets(num_R + 1)
+
+    def inputs(self, last_R: Ints) -> Ints:
+        """The token that goes in at each query row. last_R: the last token of each row."""
+        tokens = np.concatenate([last_R[:, None], self._tokens_RK], axis=1)
+        return tokens[self.row_T, self.place_T]
+
+    def of_row(self, row: int) -> list[int]:
+        """The guesses of a row."""
+        found: list[int] = self._tokens_RK[row, : self.num_R[row]].tolist()
+        return found
+
+    def num_accepted(self, drawn_T: Ints) -> Ints:
+        """How many guesses of each row, from the first on, are what the row has drawn.
+
+        drawn_T: the same draws at each call.
+        """
+        if self._accepted_R is None:
+            most = self._tokens_RK.shape[1]
+            place_K = np.arange(most)
+            at_RK = np.minimum(self.offsets[:-1, None] + place_K, len(self.row_T) - 1)
+            wrong_RK = drawn_T[at_RK] != self._tokens_RK
+            wrong_RK |= place_K >= self.num_R[:, None]
+            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), most)
+        return self._accepted_R
+
+    def find_accepted_rows(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """The query rows whose draws count, row by row, and which is the last of its row."""
+        left_T = self.num_accepted(drawn_T)[self.row_T] - self.place_T
+        draws = np.flatnonzero(left_T >= 0)
+        return draws, left_T[draws] == 0

@@ -1,0 +1,167 @@
+"""Prefixes whose keys and values stay in memory between calls, and their recurrent states.
+
+A kept prefix has a name and a page table from position 0, and holds a reference on its pages. All
+kept prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
+Pages of a dropped prefix that running work uses stay until that work ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from treegen.common.outputs import Usage
+from treegen.ops.cache.pool import PagedCache, Pages
+from treegen.ops.cache.state_cache import NO_STATE, Slots
+from treegen.prompts.radix import Tokens
+
+
+@dataclass(slots=True, eq=False)
+class CachedPrefix:
+    """One kept prefix.
+
+    name: what the caller calls it; several prefixes may have one name.
+    tokens: its token ids.
+    pages: its page table; None once it has been dropped.
+    last_used: when it was last used, by the clock of `PrefixCache`.
+    end_state: slot of its recurrent state after its last token, which it owns; NO_STATE for none.
+    last_state: slot of its recurrent state before its last token, likewise.
+    """
+
+    name: str
+    tokens: Tokens
+    pages: Pages | None
+    last_used: int = 0
+    end_state: int = NO_STATE
+    last_state: int = NO_STATE
+
+
+class PrefixCache:
+    """All kept prefixes of one cache, at most `max_pages` pages together."""
+
+    def __init__(self, cache: PagedCache, max_pages: int) -> None:
+        """Nothing is kept yet."""
+        self._cache = cache
+        self.max_pages = max_pages
+        self._prefixes: list[CachedPrefix] = []
+        self._clock = 0
+
+    def __iter__(self) -> Iterator[CachedPrefix]:
+        """Least recently used first."""
+        return iter(sorted(self._prefixes, key=lambda prefix: prefix.last_used))
+
+    def add(
+        self,
+        name: str,
+        tokens: Tokens,
+        pages: Pages,
+        *,
+        end_state: int = NO_STATE,
+        last_state: int = NO_STATE,
+    ) -> CachedPrefix:
+        """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
+
+        The prefix takes over the caller's references on `pages`, and the slots of its states.
+        """
+        prefix = CachedPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
+        self._prefixes.append(prefix)
+        self.touch(prefix)
+        for other in self:
+            if self._is_too_much and other.name != name:
+                self.remove(other)
+        return prefix
+
+    @property
+    def _is_too_much(self) -> bool:
+        if self.num_pages > self.max_pages:
+            return True
+        states = self._cache.states
+        return states is not None and len(self.states()) > states.num_slots // 2
+
+    def touch(self, prefix: CachedPrefix) -> None:
+        """Note that a prefix was used now."""
+        self._clock += 1
+        prefix.last_used = self._clock
+
+    def drop(self, name: str) -> int:
+        """Forget all prefixes of a name; returns how many there were."""
+        chosen = [prefix for prefix in self._prefixes if prefix.name == name]
+        for prefix in chosen:
+            self.remove(prefix)
+        return len(chosen)
+
+    def evict_one(self) -> bool:
+        """Drop the least recently used prefix that has a page which only kept prefixes use.
+
+        Such a page is free once no other kept prefix has it. If there is none, any prefix with
+        recurrent states frees the slots of these. Returns False if there is no such prefix.
+        """
+        tables = list(self.tables())
+        if not tables:
+            return False
+        pages, count = np.unique(np.concatenate(tables), return_counts=True)
+        only_kept = pages[self._cache.pool.num_references(pages) == count]
+        for prefix in self:
+            if prefix.pages is not None and np.isin(prefix.pages, only_kept).any():
+                self.remove(prefix)
+                return True
+        for prefix in self:
+            if self._cache.states is not None:
+                self.remove(prefix)
+                return True
+        return False
+
+    def remove(self, prefix: CachedPrefix) -> None:
+        """Forget one prefix, if it is still kept."""
+        if prefix.pages is not None:
+            self._prefixes.remove(prefix)
+            self._cache.pool.free(prefix.pages)
+            prefix.pages = None
+            if self._cache.states is not None:
+                self._cache.states.free([prefix.end_state, prefix.last_state])
+
+    def clear(self) -> None:
+        """Forget all prefixes."""
+        for prefix in list(self._prefixes):
+            self.remove(prefix)
+
+    def tables(self) -> Iterator[Pages]:
+        """Page tables of all prefixes."""
+        return (prefix.pages for prefix in self._prefixes if prefix.pages is not None)
+
+    def states(self) -> Slots:
+        """Slots of the recurrent states of all prefixes."""
+        owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
+        return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int64)
+
+    @property
+    def num_pages(self) -> int:
+        """Different pages that kept prefixes refer to."""
+        tables = list(self.tables())
+        return len(np.unique(np.concatenate(tables))) if tables else 0
+
+
+class Kept:
+    """A kept prefix. Leaving its `with` block drops it.
+
+    name: to drop it by.
+    usage: what was computed for it.
+    """
+
+    def __init__(self, store: PrefixCache, prefixes: list[CachedPrefix], usage: Usage) -> None:
+        """Made by `LLM.keep`."""
+        self._store, self._prefixes, self.usage = store, prefixes, usage
+        self.name = prefixes[0].name
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        for prefix in self._prefixes:
+            self._store.remove(prefix)

@@ -1,0 +1,96 @@
+"""Keep a prompt that a run has computed for later runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treegen.common.spec import ModelSpec
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.engine.segments.segment import LiveRequest
+from treegen.errors import CapacityError
+from treegen.ops.cache.pool import PagedCache
+from treegen.ops.cache.state_cache import NO_STATE, StateCache
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import plan_requests
+
+
+def insert_prefix(request: LiveRequest, name: str, cache: PagedCache, kept: PrefixCache) -> None:
+    """Keep the pages of a prompt that is in place, and copies of its recurrent states.
+
+    Raises:
+        CapacityError: there are no slots left for its recurrent states.
+    """
+    segment = request.segment
+    assert segment.table is not None, "a prompt to keep is not in place"
+    slots = [segment.end_state, segment.last_state]
+    if cache.states is not None:
+        _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, kept)
+        slots = [_copy_state(slot, cache.states) for slot in slots]
+    end_state, last_state = slots
+    kept.add(
+        name, request.spec.tokens, cache.pool.share(segment.table),
+        end_state=end_state, last_state=last_state,
+    )  # fmt: skip
+
+
+def plan_prefix(
+    name: str,
+    requests: Sequence[Request],
+    spec: ModelSpec,
+    device_type: str,
+    cache: PagedCache,
+    kept: PrefixCache,
+) -> Plan:
+    """The plan that computes prompts, to keep them under one name.
+
+    requests: the prompts. spec, device_type: of the model.
+
+    Raises:
+        CapacityError: there are too many tokens, or too many recurrent states.
+    """
+    plan = plan_requests(
+        [Request(r.id, r.tokens, samples=0, rows=0, max_tokens=1) for r in requests],
+        spec,
+        device_type=device_type,
+        sharing="off",  # then the page table of a prompt begins at its first token
+        split_at=[prefix.tokens for prefix in kept],
+    )
+    _check_room(name, plan, cache, kept)
+    return plan
+
+
+def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> None:
+    page_size, most = cache.page_size, kept.max_pages
+    needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
+    if needed > most:
+        raise CapacityError(
+            f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
+            f"{most * page_size:,} are kept; give more memory"
+        )
+    if cache.states is not None:
+        # While it is computed each part has two, and what is kept gets copies.
+        states = 2 * (len(plan.segments) + len(plan.requests))
+        if states > cache.states.num_slots:
+            raise CapacityError(
+                f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
+                f"{cache.states.num_slots:,} fit; give more memory"
+            )
+
+
+def _make_room(name: str, wanted: int, states: StateCache, kept: PrefixCache) -> None:
+    for other in kept:
+        if states.num_free < wanted and other.name != name:
+            kept.remove(other)
+    if states.num_free < wanted:
+        raise CapacityError(
+            f"prefix {name!r} needs {wanted} slots for recurrent states, but {states.num_free} are "
+            "free; give more memory"
+        )
+
+
+def _copy_state(slot: int, states: StateCache) -> int:
+    if slot == NO_STATE:
+        return NO_STATE
+    copy = states.allocate_one()
+    states.copy(slot, copy)
+    return copy

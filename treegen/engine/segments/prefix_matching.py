@@ -1,0 +1,68 @@
+"""What kept prefixes supply to the segments of a run."""
+
+from __future__ import annotations
+
+from treegen.engine.segments.prefix_cache import CachedPrefix, PrefixCache
+from treegen.engine.segments.segment import LiveSegment
+from treegen.engine.segments.segment_states import SegmentStates
+from treegen.prompts.radix import common_prefix
+
+
+class PrefixMatcher:
+    """Which kept prefix has the first tokens of a segment, and up to where it can be used."""
+
+    def __init__(self, kept: PrefixCache, states: SegmentStates | None) -> None:
+        """states: those of the segments; None for a model without recurrent layers."""
+        self._kept, self._states = kept, states
+
+    def match_roots(self, roots: list[LiveSegment]) -> None:
+        """Note for new segments, from these on down, what the longest fitting prefix covers."""
+        for prefix in self._kept:
+            level = list(roots)
+            while level:
+                segment = level.pop()
+                shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
+                if shared:
+                    self._note(prefix, segment, segment.start + shared)
+                    if segment.start + shared == segment.stop:
+                        level += segment.children.values()
+
+    def match_one(self, segment: LiveSegment) -> None:
+        """Note the same for one segment below others."""
+        for prefix in self._kept:
+            self._note(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
+
+    def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
+        """The kept prefix that supplies a segment's first tokens, and up to which position.
+
+        It is used only if the segment above is computed. Otherwise that one would be computed
+        while this one seems to be computed already.
+        """
+        prefix, covered = segment.reuse or (None, segment.start)
+        covered = min(covered, segment.first_logit)
+        if prefix is not None:
+            covered = self._usable(prefix, covered)
+        parent = segment.parent
+        waits = parent is not None and parent.computed < segment.start
+        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
+            return None, segment.start
+        return prefix, covered
+
+    def note_use(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> int:
+        """Note that a prefix supplied tokens; returns how many were never computed before."""
+        if self._states is not None:
+            self._states.copy_from(prefix, segment, covered)
+        new = covered - segment.was_computed
+        segment.mark_computed(covered)
+        segment.continued = True
+        self._kept.touch(prefix)
+        return max(new, 0)
+
+    def _note(self, prefix: CachedPrefix, segment: LiveSegment, shared: int) -> None:
+        usable = self._usable(prefix, shared)
+        if usable > (segment.reuse or (prefix, segment.start))[1]:
+            segment.reuse = prefix, usable
+
+    def _usable(self, prefix: CachedPrefix, shared: int) -> int:
+        """How much of a kept prefix can be used of which so many tokens are shared."""
+        return shared if self._states is None else self._states.find_state_position(prefix, shared)

@@ -1,0 +1,209 @@
+"""Guesses by a small model, which draws with the random numbers of the rows themselves.
+
+Its keys and values lie in pools of its own, under the very pages of the large model. So it shares
+the tree, the copies and the evictions, and needs no account of its own: each prefill pass is
+computed by both. Tokens that a row drew without guesses are computed when it is next guessed for.
+
+A token is drawn by looking a number up in the cumulative distribution, and only row and step decide
+the number. So where the small model is about as sure as the large one, it draws the same token.
+
+Legend: R rows, K guesses of a row, T query rows of a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.common.device import AsyncHostCopy
+from treegen.common.drafter import Drafts, NewTokens, PromptInfo
+from treegen.common.spec import ModelSpec
+from treegen.engine.compute.levels import Ints, build_shared_levels, expand_offsets, make_level
+from treegen.engine.compute.model_runner import ModelRunner, PrefillInputs, StepInputs
+from treegen.engine.drafting.acceptance import AcceptanceEstimator
+from treegen.engine.passes.prefill_inputs import compute_slot_mapping
+from treegen.engine.passes.sampling_inputs import build_step_rows
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.queue import RowQueue
+from treegen.errors import InputError
+from treegen.model.batch import Batch, ForwardModel
+from treegen.model.config import load_spec
+from treegen.model.options import EngineOptions
+from treegen.model.tokenizer import load_tokenizer
+from treegen.ops.sampling.draw import Draws
+
+_LIKELY: Final = 0.3  # a token is guessed if it is so likely to be reached, and right
+_CHUNK: Final = 2048  # tokens of rows that are computed at once
+
+
+def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dtype) -> ModelSpec:
+    """The shape of the model that is to guess, looked at before any weights are loaded.
+
+    tokenizer: that of the model whose tokens it guesses. dtype: what both compute in.
+
+    Raises:
+        InputError: it has another tokenizer, or recurrent layers.
+        ModelError: it cannot be used.
+    """
+    name = options.draft_model
+    assert name is not None
+    other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
+    if tokenizer.get_vocab() != other.get_vocab():
+        raise InputError(
+            f"draft_model {name} has another tokenizer; it must be that of the model whose tokens "
+            "it guesses"
+        )
+    spec = load_spec(
+        name, dtype, device="cpu", ranks=1, trust_remote_code=options.trust_remote_code
+    )
+    if spec.states:
+        raise InputError(
+            f"draft_model {name} has recurrent layers, which cannot guess; choose another"
+        )
+    return spec
+
+
+class VocabAlignedModel:
+    """A model with so many logits as another has: they are cut, or filled up with -inf."""
+
+    def __init__(self, model: ForwardModel, vocab_size: int) -> None:
+        """The logits of a model for `vocab_size` tokens."""
+        self._model, self._vocab_size = model, vocab_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self._model.device
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [S, V] of the query rows named by batch.logits_at_S."""
+        logits_SV = self._model.forward(batch)
+        missing = self._vocab_size - logits_SV.shape[1]
+        if missing > 0:
+            return torch.nn.functional.pad(logits_SV, (0, missing), value=-torch.inf)
+        return logits_SV[:, : self._vocab_size]
+
+
+class ModelDrafter:
+    """Draws the next tokens of rows from a small model, in K + 1 passes over all rows.
+
+    The last pass computes the keys of the last guess alone, which may be accepted.
+    """
+
+    def __init__(self, run: EngineRun, queue: RowQueue, executor: ModelRunner) -> None:
+        """Nothing is guessed yet. executor: that of the small model."""
+        self._run, self._queue, self._executor = run, queue, executor
+        self._chance = AcceptanceEstimator()
+        # By slot: the row that was there last, and up to which position its keys are in place.
+        self._serial = np.empty(0, dtype=np.int64)
+        self._done = np.empty(0, dtype=np.int64)
+
+    def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
+        """The tokens are found in the rows."""
+
+    def run_deferred(self) -> None:
+        """Nothing waits."""
+
+    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        """Adjust the chance that a guess is right."""
+        self._chance.learn(tried_R, accepted_R)
+
+    def draft(self, slots: Ints, room_R: Ints) -> Drafts:
+        """Draw from the small model what the large one may draw."""
+        rows, num = self._run.rows, len(slots)
+        room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
+        most = min(int(room_R.max(initial=0)), self._choose_draft_length())
+        chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
+        if not most:
+            return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
+        self._catch_up(slots)
+        drawn = self._draw(slots, np.minimum(room_R, most), most)
+        self._done[slots] += np.minimum(room_R, most) + 1
+        (tokens_RK,) = AsyncHostCopy([drawn]).wait()
+        return Drafts(tokens_RK, chance_R, kind_R)
+
+    def _choose_draft_length(self) -> int:
+        """How many tokens to guess, by the chance that each is right."""
+        chance = min(max(self._chance.value, 0.01), 0.99)
+        return max(int(math.log(_LIKELY) / math.log(chance)), 1)
+
+    def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
+        """The tokens that the small model draws, [R, K]."""
+        rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
+        offsets, place = np.arange(num + 1), np.arange(num)
+        levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
+        # What a grammar forbids is found when the guesses are verified.
+        same = replace(build_step_rows(self._run, slots, levels), masked=False)
+        base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
+        drawn = []
+        for step in range(most + 1):
+            # A row that has no room left writes to the padding page, and its draws are not used.
+            goes_on = step <= room_R
+            counts = rows.count[slots] + np.minimum(step, room_R)
+            ends = rows.stop[slots] + counts
+            inputs = np.stack(
+                [
+                    rows.last[slots],
+                    place if step else np.full(num, -1),
+                    ends - 1,
+                    np.where(goes_on, compute_slot_mapping(pages, ends - 1 - base, size), 0),
+                    rows.seed[slots],
+                    counts,
+                    self._queue.budgets.get_forced_tokens(slots, counts),
+                    ends - 1,
+                ]
+            )
+            own = make_level(offsets[:-1], offsets[1:], pages, ends - base, base, causal=False)
+            draws, _ = self._executor.decode(
+                StepInputs(inputs, own, same, goes_on=step > 0, states=None, graphs=True)
+            )
+            assert isinstance(draws, Draws)
+            if step < most:
+                drawn.append(draws.tokens_PN[:, 0].clone())
+        return torch.stack(drawn, dim=1)
+
+    def _catch_up(self, slots: Ints) -> None:
+        """Compute what the rows have generated before their last tokens, where that is missing."""
+        rows = self._run.rows
+        more = len(rows.serial) - len(self._serial)
+        self._serial = np.pad(self._serial, (0, more), constant_values=-1)
+        self._done = np.pad(self._done, (0, more))
+        fresh = slots[self._serial[slots] != rows.serial[slots]]
+        self._serial[fresh], self._done[fresh] = rows.serial[fresh], rows.stop[fresh]
+        wanted = rows.stop[slots] + rows.count[slots] - 1
+        # What was guessed wrong is computed anew.
+        self._done[slots] = np.minimum(self._done[slots], wanted)
+        while len(behind := slots[self._done[slots] < wanted]):
+            missing = rows.stop[behind] + rows.count[behind] - 1 - self._done[behind]
+            num_R = np.minimum(missing, max(_CHUNK // len(behind), 1))
+            self._executor.prefill(self._build_catch_up_inputs(behind, num_R))
+            self._done[behind] += num_R
+
+    def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
+        """A pass over the next tokens that rows have generated."""
+        rows, store = self._run.rows, self._run.rows.generated
+        offsets, row_T, place_T = expand_offsets(num_R)
+        slots_T, base = slots[row_T], rows.base[slots]
+        positions_T = self._done[slots_T] + place_T
+        pages = rows.table[slots, : int(rows.num_pages[slots].max())]
+        keys = self._done[slots] + num_R - base
+        at_T = positions_T - base[row_T]
+        return PrefillInputs(
+            tokens=store.at(store.tokens, slots_T, positions_T - rows.stop[slots_T]).astype(
+                np.int64
+            ),
+            positions=positions_T,
+            slots=compute_slot_mapping(pages[row_T], at_T, self._run.cache.page_size),
+            wanted=np.empty(0, dtype=np.int64),
+            levels=[
+                *build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of),
+                make_level(offsets[:-1], offsets[1:], pages, keys, base, causal=True),
+            ],
+            pieces=None,
+        )

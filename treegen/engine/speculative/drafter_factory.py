@@ -1,0 +1,99 @@
+"""How the runs of one model guess tokens: by a function, by n-grams, or by a small model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.drafter import Drafter
+from treegen.engine.compute.capture_budget import estimate_row_seconds
+from treegen.engine.compute.decode_graphs import DecodeGraphs
+from treegen.engine.compute.model_runner import ModelRunner
+from treegen.engine.compute.padding import pad_num_query_rows
+from treegen.engine.drafting.draft_length import DraftLengthController
+from treegen.engine.drafting.function import FunctionDrafter
+from treegen.engine.drafting.ngrams import NgramDrafter
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.queue import RowQueue
+from treegen.engine.speculative.draft_model import (
+    ModelDrafter,
+    VocabAlignedModel,
+    inspect_draft_model,
+)
+from treegen.engine.speculative.speculation import SpeculationOptions, check_speculation
+from treegen.model.load import load_model
+from treegen.model.model import Model
+from treegen.model.options import DRAFT_TOKENS, EngineOptions
+from treegen.ops.cache.pool import PagedCache
+
+if TYPE_CHECKING:
+    from treegen.common.drafter import DraftFunction
+
+# Tokens of a pass that reading the weights hides, about.
+_FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
+_SCOUTS: Final = 4  # as good as 2 or 8
+
+
+class DrafterFactory:
+    """What guesses tokens, and the pace at which guesses paid so far.
+
+    how: "ngram", a function, or "off"; None for the small model, if there is one.
+    executor: computes the passes of the small model; None without one.
+    """
+
+    def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
+        """What the options ask for, with the small model loaded.
+
+        model, tokenizer: the model whose tokens are guessed.
+
+        Raises InputError for options that this model cannot do, ModelError for a small model that
+        cannot be used.
+        """
+        check_speculation(options, model.spec)
+        self.how: str | DraftFunction | None = options.speculate
+        self.executor: ModelRunner | None = None
+        self._most = options.draft_tokens or DRAFT_TOKENS
+        weights = sum(each.nbytes for each in model.module.parameters())
+        weight_keys = weights / model.spec.kv_bytes_per_token
+        multiple = pad_num_query_rows(1) if model.device.type == "cuda" else 1
+        self._pace = DraftLengthController(_FREE_TOKENS[model.device.type], weight_keys, multiple)
+        self._vocab_size = model.spec.vocab_size
+        self._draft: Model | None = None
+        if options.draft_model is not None:
+            inspect_draft_model(options, tokenizer, model.dtype)
+            self._draft = load_model(
+                options.draft_model, device=str(model.device),
+                dtype=str(model.dtype).removeprefix("torch."), check=options.check,
+                trust_remote_code=options.trust_remote_code,
+            )  # fmt: skip
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What the small model's keys and values take beside those of the model."""
+        return self._draft.spec.kv_bytes_per_token if self._draft is not None else 0
+
+    def attach_cache(self, cache: PagedCache, *, graphs: bool) -> None:
+        """Put the small model's pools under the pages of the model's cache.
+
+        graphs: whether its decode steps are replayed as CUDA graphs.
+        """
+        if self._draft is None:
+            return
+        num_pages, size = cache.pool.num_pages, cache.page_size
+        mine = PagedCache(self._draft.new_cache(num_pages + 1, size), num_pages, size)
+        cache.on_copy = mine.copy_tokens
+        model = VocabAlignedModel(self._draft, self._vocab_size)
+        replays = DecodeGraphs(model.forward, estimate_row_seconds(self._draft)) if graphs else None
+        self.executor = ModelRunner(model, mine, replays, "auto")
+
+    def make_options(self) -> SpeculationOptions | None:
+        """How a run guesses tokens; None if it does not."""
+        how, beside = self.how, self.executor
+        if how == "off" or (how is None and beside is None):
+            return None
+
+        def make(run: EngineRun, queue: RowQueue) -> Drafter:
+            if beside is not None:
+                return ModelDrafter(run, queue, beside)
+            return FunctionDrafter(how) if callable(how) else NgramDrafter()
+
+        return SpeculationOptions(make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)

@@ -1,0 +1,170 @@
+"""Speculation: which guessed tokens the next step verifies, and what is learned from it.
+
+A step that verifies guesses needs the last tokens of its rows, so it is not launched ahead of the
+results of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.common.drafter import NOTHING, Drafter, Drafts, NewTokens
+from treegen.common.spec import ModelSpec
+from treegen.engine.compute.levels import Ints
+from treegen.engine.drafting.draft_length import DraftLengthController
+from treegen.engine.passes.decode import InFlightStep
+from treegen.engine.rows.engine_run import EngineRun
+from treegen.engine.rows.queue import RowQueue
+from treegen.engine.rows.verify_input import VerifyInput
+from treegen.errors import InputError
+from treegen.model.options import EngineOptions
+
+_CERTAIN: Final = 0.95  # the chance of a token that a grammar spells in one way, or nearly so
+
+
+def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
+    """Raise InputError if a model cannot verify guesses."""
+    if options.speculates and spec.states:
+        raise InputError(
+            f"{spec.name} has recurrent layers, whose states cannot go back to before a guess that "
+            "was wrong; leave out speculate"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """How a run speculates.
+
+    make: makes what guesses tokens in a run.
+    most: tokens of a row that a step verifies at most.
+    pace: decides how many of the guesses are verified; None for all.
+    scouts: samples of a prompt that run before the others, which are guessed by what they draw.
+    """
+
+    make: Callable[[EngineRun, RowQueue], Drafter]
+    most: int
+    pace: DraftLengthController | None = None
+    scouts: int = 0
+
+
+class SpeculativeDecoder:
+    """The guesses of one run."""
+
+    def __init__(self, run: EngineRun, queue: RowQueue, options: SpeculationOptions) -> None:
+        """Nothing is guessed yet."""
+        self._run, self._queue, self._options = run, queue, options
+        self._drafter = options.make(run, queue)
+        # How the guesses of the last step fared; and how many of them, and of those that are under
+        # way, should be right.
+        self._fared: list[tuple[Ints, Ints, Ints]] = []
+        self._told = self._expected = 0.0
+        self._keys = 0  # that the last step read in each layer
+        self._captured, self._disturbed = run.executor.num_captured, False
+        self._vocab_size = len(run.param_sets[0].stopping.may_end)
+        if options.pace is not None:
+            options.pace.begin()
+
+    def is_due(self) -> bool:
+        """Whether the next step is to verify guesses, if there are any that pay."""
+        num_rows, pace = len(self._queue.order), self._options.pace
+        if pace is None or not num_rows:
+            return num_rows > 0
+        return pace.is_due(num_rows, self._keys, self._options.most)
+
+    def measure(self, flight: InFlightStep, seconds: float) -> None:
+        """Note what a step took."""
+        self._keys = flight.keys
+        # Where a step is captured, it and the one that was launched before it take longer.
+        captured, self._captured = self._captured, self._run.executor.num_captured
+        disturbed, self._disturbed = self._disturbed, self._captured != captured
+        if self._options.pace is not None and not (disturbed or self._disturbed):
+            verified = flight.guesses is not None
+            self._options.pace.measure(len(flight.slots), flight.keys, seconds, verified=verified)
+
+    def propose(self, order: Ints, counts: Ints) -> VerifyInput | None:
+        """What a step of rows verifies, whose `counts` tokens are all known; None for nothing.
+
+        The pages that it takes are added to the rows.
+        """
+        room_R = np.minimum(self._max_draft_lengths(order, counts), self._options.most)
+        drafts = self._insert_forced(order, self._drafter.draft(order, room_R))
+        tokens_RK = drafts.tokens_RK
+        if not tokens_RK.shape[1]:
+            return None
+        is_token_RK = (tokens_RK >= 0) & (tokens_RK < self._vocab_size)
+        num_R = np.where(is_token_RK.all(axis=1), tokens_RK.shape[1], is_token_RK.argmin(axis=1))
+        num_R = np.minimum(num_R, room_R)
+        if self._queue.grammars.used:
+            num_R = self._queue.grammars.count_allowed_drafts(order, tokens_RK, num_R)
+        if self._options.pace is not None:
+            num_R, self._expected = self._options.pace.choose_lengths(
+                num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
+            )
+        num_R = self._queue.reserve_lookahead(order, counts, num_R)
+        return VerifyInput(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
+
+    def _insert_forced(self, order: Ints, drafts: Drafts) -> Drafts:
+        """The drafts, with the tokens in place that a row's grammar leaves it no choice about."""
+        grammars = self._queue.grammars
+        forced = grammars.get_forced_tokens(order) if grammars.used else {}
+        if not forced:
+            return drafts
+        most = max(drafts.tokens_RK.shape[1], *map(len, forced.values()))
+        short = most - drafts.tokens_RK.shape[1]
+        tokens_RK = np.pad(drafts.tokens_RK, ((0, 0), (0, short)), constant_values=NOTHING)
+        chance_R = drafts.chance_R.copy()
+        later_R = drafts.later_R.copy() if drafts.later_R is not None else None
+        for row, tokens in forced.items():
+            tokens_RK[row], chance_R[row] = NOTHING, _CERTAIN
+            tokens_RK[row, : len(tokens)] = tokens
+            if later_R is not None:
+                later_R[row] = _CERTAIN
+        return replace(drafts, tokens_RK=tokens_RK, chance_R=chance_R, later_R=later_R)
+
+    def _max_draft_lengths(self, order: Ints, counts: Ints) -> Ints:
+        """Tokens that may be guessed of each row: all that it draws must count, but for the last.
+
+        A row whose thinking has taken its budget is looked at before it draws on.
+        """
+        limits = np.minimum(
+            self._run.rows.limit[order], self._queue.budgets.get_check_counts(order, counts)
+        )
+        return np.maximum(limits - counts - 1, 0)
+
+    def run_deferred(self) -> None:
+        """Learn what was noted; called while the device computes a pass."""
+        self._drafter.run_deferred()
+        for fared in self._fared:
+            self._drafter.update_acceptance(*fared)
+            if self._options.pace is not None:
+                self._options.pace.record_accepted(self._told, int(fared[2].sum()))
+        self._fared.clear()
+        self._told = self._expected
+
+    def note(self, flight: InFlightStep, tokens_N: Ints, alive_N: NDArray[np.bool_]) -> None:
+        """Learn the draws of a flight, before they are added to the rows. alive_N: which count."""
+        rows, guesses = self._run.rows, flight.guesses
+        if guesses is None:
+            slots, tokens_RA = flight.slots[alive_N], tokens_N[alive_N, None]
+            num_R = np.ones(len(slots), dtype=np.int64)
+        else:
+            accepted_R = guesses.num_accepted(tokens_N)
+            tried_R = np.minimum(accepted_R + 1, guesses.num_R)
+            some = guesses.num_R > 0
+            self._fared.append((guesses.kind_R[some], tried_R[some], accepted_R[some]))
+            first = guesses.offsets[:-1]
+            alive_R = alive_N[first]
+            num_R, first = accepted_R[alive_R] + 1, first[alive_R]
+            slots = flight.slots[first]
+            places = np.arange(int(num_R.max(initial=1)))
+            tokens_RA = tokens_N[np.minimum(first[:, None] + places, len(tokens_N) - 1)]
+        if len(slots):
+            new = NewTokens(
+                slots, rows.request[slots], rows.sample[slots], rows.count[slots], tokens_RA, num_R
+            )
+            self._drafter.observe(new, lambda number: self._run.requests[number].spec)

@@ -1,0 +1,280 @@
+"""What a run of any kind was asked for: a user's choices over those of a stored run.
+
+Choices travel as a flat mapping of names to values. `merged` puts a user's choices over stored
+ones. `settled` makes settings of the mapping. `BaseSettings` takes the settings apart for run.json.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
+
+from treegen import demo
+from treegen.common.files.paths import is_path_component
+from treegen.common.spelling import hint_at
+from treegen.errors import InputError, RunError
+from treegen.evals.config.type_checks import check_choices
+from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
+from treegen.evals.task import Task, TaskOptions
+from treegen.model.options import EngineOptions
+
+if TYPE_CHECKING:
+    from treegen.runs import RunInfo
+
+_GUESSING: Final = ("speculate", "draft_model")
+# Two choices that exclude each other: if a user gives one, the stored other one is dropped.
+_EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
+# Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
+# the second group a bare word may be a name that the task knows, such as train.
+_PATHS: Final = ("model", "adapter", "draft_model", "fewshot_file")
+_PATHS_OR_NAMES: Final = ("data", "fewshot_data")
+ALLOW_TASK_CODE: Final = "allow_task_code"
+"""The choice that lets a command run the code that a stored run names; it is never stored."""
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
+class BaseSettings(ABC):
+    """What a run of any kind was asked for; every default is filled in.
+
+    FREE: the names of a kind's own choices that change no sample.
+    task: a name, path/to/file.py:Class, or an object.
+    options: choices about the task's data.
+    engine: how the model is loaded and run.
+    """
+
+    FREE: ClassVar[tuple[str, ...]]
+
+    task: str | Task
+    options: TaskOptions
+    engine: EngineOptions
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return the choices that change a sample, as run.json groups them."""
+
+    def explain_unused(self, name: str) -> str | None:
+        """Return why a choice of that name says nothing beside the others; None if it does."""
+        return None
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code runs that does not come with treegen or the model."""
+        return code_of(self.task) is not None
+
+    def free_choices(self) -> dict[str, Any]:
+        """Return those that change no sample, or only by way of what identity has hashes of."""
+        options = asdict(self.options)
+        del options["seed"], options["kept"]
+        own = {name: getattr(self, name) for name in self.FREE}
+        return {"task": get_task_name(self.task), **options, **asdict(self.engine), **own}
+
+
+class OpenRunOptions(TypedDict, total=False):
+    """What the reader of a run may say of it; None and False are as if it was not said.
+
+    data: where the problems are now, if they are neither where they were nor in the run's own
+    directory.
+    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. A run that
+    names such a task does not run its code.
+    allow_task_code: whether to take the run's word for it.
+    """
+
+    data: str | None
+    task: str | Task | None
+    allow_task_code: bool
+
+
+def drop_unset(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a reader said, as choices."""
+    return {name: v for name, v in asked.items() if v is not None and v is not False}
+
+
+def overrides_run(asked: Mapping[str, Any]) -> bool:
+    """Return whether a reader said what a run must agree with, and did not leave it to the run."""
+    return bool({"data", "task"} & set(drop_unset(asked)))
+
+
+_Choices = TypeVar("_Choices", bound=BaseSettings)
+
+
+def merge_choices(
+    kind: type[BaseSettings], asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a user's choices over stored ones, with absolute paths.
+
+    kind: the settings that they are for.
+
+    A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
+    anew, and that of a task has to be named or allowed. Nor is a device read, which may never end.
+
+    Raises:
+        InputError: the stored task has code of its own, and the user neither names nor allows it;
+        stored data are a pipe or a device; or a choice is not of its field's type.
+    """
+    if "kept" in asked:  # it follows from where the run is
+        raise InputError("there is no setting 'kept'")
+    given: dict[str, Any] = dict(stored or {})
+    given.pop("trust_remote_code", None)
+    asked = dict(asked)
+    allowed = asked.pop(ALLOW_TASK_CODE, False)
+    if stored and not allowed and "task" not in asked:
+        task = str(stored.get("task"))
+        if code := code_of(task):
+            raise InputError(
+                f"the run names a task with code of its own, {code}, which does not run unasked; "
+                f"read it, then name it (task={task!r}) or give allow_task_code=True"
+            )
+    for name in (*_PATHS_OR_NAMES, "fewshot_file"):
+        place = str(given.get(name) or "")
+        if name not in asked and os.path.exists(place) and not _holds_data(place):
+            raise InputError(
+                f"the run names {place} as its {name}, which is a pipe or a device; name the file "
+                f"that was meant ({name}=)"
+            )
+    for pair in _EXCLUSIVE:
+        if any(name in asked for name in pair):
+            for name in pair:
+                given.pop(name, None)
+    for name, value in asked.items():
+        is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
+        is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
+        is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
+        given[name] = absolute(value) if is_path else value
+    guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
+    if not guesses and "draft_tokens" not in asked:
+        given.pop("draft_tokens", None)  # it says nothing any more
+    check_choices(
+        {n: v for n, v in given.items() if n not in _names(BaseSettings)}, TaskOptions, kind
+    )
+    if "extra" in asked:
+        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return given
+
+
+def check_no_unused(asked: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:
+    """Raise InputError for a user's choice that none of some runs reads."""
+    for name in asked:
+        told = [each.explain_unused(name) for each in runs]
+        if told and all(told):
+            raise InputError(f"{name}= is of no use {told[0]}")
+
+
+def build_settings(
+    kind: type[_Choices],
+    given: dict[str, Any],
+    chosen: Mapping[str, Any],
+    *,
+    data: Mapping[str, Any],
+    also: Iterable[str],
+) -> _Choices:
+    """Return settings of a kind, made of what is in `given`; their values are taken out of it.
+
+    chosen: values of fields that are known already.
+    data: values of fields of the task's options that are known already.
+    also: further names that users may give, for hints.
+
+    Raises:
+        InputError: no model is named, a name is unknown, or the settings refuse a value.
+    """
+    task = absolute_task(given.pop("task"))
+    options = TaskOptions(**_take(given, _names(TaskOptions)), **data)
+    if not given.get("model"):
+        raise InputError(
+            "no model is given; name one with model=: a directory made by save_pretrained, a hub "
+            "name, or model='demo' for the small one that comes with treegen"
+        )
+    engine = EngineOptions(**_take(given, _names(EngineOptions)))
+    made: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
+    own = _take(given, [name for name in _names(kind) if name not in made])
+    settings = kind(**made, **own)
+    if given:
+        known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
+        hint = hint_at(min(given), [*known, *also])
+        hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
+        raise InputError(f"there is no setting {min(given)!r}{hint}")
+    return settings
+
+
+def last_choices(
+    info: "RunInfo",
+    command: str,
+    *,
+    groups: Iterable[str],
+    names: Iterable[str],
+    absent: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    groups: names of mappings of choices in the run's identity.
+    names: names of single choices in it.
+    absent: choices that hold if an old run does not say.
+
+    Raises:
+        RunError: the run is not one of the command's.
+    """
+    latest = info.resumes[-1]["free"] if info.resumes else info.free
+    found = {**latest, **(absent or {})}
+    try:
+        for group in groups:
+            found |= dict(info.identity[group])
+        return found | {name: info.identity[name] for name in names}
+    except (KeyError, TypeError, ValueError):
+        searched = isinstance(info.identity, Mapping) and "search" in info.identity
+        if searched == (command == "search"):
+            told = (
+                f"its run.json lacks settings of `treegen {command}`: it was changed; "
+                "restore it from a copy"
+            )
+        else:
+            other = "search" if searched else "eval"
+            told = f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
+        raise RunError(told) from None
+
+
+def absolute_task(task: str | Task) -> str | Task:
+    """Return a task or its name; a path in it comes back as an absolute one."""
+    if not isinstance(task, str):
+        return task
+    if is_lm_eval(task):
+        name, at, place = task.partition("@")
+        return f"{name}@{absolute(place)}" if task.startswith(LM_EVAL) and at else absolute(task)
+    path, colon, class_name = task.rpartition(":")
+    return f"{absolute(path)}:{class_name}" if colon else task
+
+
+def absolute(value: Any) -> Any:
+    """Return the absolute path of something that exists, and anything else as it is."""
+    # Names on a hub and names of data sets stay as they are.
+    value = os.fspath(value) if isinstance(value, Path) else value
+    return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
+
+
+def _holds_data(place: str) -> bool:
+    return os.path.isfile(place) or os.path.isdir(place)
+
+
+def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Take what has one of some names out of `given` and return it."""
+    return {name: given.pop(name) for name in names if name in given}
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def find_moved_files(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's choices. Files that are gone are replaced by those in the run's directory.
+
+    So a run can be given away together with its data.
+    """
+    found = dict(stored)
+    for name in ("data", "fewshot_file", "fewshot_data"):
+        value = stored.get(name)
+        # os.path, because a Path raises for names that are too long.
+        if isinstance(value, str) and not os.path.exists(value):
+            own = Path(value).name
+            if is_path_component(own) and os.path.exists(path / own):
+                found[name] = str(path / own)
+    return found

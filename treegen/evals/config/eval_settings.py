@@ -1,0 +1,293 @@
+"""What one evaluation was asked for: a task, its data, a model, and how to sample."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from treegen.common.params import PENALTIES, STRUCTURES, SamplingParams
+from treegen.errors import InputError
+from treegen.evals.arguments import configure_task
+from treegen.evals.config.base import BaseSettings, build_settings, last_choices, merge_choices
+from treegen.evals.config.early_stopping import NEVER, StopRule, parse_stop_rule
+from treegen.evals.recommended_sampling import load_recommended, sources_of
+from treegen.evals.registry import get_task
+from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
+from treegen.evals.statistics.weighted import check_votes
+from treegen.evals.task import TaskDefaults
+from treegen.prompts.reasoning import check_reasoning
+
+if TYPE_CHECKING:
+    from treegen.runs import RunInfo
+
+SAMPLING: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "seed",
+)
+# run.json has these only if they change a sample.
+_RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
+# Likewise what is said of thinking.
+_THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSettings(BaseSettings):
+    """Everything that one evaluation was asked for; every default is filled in.
+
+    num_samples: samples of each problem.
+    sampling: how they are drawn.
+    apply_chat_template: whether prompts are chat messages.
+    fewshot_as_multiturn: in chat, make a user's and an assistant's turn of each solved example;
+    otherwise one user's turn has all of them.
+    system_instruction: a text before each prompt, in chat as the system's turn.
+    reasoning: whether a chat model is to think: auto, on, off, or how much (low, medium, high).
+    pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
+    score: whether the samples are judged.
+    log_tokens: whether the token ids of each sample are stored as well.
+    stop_when: when a problem gets no further samples; see
+        `treegen.evals.config.early_stopping.parse_stop_rule`.
+    stop_batch: samples of a problem that are drawn side by side until it is asked again.
+    confidence: what is told of the confidence of samples; None if nothing is.
+    self_certainty: whether the mean self-certainty of each sample is stored.
+    votes: the votes that are reported beside maj@k.
+    sources: who chose each sampling parameter: the user, the checkpoint or the task.
+    judged_by: the models that judge the samples once they are drawn, and how, so that a resumed run
+        is judged too; None if no model judges them.
+    """
+
+    FREE: ClassVar = (
+        "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
+        "votes", "sources", "judged_by",
+    )  # fmt: skip
+
+    num_samples: int
+    sampling: SamplingParams
+    apply_chat_template: bool = False
+    fewshot_as_multiturn: bool = False
+    system_instruction: str | None = None
+    reasoning: str = "auto"
+    pass_ks: tuple[int, ...] | None = None
+    maj_ks: tuple[int, ...] | None = None
+    score: bool = True
+    log_tokens: bool = False
+    stop_when: str = NEVER
+    stop_batch: int = 8
+    confidence: Confidence | None = None
+    self_certainty: bool = False
+    votes: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+    judged_by: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_stops()
+        check_votes(self.votes)
+        if self.num_samples < 1:
+            raise InputError(f"num_samples must be at least 1, got {self.num_samples}")
+        if self.fewshot_as_multiturn and not self.apply_chat_template:
+            raise InputError("fewshot_as_multiturn needs chat: give apply_chat_template=True too")
+        self._check_reasoning()
+        for name, ks in (("pass_ks", self.pass_ks), ("maj_ks", self.maj_ks)):
+            for k in ks or ():
+                if not 1 <= k <= self.num_samples:
+                    raise InputError(
+                        f"{name}={k} is not possible with {self.num_samples} samples per problem; "
+                        f"choose from 1 to {self.num_samples}, or draw more (num_samples=)"
+                    )
+
+    def _check_stops(self) -> None:
+        if parse_stop_rule(self.stop_when) is not None and not self.score:
+            raise InputError(
+                "stop_when= looks at answers, so it cannot go with score=False; leave one out"
+            )
+        if self.stop_batch < 1:
+            raise InputError(f"stop_batch must be at least 1, got {self.stop_batch}")
+        if self.in_rounds and self.sampling.temperature == 0:
+            raise InputError(
+                "greedy samples of a problem are all the same, so none can be spared; "
+                "give a temperature above 0"
+            )
+
+    @property
+    def stops_samples(self) -> bool:
+        """Whether samples end for a lack of confidence."""
+        return self.confidence is not None and self.confidence.keep is not None
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether samples of a problem depend on how those before them went."""
+        return self.stop_when != NEVER or self.stops_samples
+
+    @property
+    def first_round(self) -> int:
+        """Samples of each problem that are drawn whatever comes, and whole."""
+        first = self.num_samples
+        if self.confidence is not None and self.confidence.keep is not None:
+            first = self.confidence.warmup
+        elif self.stop_when != NEVER:
+            first = self.stop_batch
+        return min(first, self.num_samples)
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """By which rules the run stops."""
+        return StopRule(
+            num_samples=self.num_samples,
+            stop_when=self.stop_when,
+            batch=self.stop_batch,
+            first_round=self.first_round,
+            confidence=self.confidence,
+        )
+
+    @property
+    def drawing(self) -> SamplingParams:
+        """How samples are drawn, with what is told of them."""
+        told: dict[str, Any] = {"self_certainty": self.self_certainty}
+        if self.confidence is not None:
+            told |= {
+                "confidence": self.confidence.top,
+                "confidence_window": self.confidence.window,
+            }
+        return replace(self.sampling, **told)
+
+    def free_choices(self) -> dict[str, Any]:
+        own = asdict(self.confidence) if self.confidence else None
+        return {**super(EvalSettings, self).free_choices(), "confidence": own}
+
+    def _check_reasoning(self) -> None:
+        check_reasoning(self.reasoning)
+        if self.reasoning != "auto" and not self.apply_chat_template:
+            raise InputError(
+                "reasoning= is an argument of the chat template: give apply_chat_template=True too"
+            )
+        budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
+        if budget is not None and budget >= most:
+            raise InputError(
+                f"max_thinking_tokens={budget} must be less than max_tokens={most}, which "
+                "counts the thinking and the answer"
+            )
+
+    def explain_unused(self, name: str) -> str | None:
+        if name == "stop_batch" and self.stop_when == NEVER:
+            return "without stop_when="
+        if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
+            return "without max_thinking_tokens="
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        ends = self.confidence
+        sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
+        sampling |= self.sampling.penalties
+        for name in STRUCTURES:
+            if (value := getattr(self.sampling, name)) is not None:
+                sampling[name] = value
+        if self.sampling.min_tokens:
+            sampling["min_tokens"] = self.sampling.min_tokens
+        for name in _THINKING:
+            value = getattr(self.sampling, name)
+            if value is not None and value != "auto":
+                sampling[name] = value
+        if biases := self.sampling.biases:
+            sampling["logit_bias"] = {str(token): bias for token, bias in biases}
+        return {
+            "num_samples": self.num_samples,
+            "sampling": {**sampling, "stop": self.sampling.stops},
+            "prompt": {
+                "apply_chat_template": self.apply_chat_template,
+                "system_instruction": self.system_instruction,
+                # It is absent if it is false, as in runs from before there was a choice.
+                **({"fewshot_as_multiturn": True} if self.fewshot_as_multiturn else {}),
+                **({"reasoning": self.reasoning} if self.reasoning != "auto" else {}),
+            },
+            # It changes samples only if it ends some.
+            **({"confidence": asdict(ends)} if ends and ends.keep is not None else {}),
+        }
+
+
+def resolve_eval_settings(
+    asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> EvalSettings:
+    """Return the settings that a user's choices come to.
+
+    asked: the user's choices, by name.
+    stored: the choices of the run that is resumed or scored. They hold if the user did not choose.
+    If neither has a name, the task's own default holds.
+
+    Raises:
+        InputError: no task or model is named, a name is unknown, or a value cannot be used.
+    """
+    if isinstance(votes := asked.get("votes"), str):
+        asked = {**asked, "votes": votes.split(",")}
+    given = merge_choices(EvalSettings, asked, stored)
+    if not given.get("task"):
+        raise InputError("no task is given; `treegen tasks` lists them")
+    defaults = configure_task(get_task(given["task"]), given.get("extra", {})).defaults
+    chat = given.get("apply_chat_template", False)
+    given.setdefault("fewshot_as_multiturn", chat)
+    if "system_instruction" in given and given["system_instruction"] == "":
+        given["system_instruction"] = None
+    names = (*SAMPLING, *_RARE, *_THINKING)
+    sampling = {name: given.pop(name) for name in names if name in given}
+    recommended = load_recommended(given.pop("sampling_from", None), given)
+    sampling |= {name: value for name, value in recommended.items() if name not in asked}
+    if "logit_bias" in (stored or {}) and "logit_bias" not in asked:  # JSON has text for keys
+        biases = sampling["logit_bias"].items()
+        sampling["logit_bias"] = {int(token): bias for token, bias in biases}
+    seed = {"seed": sampling["seed"]} if "seed" in sampling else {}
+    for name in ("stop", "stop_token_ids", "bad_words"):
+        if isinstance(sampling.get(name), list):
+            sampling[name] = tuple(sampling[name])
+    if isinstance(given.get("confidence"), Mapping):
+        given["confidence"] = Confidence(**given["confidence"])
+    if "votes" in given:
+        given["votes"] = tuple(vote.strip() for vote in given["votes"] if vote.strip())
+        numbers = {vote.partition(":")[0] for vote in given["votes"]}
+        if "certainty" in numbers:
+            given["self_certainty"] = True
+        if numbers & CONFIDENCES and given.get("confidence") is None:
+            given["confidence"] = Confidence()
+    for name in ("pass_ks", "maj_ks"):
+        if given.get(name) is not None:
+            given[name] = tuple(given[name])
+    drawn = default_sampling(defaults, chat=chat)
+    told = [name for name in names if name in SAMPLING or name in sampling]
+    given["sources"] = sources_of(told, asked, recommended, stored)
+    chosen = {
+        "num_samples": given.pop("num_samples", defaults.num_samples),
+        "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
+    }
+    return build_settings(
+        EvalSettings, given, chosen, data=seed, also=SamplingParams.__dataclass_fields__
+    )
+
+
+def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
+    """Return how a task is sampled by default. Thinking is told from answers where tags are known.
+
+    A chat model ends its turn itself, and its turn may have blank lines. They are no stops then.
+    """
+    sampling = defaults.sampling
+    sampling = replace(sampling, reasoning_tags=sampling.reasoning_tags or "auto")
+    if not chat:
+        return sampling
+    return replace(sampling, stop=tuple(stop for stop in sampling.stops if stop.strip()))
+
+
+def stored_choices(info: "RunInfo") -> dict[str, Any]:
+    """Return the choices that a run was last begun or resumed with, by name.
+
+    Raises:
+        RunError: the run is not an evaluation.
+    """
+    return last_choices(
+        info,
+        "eval",
+        groups=("sampling", "prompt"),
+        names=("num_samples",),
+        absent={"fewshot_as_multiturn": False},
+    )

@@ -1,0 +1,76 @@
+"""Whether choices have the types of the fields that they are for."""
+
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Final
+
+from treegen.errors import InputError
+
+_NAMES: Final[Mapping[Any, str]] = {
+    int: "a whole number", float: "a number", str: "text", bool: "True or False",
+    types.NoneType: "None",
+}  # fmt: skip
+
+
+def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
+    """Raise InputError for a choice whose value no field of its name can have.
+
+    kinds: dataclasses, whose annotations say what a field can have. A list stands for any sequence,
+    and a mapping with the names of fields for a dataclass, as in JSON. Names of no field are left
+    to others.
+    """
+    for kind in kinds:
+        for name, value in given.items():
+            if (hint := _hints(kind).get(name)) is not None and not _is(value, hint):
+                told = " or ".join(dict.fromkeys(_describe_type(hint)))
+                raise InputError(f"{name} must be {told}, got {value!r:.60}")
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _is(value: Any, hint: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_is(value, part) for part in parts)
+    if origin is typing.Literal:
+        return isinstance(value, str) and value in parts
+    if origin in (tuple, Sequence):
+        return isinstance(value, list | tuple) and all(_is(each, parts[0]) for each in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is(each, part)
+            for item in value.items()
+            for each, part in zip(item, parts, strict=True)
+        )
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        known = _hints(typing.cast(type, hint))
+        return all(name in known and _is(each, known[name]) for name, each in value.items())
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
+
+
+def _describe_type(hint: Any) -> Iterator[str]:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for part in parts:
+            yield from _describe_type(part)
+    elif origin is typing.Literal:
+        yield from map(repr, parts)
+    elif origin in (tuple, Sequence):
+        yield f"a list of {', '.join(_describe_type(parts[0])).removeprefix('a ')}"
+    elif origin is Mapping:
+        yield "a mapping of names to " + ", ".join(_describe_type(parts[1])).removeprefix("a ")
+    elif is_dataclass(hint):
+        yield "a mapping of " + ", ".join(_hints(typing.cast(type, hint)))
+    else:
+        yield _NAMES.get(hint, getattr(hint, "__name__", "something else"))

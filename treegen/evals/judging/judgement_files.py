@@ -1,0 +1,175 @@
+"""Where judgements are kept: a folder for each judging, in the folder `judged` of a run.
+
+    judged/NAME/judging.json       the rubric, the judge, and how verdicts were taken
+    judged/NAME/judgements.jsonl   what the judge said, one line each, appended as it comes
+
+Lines hold texts and chances, and no scores. So a judging is scored again without its model.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.errors import RunError
+from treegen.evals.judging.rubric import Rubric
+from treegen.evals.judging.settings import JudgeRun, JudgeSettings
+from treegen.evals.thinking import get_answer_text
+from treegen.runs import RecordFile, RunDir, open_for_append
+from treegen.runs.files import check_no_link, format_os_error, read_json, write_json
+
+FOLDER: Final = "judged"
+FILE: Final = "judgements.jsonl"
+_INFO: Final = "judging.json"
+TOO_LONG: Final = "too_long"
+"""The field of a line whose prompt is too long for the judge, which was not asked then."""
+
+Slot = tuple[tuple[tuple[int, int], ...], int, int, int]
+"""What a prompt is about: (run, sample) of each answer as shown, wording, criterion, and repeat."""
+
+
+def begin(
+    run: RunDir, others: Sequence[RunDir], judge: str, fingerprint: str, asked: JudgeSettings
+) -> JudgeRun:
+    """Return the judging of a run that is asked for, and store how; its name is that of its folder.
+
+    others: further runs, whose answers are compared with the run's own.
+
+    Raises:
+        RunError: the folder cannot be made or written.
+    """
+    runs = tuple(_run_to_json(each) for each in (run, *others))
+    identity = {
+        **asked.identity(),
+        "fingerprint": fingerprint,
+        "runs": [each["fingerprint"] + each["created"] for each in runs],
+    }
+    words = (asked.rubric.name, Path(judge).name or judge, _hash(identity))
+    name = "-".join(re.sub(r"[^\w.]+", "_", word)[:40].strip("._") or "_" for word in words)
+    judging = JudgeRun(
+        name, judge, fingerprint, asked, runs, mark=f"ANSWER_{_hash(identity['runs'])}"
+    )
+    folder = run.path / FOLDER / name
+    check_no_link(run.path, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot make {folder}: {format_os_error(error)}; let your user write there"
+        ) from error
+    info = folder / _INFO
+    if not info.exists() or read_json(info) != judging.to_json():
+        write_json(info, judging.to_json())
+    return judging
+
+
+def read_judgings(path: Path) -> list[JudgeRun]:
+    """Return the judgings of the run in a directory, by name.
+
+    Raises:
+        RunError: one is damaged.
+    """
+    found = []
+    for info in sorted((path / FOLDER).glob(f"*/{_INFO}")):
+        try:
+            found.append(JudgeRun.of_json(info.parent.name, read_json(info)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"{info} is damaged ({error}); restore it from a copy") from None
+    return found
+
+
+def read_records(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a judging, each once, in the order in which they came."""
+    file = path / FOLDER / name / FILE
+    if file.exists():
+        with closing(RecordFile(file, writable=False)) as records:
+            yield from records.records()
+
+
+def get_slot(record: Mapping[str, Any]) -> Slot:
+    """Return what a line is about; raises RunError if it is damaged."""
+    try:
+        answers = tuple((int(run), int(index)) for run, index in record["answers"])
+        return answers, int(record["wording"]), int(record["criterion"]), int(record["repeat"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(f"a line of {FILE} says not what it is about ({error})") from None
+
+
+def read_verdict(record: Mapping[str, Any], rubric: Rubric) -> str | None:
+    """Return the verdict in the text of a line, after its thinking; None if it is unreadable."""
+    return None if record.get(TOO_LONG) else rubric.read(get_answer_text(record))
+
+
+class JudgementFile:
+    """The lines of a judging, to append to. Each slot of a problem has one."""
+
+    def __init__(self, file: RecordFile, rubric: Rubric) -> None:
+        self._file = file
+        self.done: dict[tuple[str, Slot], str] = {}
+        """The hash of each prompt that has been judged."""
+        self.verdicts: dict[tuple[str, Slot], str | None] = {}
+        """What was read out of each text."""
+        self._counts: dict[str, int] = {}
+        for record in file.records():
+            key = record["problem_id"], get_slot(record)
+            self.done[key] = str(record["prompt_hash"])
+            if "text" in record:
+                self.verdicts[key] = read_verdict(record, rubric)
+        for problem_id, index in file.keys:
+            self._counts[problem_id] = max(self._counts.get(problem_id, 0), index + 1)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was wrong at the end of the file and was mended."""
+        return tuple(self._file.notices)
+
+    def add(self, problem_id: str, slot: Slot, said: Mapping[str, Any]) -> None:
+        """Store what the judge said of a slot; raises RunError if it is there already."""
+        if (problem_id, slot) in self.done:
+            raise RunError(f"a judgement of problem {problem_id!r} came twice: {slot}")
+        number = self._counts.get(problem_id, 0)
+        answers, wording, criterion, repeat = slot
+        self._file.append(
+            {
+                "problem_id": problem_id,
+                "sample_index": number,
+                "answers": [list(each) for each in answers],
+                "wording": wording,
+                "criterion": criterion,
+                "repeat": repeat,
+                **said,
+            }
+        )
+        self._counts[problem_id] = number + 1
+        self.done[problem_id, slot] = str(said["prompt_hash"])
+
+    def sync(self) -> None:
+        """Make all lines survive a power failure."""
+        self._file.sync()
+
+
+@contextmanager
+def open_judgements(path: Path, judging: JudgeRun) -> Iterator[JudgementFile]:
+    """The lines of a judging of the run in a directory; no other process may add meanwhile.
+
+    Raises:
+        RunError: another process does, or the file is damaged or cannot be written.
+    """
+    with open_for_append(path / FOLDER / judging.name / FILE, "judging.lock") as file:
+        yield JudgementFile(file, judging.asked.rubric)
+
+
+def _hash(content: object) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
+def _run_to_json(run: RunDir) -> dict[str, str]:
+    return {
+        "path": str(run.path),
+        "fingerprint": str(run.info.fingerprint),
+        "created": str(run.info.created),
+    }

@@ -1,0 +1,218 @@
+"""Judgements as they are stored, read again: what each says, and what it counts."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from treegen.common.files.regular_files import read_text
+from treegen.errors import InputError, RunError
+from treegen.evals.judging.judgement_files import (
+    TOO_LONG,
+    get_slot,
+    read_judgings,
+    read_records,
+    read_verdict,
+)
+from treegen.evals.judging.repeats import majority
+from treegen.evals.judging.settings import JudgeRun
+from treegen.evals.thinking import get_answer_text
+
+Key = tuple[int, int]
+"""The run and the sample of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge said once.
+
+    shown: the (run, sample) of the answer, or of both in the order in which they were shown.
+    verdict: a choice; None if its text has none that can be read. By likelihood, the likeliest.
+    value: what the verdict counts, between the rubric's least and most; by likelihood the expected
+    one. None if it cannot be read.
+    chances: of the choices, where they were asked for by likelihood.
+    mass: the chance that the judge says any of the choices at all, likewise.
+    text: what it wrote after its thinking; empty by likelihood.
+    too_long: whether the prompt was too long for the judge, so that it was not asked.
+    """
+
+    problem_id: str
+    shown: tuple[Key, ...]
+    wording: int
+    criterion: int
+    repeat: int
+    verdict: str | None
+    value: float | None
+    chances: tuple[float, ...] = ()
+    mass: float | None = None
+    text: str = ""
+    too_long: bool = False
+
+
+@dataclass(frozen=True)
+class JudgementSet:
+    """A judging with its judgements."""
+
+    judging: JudgeRun
+    judgements: tuple[Judgement, ...]
+
+    @cached_property
+    def values(self) -> Mapping[tuple[str, Key, int], float]:
+        """What each answer counts by each wording, from 0 (the least) to 1 (the most).
+
+        By (problem, answer, wording). Criteria count by their weights. Answers no judgement of
+        which can be read are left out.
+        """
+        return get_cells(self)
+
+    @property
+    def unreadable(self) -> int:
+        """Judgements that cannot be read."""
+        return sum(each.verdict is None for each in self.judgements)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each verdict was given; those that cannot be read are `unreadable`."""
+        found = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
+        for each in self.judgements:
+            found["unreadable" if each.verdict is None else each.verdict] += 1
+        return found
+
+
+def read_judged(path: Path) -> list[JudgementSet]:
+    """Return the judgings of the run in a directory, read without a model.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    return [
+        JudgementSet(judging, tuple(_judgements(path, judging))) for judging in read_judgings(path)
+    ]
+
+
+def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
+    rubric = judging.asked.rubric
+    choices, values = list(rubric.choices), list(rubric.choices.values())
+    for record in read_records(path, judging.name):
+        shown, wording, criterion, repeat = get_slot(record)
+        told: dict[str, Any] = {}
+        if "choice_logprobs" in record:
+            logprobs = record["choice_logprobs"]
+            if len(logprobs) != len(choices):
+                raise RunError(f"{judging.name}: a line has {len(logprobs)} choices; remove it")
+            chances = [math.exp(each - max(logprobs)) for each in logprobs]
+            total = math.fsum(chances)
+            chances = [each / total for each in chances]
+            best = max(range(len(choices)), key=chances.__getitem__)
+            told = {
+                "verdict": choices[best],
+                "value": math.fsum(c * v for c, v in zip(chances, values, strict=True)),
+                "chances": tuple(chances),
+                "mass": min(1.0, math.fsum(map(math.exp, logprobs))),
+            }
+        else:
+            verdict = read_verdict(record, rubric)
+            value = None if verdict is None else rubric.choices[verdict]
+            told = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
+            told["too_long"] = bool(record.get(TOO_LONG))
+        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **told)
+
+
+def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
+    """Return what each answer counts by each wording; see `JudgementSet.values`.
+
+    Of pairs, the first answer as the runs are numbered is the one that counts: in either order, 1
+    says that it is better. Repeats count as their mean, or as their majority where they were
+    drawn until that was settled.
+    """
+    asked = judged.judging.asked
+    rubric, span = asked.rubric, asked.rubric.most - asked.rubric.least
+    said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
+    for each in sorted(judged.judgements, key=lambda each: each.repeat):
+        said[each.problem_id, each.shown, each.wording, each.criterion].append(each)
+    found: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
+    for (problem_id, shown, wording, criterion), mine in said.items():
+        value = _value(mine, decided=asked.decided, choices=rubric.choices)
+        if value is None:
+            continue
+        value = (value - rubric.least) / span
+        if len(shown) == 2 and shown[0] > shown[1]:
+            value, shown = 1 - value, shown[::-1]
+        weight = rubric.criteria[criterion][1] if rubric.criteria else 1.0
+        key = shown[0] if len(shown) == 1 else (shown[0][0] * 1000 + shown[1][0], shown[0][1])
+        found[problem_id, key, wording].append((value, weight))
+    return {
+        key: math.fsum(v * w for v, w in mine) / math.fsum(w for _, w in mine)
+        for key, mine in found.items()
+    }
+
+
+def _value(
+    mine: Sequence[Judgement], *, decided: bool, choices: Mapping[str, float]
+) -> float | None:
+    if decided:
+        verdict = majority(each.verdict for each in mine)
+        return None if verdict is None else choices[verdict]
+    values = [each.value for each in mine if each.value is not None]
+    return math.fsum(values) / len(values) if values else None
+
+
+def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
+    """Return judgings in groups that differ in their judge alone: the juries."""
+    found: dict[str, list[JudgementSet]] = {}
+    for each in judged:
+        key = repr((each.judging.asked.identity(), each.judging.runs))
+        found.setdefault(key, []).append(each)
+    return list(found.values())
+
+
+def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str, int], float]:
+    """Return people's labels by (problem, sample), of a JSONL file, from 0 to 1 as values are.
+
+    Each line has problem_id, sample_index, and label: a choice of the rubric, or a number between
+    its least and most.
+
+    Raises:
+        InputError: a line cannot be used.
+    """
+    from treegen.runs.files import parse_json
+
+    least, most = min(rubric_choices.values()), max(rubric_choices.values())
+    found: dict[tuple[str, int], float] = {}
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the labels {path} cannot be read: {error}; name a file of JSON lines in UTF-8"
+        ) from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+            label = row["label"]
+            key = str(row["problem_id"]), int(row["sample_index"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}, line {number}: give problem_id, sample_index and label ({error})"
+            ) from None
+        value = rubric_choices.get(str(label), label)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(
+                f"{path}, line {number}: {label!r:.40} is none of "
+                f"{', '.join(map(str, rubric_choices))}; give one of them"
+            )
+        if not least <= value <= most:
+            raise InputError(
+                f"{path}, line {number}: the label {value} must be from {least:g} to {most:g}"
+            )
+        if key in found:
+            raise InputError(
+                f"{path}, line {number}: that sample has a label already; remove one of the two"
+            )
+        found[key] = (value - least) / (most - least)
+    if not found:
+        raise InputError(f"{path} has no label; give one in each line")
+    return found

@@ -1,0 +1,91 @@
+"""The models that judge: looked at before anything is asked of them, and loaded one at a time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.closeable import Closeable
+from treegen.errors import InputError
+from treegen.evals.model import check_machine, load_llm, weights_fingerprint
+from treegen.evals.pipeline.execution import ModelLoader
+from treegen.evals.pipeline.listener import Listener
+from treegen.model.options import EngineOptions, check_known
+
+if TYPE_CHECKING:
+    from treegen.llm.base import BaseLLM
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeModel:
+    """A model that is to judge.
+
+    engine: how it is, or would be, loaded. fingerprint: of its weights.
+    given: the model, where the caller has loaded it and keeps it.
+    """
+
+    engine: EngineOptions
+    fingerprint: str
+    given: "BaseLLM | None" = None
+
+
+def resolve_judges(
+    judges: "Sequence[str | BaseLLM]", options: Mapping[str, Any]
+) -> list[JudgeModel]:
+    """Return the judges, checked as far as that takes no weights.
+
+    judges: models by directory or name, or loaded ones.
+    options: how models are loaded, by the names of `EngineOptions`.
+
+    Raises:
+        InputError: an option is wrong, or two judges have the same weights.
+        ModelError: there is no such model.
+    """
+    if not isinstance(options, Mapping):
+        raise InputError(f"options must be a mapping of names to values, got {options!r:.60}")
+    check_known(options, "options")
+    found: list[JudgeModel] = []
+    for each in judges:
+        if isinstance(each, str):
+            engine = EngineOptions(model=each, **options)
+            check_machine(engine)
+            judge = JudgeModel(engine, weights_fingerprint(engine))
+        else:
+            judge = JudgeModel(each.facts.engine, each.fingerprint, each)
+        if any(judge.fingerprint == other.fingerprint for other in found):
+            raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
+        found.append(judge)
+    return found
+
+
+@dataclass(slots=True)
+class JudgeLoader(Closeable):
+    """Loads judges where they are needed; the last one stays loaded until another one is.
+
+    sampler: the model that has drawn the samples, if it is still loaded. It judges too if it is
+    asked to, and else gives its memory back first.
+    """
+
+    sampler: ModelLoader | None = None
+    _loaded: "BaseLLM | None" = field(default=None, init=False)
+    _judge: JudgeModel | None = field(default=None, init=False)
+
+    def get(self, judge: JudgeModel, listener: Listener) -> "BaseLLM":
+        """Return a judge, loaded; raises ModelError if it cannot be."""
+        if judge.given is not None:
+            return judge.given
+        if self.sampler is not None:
+            if (llm := self.sampler.get_loaded(judge.engine, judge.fingerprint)) is not None:
+                return llm
+            self.sampler.close()
+        if self._loaded is None or self._judge != judge:
+            self.close()
+            listener.loading(judge.engine.model)
+            self._loaded = load_llm(judge.engine, judge.fingerprint)
+            self._judge = judge
+        return self._loaded
+
+    def close(self) -> None:
+        """Give back the memory of what was loaded here."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()

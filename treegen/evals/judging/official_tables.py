@@ -1,0 +1,77 @@
+"""The scores of official graders for judgings whose rubrics have their readers, as tables."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.published_scores import (
+    Game,
+    mt_bench_pairs,
+    mt_bench_scores,
+    simpleqa_scores,
+)
+from treegen.evals.statistics.tables import Cell, Table
+
+
+def official_tables(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    """Return the scores of SimpleQA or MT-Bench as tables, and as JSON holds them.
+
+    Both are empty for rubrics with another reader.
+    """
+    make = {"simpleqa": _simpleqa, "mt-bench": _ratings, "mt-bench-pair": _games}
+    reader = judged[0].judging.asked.rubric.reader
+    asked = [each for each in judged if _texts(each)]
+    return make[reader](asked) if reader in make and asked else ([], {})
+
+
+def _texts(judged: JudgementSet) -> list[str]:
+    return [each.text for each in judged.judgements if not each.too_long]
+
+
+def _simpleqa(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    found = {each.judging.name: simpleqa_scores(_texts(each)) for each in judged}
+    names = next(iter(found.values()))
+    table = Table(
+        "SimpleQA's scores",
+        ("Judge", *(name.removeprefix("is_").replace("_", " ") for name in names)),
+        tuple((each.judging.judge, *found[each.judging.name].values()) for each in judged),
+    )
+    return [table], {"simpleqa": found}
+
+
+def _ratings(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    """Each run is a model of one turn."""
+    found = {
+        each.judging.name: mt_bench_scores([("", 1, text) for text in _texts(each)])[""]["average"]
+        for each in judged
+    }
+    rows = tuple((each.judging.judge, found[each.judging.name]) for each in judged)
+    return [Table("MT-Bench's score", ("Judge", "Average rating"), rows)], {"mt_bench": found}
+
+
+def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
+    runs = [str(each["path"]) for each in judged[0].judging.runs]
+    found: dict[str, Any] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for each in judged:
+        texts: dict[Any, dict[bool, str]] = defaultdict(dict)
+        for one in each.judgements:
+            swapped = one.shown[0] > one.shown[1]
+            pair = one.shown[::-1] if swapped else one.shown
+            texts[pair, one.problem_id, one.wording, one.repeat][swapped] = one.text
+        scores = found[each.judging.name] = mt_bench_pairs(
+            [
+                Game(runs[pair[0][0]], runs[pair[1][0]], both[False], both[True])
+                for (pair, *_), both in texts.items()
+                if len(both) == 2
+            ]
+        )
+        rows += [
+            (each.judging.judge, Path(run).name or run, *scores[run].values())
+            for run in runs
+            if run in scores
+        ]
+    head = ("Judge", "Run", "Win", "Loss", "Tie", "Win rate", "Loss rate", "Adjusted win rate")
+    return [Table("MT-Bench's wins", head, tuple(rows))], {"mt_bench_pairs": found}

@@ -1,0 +1,165 @@
+"""Judging a run from what is asked for to stored judgements: what `treegen judge` does."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treegen.errors import InputError
+from treegen.evals.identity import load_stored_job
+from treegen.evals.job import Job
+from treegen.evals.judging.judgement_files import (
+    begin,
+    get_slot,
+    open_judgements,
+    read_records,
+    read_verdict,
+)
+from treegen.evals.judging.judgements import JudgementSet, group_juries, read_judged
+from treegen.evals.judging.models import JudgeLoader, JudgeModel
+from treegen.evals.judging.prompts import AnswerSet, cases_of
+from treegen.evals.judging.repeats import RepeatScheduler, is_settled
+from treegen.evals.judging.runner import JudgeUsage, run_judge
+from treegen.evals.judging.settings import JudgeRun, JudgeSettings
+from treegen.evals.pipeline.listener import Follow, Listener, Stop
+from treegen.runs import RunDir
+
+
+@dataclass(slots=True)
+class JudgeResult:
+    """What judging a run came to.
+
+    judged: the judgings that were asked for. answers: what was judged.
+    done, planned: judgements. work: by judge, what it computed now.
+    """
+
+    judged: list[JudgementSet]
+    answers: AnswerSet
+    done: int = 0
+    planned: int = 0
+    work: dict[str, JudgeUsage] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpenRuns:
+    """Runs whose answers are judged, open to read, the one that judgements are stored in first."""
+
+    runs: tuple[RunDir, ...]
+    jobs: tuple[Job, ...]
+    answers: AnswerSet
+
+
+def open_runs(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack) -> OpenRuns:
+    """Open runs of the same problems, and read their answers.
+
+    asked: where the problems are now, and whose code may run; see `OpenRunOptions` of evals.
+
+    Raises:
+        RunError: there is no run, or one is damaged.
+        InputError: the problems cannot be read, or are not the same, or a run is named twice.
+    """
+    real = [path.resolve() for path in paths]
+    if len(set(real)) < len(real):
+        raise InputError("pairs= names a run twice, and a run is not compared with itself")
+    runs = tuple(stack.enter_context(RunDir.open(path)) for path in paths)
+    jobs = tuple(load_stored_job(asked, run) for run in runs)
+    return OpenRuns(runs, jobs, AnswerSet(jobs, runs))
+
+
+def judge_all(
+    found: OpenRuns,
+    judges: Sequence[JudgeModel],
+    models: JudgeLoader,
+    asked: JudgeSettings,
+    follow: Follow,
+    listener: Listener,
+) -> JudgeResult:
+    """Judge what is not judged, by one judge after another; nothing is judged twice.
+
+    judges: see `resolve_judges`. models: loads one if something lacks.
+
+    Raises:
+        InputError: the rubric is not for these runs.
+        TreegenError: as for the model, and the folder of the run.
+    """
+    if asked.rubric.pairs != (len(found.runs) > 1):
+        raise InputError(
+            f"the rubric {asked.rubric.name} compares pairs; give pairs= with another run"
+            if asked.rubric.pairs
+            else f"pairs= needs a rubric that compares pairs, and {asked.rubric.name} does not; "
+            "use rubric='pairwise', or write `pairs: true` into its file"
+        )
+    _check_references(asked, found.answers)
+    for told in asked.rubric.describe_misplaced(asked.wordings):
+        listener.warn(told)
+    result = JudgeResult([], found.answers)
+    names = []
+    for each in judges:
+        judging = begin(found.runs[0], found.runs[1:], each.engine.model, each.fingerprint, asked)
+        names.append(judging.name)
+        with ExitStack() as stack:
+            lines = stack.enter_context(open_judgements(found.runs[0].path, judging))
+            for told in lines.notices:
+                listener.warn(told)
+            deciding = RepeatScheduler(asked, cases_of(found.answers, judging), lines)
+            work = result.work[judging.name] = JudgeUsage()
+            done, planned = deciding.done, deciding.planned
+            if deciding.left:
+                llm = models.get(each, listener)
+
+                def steps(stop: Stop, lines: Any = lines, llm: Any = llm, judging: Any = judging,
+                          work: JudgeUsage = work) -> Iterator[tuple[int, int]]:  # fmt: skip
+                    return run_judge(judging, found.answers, lines, llm, work, stop)
+
+                done, planned = follow(steps, "judgements")
+            result.done, result.planned = result.done + done, result.planned + planned
+            if done < planned:
+                break
+    by_name = {each.judging.name: each for each in read_judged(found.runs[0].path)}
+    result.judged = [by_name[name] for name in names if name in by_name]
+    return result
+
+
+def load_juries(path: Path) -> list[list[JudgementSet]]:
+    """Return the judgings of a run in groups that differ in their judge alone, without a model."""
+    return [group for group in group_juries(read_judged(path)) if any(g.judgements for g in group)]
+
+
+def progress_of(
+    path: Path, judging: JudgeRun, samples: Iterable[tuple[str, int]]
+) -> tuple[int, int]:
+    """Return how many judgements of a stored judging there are, and how many there are to be.
+
+    Args:
+        path: the directory of the run.
+        judging: the judging, whose answers are of that run alone.
+        samples: the problem and the index of each sample of the run.
+    """
+    asked, there = judging.asked, set(samples)
+    num_criteria = max(1, len(asked.rubric.criteria))
+    done, planned = 0, len(there) * asked.wordings * num_criteria * asked.repeats
+    known: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
+    for record in read_records(path, judging.name):
+        shown, wording, criterion, repeat = get_slot(record)
+        is_asked = wording < asked.wordings and criterion < num_criteria and repeat < asked.repeats
+        if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
+            verdict = read_verdict(record, asked.rubric) if asked.decided else None
+            known[record["problem_id"], shown, wording, criterion][repeat] = verdict
+    for verdicts in known.values():
+        left = asked.repeats - len(verdicts)
+        done += len(verdicts)
+        if asked.decided and is_settled(verdicts.values(), left):
+            planned -= left
+    return done, planned
+
+
+def _check_references(asked: JudgeSettings, answers: AnswerSet) -> None:
+    """Refuse the rubric that needs references where there are none; others may do without."""
+    lacking = [problem for problem, text in answers.references.items() if not text]
+    if lacking and asked.rubric.name in ("correctness", "simpleqa"):
+        raise InputError(
+            f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the rubric "
+            f"{asked.rubric.name} needs one; use rubric='rating', or one of your own"
+        )

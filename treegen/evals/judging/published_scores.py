@@ -1,0 +1,121 @@
+"""Scores of two graders that others publish, from the texts that a judge has written.
+
+They are what the graders' own scripts make of the same texts, faults included. The tests compare
+them with the scripts where these are at hand. How a text is read is in
+`treegen.evals.judging.readers`.
+
+- SimpleQA: openai/simple-evals, simpleqa_eval.py.
+- MT-Bench: lm-sys/FastChat, fastchat/llm_judge/common.py, gen_judgment.py and show_result.py.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treegen.common.checks import check_argument_types
+from treegen.errors import InputError
+from treegen.evals.judging.readers import mt_bench, mt_bench_pair, simpleqa
+
+
+@check_argument_types
+def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
+    """Return SimpleQA's scores of the grader's replies, one for each question.
+
+    is_correct, is_incorrect, is_not_attempted, is_given_attempted: shares of all questions.
+    accuracy_given_attempted: of those that were attempted; f1: the harmonic mean of it and of
+    is_correct. Both are 0 where they are not defined.
+
+    Raises:
+        InputError: there is no text.
+    """
+    if not texts:
+        raise InputError("SimpleQA's scores need at least one verdict")
+    letters = [simpleqa(text, "ABC") for text in texts]
+    correct, incorrect, missing = (letters.count(letter) / len(texts) for letter in "ABC")
+    attempted = correct + incorrect
+    accuracy = correct / attempted if attempted > 0 else 0.0
+    total = accuracy + correct
+    return {
+        "is_correct": correct,
+        "is_incorrect": incorrect,
+        "is_not_attempted": missing,
+        "is_given_attempted": attempted,
+        "accuracy_given_attempted": accuracy,
+        "f1": 2 * accuracy * correct / total if total > 0 else 0.0,
+    }
+
+
+@check_argument_types
+def mt_bench_rating(text: str) -> float:
+    """Return the rating that MT-Bench reads in a judgement of one answer; -1 if it has none."""
+    found = mt_bench(text, ())
+    return -1.0 if found is None else float(found)
+
+
+@check_argument_types
+def mt_bench_scores(
+    judged: Sequence[tuple[str, int, str]],
+) -> dict[str, dict[str, float | None]]:
+    """Return MT-Bench's scores of models: of the first turn, the second turn, and on average.
+
+    judged: (model, turn, text) of each judgement. A text without a rating counts in no mean. The
+    average is over all judgements, so turns with more ratings weigh more, as in show_result.py.
+    """
+    ratings: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for model, turn, text in judged:
+        ratings[model]  # a model without a rating is listed too
+        if (rating := mt_bench_rating(text)) != -1:
+            ratings[model][turn].append(rating)
+    return {
+        model: {
+            "first": _mean(turns.get(1, [])),
+            "second": _mean(turns.get(2, [])),
+            "average": _mean([rating for turn in turns.values() for rating in turn]),
+        }
+        for model, turns in ratings.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Game:
+    """A pair of answers that was judged twice. first: with model_1 as A. second: with it as B."""
+
+    model_1: str
+    model_2: str
+    first: str
+    second: str
+
+
+@check_argument_types
+def mt_bench_pairs(
+    games: Sequence[Game], baseline: str | None = None
+) -> dict[str, Mapping[str, float]]:
+    """Return MT-Bench's pairwise scores of models: win, loss and tie, and their rates.
+
+    A pair counts as a win if both orders agree, and else as a tie; it is left out if a text has no
+    verdict. win_rate_adjusted counts a tie as half a win.
+
+    baseline: count only pairs with this model, and leave it out of the result.
+    """
+    counts: dict[str, dict[str, float]] = {}
+    for game in games:
+        read = [mt_bench_pair(text, "ABC") for text in (game.first, game.second)]
+        if None in read or (baseline is not None and baseline not in (game.model_1, game.model_2)):
+            continue
+        of_first = {"A": game.model_1, "B": game.model_2, "C": None}[str(read[0])]
+        of_second = {"A": game.model_2, "B": game.model_1, "C": None}[str(read[1])]
+        winner = of_first if of_first == of_second else None
+        for model in (game.model_1, game.model_2):
+            mine = counts.setdefault(model, {"win": 0.0, "loss": 0.0, "tie": 0.0})
+            mine["tie" if winner is None else "win" if winner == model else "loss"] += 1
+    counts.pop(baseline or "", None)
+    for mine in counts.values():
+        total = mine["win"] + mine["loss"] + mine["tie"]
+        mine["win_rate"], mine["loss_rate"] = mine["win"] / total, mine["loss"] / total
+        mine["win_rate_adjusted"] = (mine["win"] + 0.5 * mine["tie"]) / total
+    return dict(counts)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,295 @@
+"""Rubrics: what a judge is told, and what its verdicts count.
+
+A rubric is a YAML file, or a Jinja file that sets `choices`. Each wording says the same in other
+words. Criteria are judged one by one below what all of them share.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.bounded.templates import TemplateError, read_set
+from treegen.common.files.paths import given_path
+from treegen.common.files.regular_files import read_text
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError
+from treegen.evals.judging.readers import READERS
+from treegen.evals.judging.templates import FIELDS, RubricTemplate, check_fields
+
+BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
+LEAD: Final = "Verdict:"
+"""What stands before a verdict."""
+# What the package raises beside its own errors, such as for a date in month 13.
+_YAML_RAISES: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
+_MOST: Final = 1_000_000  # bytes of a file
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """What judges are told.
+
+    name: what reports call it.
+    choices: the verdicts, and the number that each counts.
+    wordings: Jinja texts that say the same in other words.
+    criteria: what is judged one by one, with weights; empty if an answer is judged as a whole.
+    reader: how verdicts are read out of texts, one of `READERS`.
+    pairs: whether two answers are compared; then the first choice is for the first answer, the
+    second for the second, and a third is a tie.
+    system: a system turn for judges with a chat template; else it comes first.
+    """
+
+    name: str
+    choices: Mapping[str, float]
+    wordings: tuple[str, ...]
+    criteria: tuple[tuple[str, float], ...] = ()
+    reader: str = "last-line"
+    pairs: bool = False
+    system: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+        needed = ["answer_a", "answer_b"] if self.pairs else ["answer"]
+        check_fields(self.templates, needed + ["criterion"] * bool(self.criteria), self.name)
+
+    @cached_property
+    def templates(self) -> tuple[RubricTemplate, ...]:
+        """The wordings, compiled."""
+        number = len(self.wordings)
+        return tuple(
+            RubricTemplate(text, f"wording {i + 1} of {number} of the rubric {self.name}")
+            for i, text in enumerate(self.wordings)
+        )
+
+    @property
+    def least(self) -> float:
+        """The least number that a verdict counts."""
+        return min(self.choices.values())
+
+    @property
+    def most(self) -> float:
+        """The greatest number that a verdict counts."""
+        return max(self.choices.values())
+
+    @property
+    def has_own_form(self) -> bool:
+        """Whether the wordings themselves say how a verdict is to be written."""
+        return self.reader != "last-line"
+
+    def ending(self, *, reasons: bool) -> str:
+        """Return how a prompt ends. reasons: whether the judge writes them before its verdict."""
+        if self.has_own_form:
+            return ""
+        told = ", ".join(self.choices)
+        if reasons:
+            return (
+                "\n\nGive your reasons first, in a few sentences. End with a line of its own: "
+                f'"{LEAD} X", where X is one of {told}.'
+            )
+        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {told}.'
+
+    def read(self, text: str) -> str | None:
+        """Return the verdict of a text; None if it has none that counts."""
+        found = READERS[self.reader](text, tuple(self.choices))
+        if found in self.choices:
+            return found
+        # A rating may be written in another way, such as 7.0 for 7.
+        number = _number(found)
+        same = [
+            choice for choice in self.choices if number is not None and number == _number(choice)
+        ]
+        return same[0] if same else None
+
+    def describe_misplaced(self, num_wordings: int) -> list[str]:
+        """Return a sentence for each wording in which fields stand where they share little."""
+        found = [template.find_misplaced() for template in self.templates[:num_wordings]]
+        return [told for told in found if told]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a file holds; `of_json` reads it."""
+        return {
+            "name": self.name,
+            "choices": dict(self.choices),
+            "wordings": list(self.wordings),
+            "criteria": [{"text": text, "weight": weight} for text, weight in self.criteria],
+            "reader": self.reader,
+            "pairs": self.pairs,
+            "system": self.system,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that judgements depend on; the wordings that are used count apart."""
+        content = json.dumps(self.to_json(), sort_keys=True).encode()
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
+    """Return a built-in rubric by name, that of a .yaml, .yml, .jinja or .j2 file, or of a mapping.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    if isinstance(name, Rubric):
+        return name
+    if isinstance(name, Mapping):
+        return of_json(name, "the rubric")
+    if str(name) in BUILT_IN:
+        source = files("treegen.evals.judging").joinpath("rubrics", f"{name}.yaml")
+        return of_json(_yaml(source.read_text(encoding="utf-8"), str(name)), str(name))
+    path = given_path("rubric", name)
+    if path.suffix not in (".yaml", ".yml", ".jinja", ".j2"):
+        hint = did_you_mean(str(name), BUILT_IN)
+        raise InputError(
+            f"there is no rubric {str(name)!r}{hint}; give {', '.join(BUILT_IN)}, or a .yaml or "
+            ".jinja file"
+        )
+    try:
+        if path.stat().st_size > _MOST:
+            raise InputError(
+                f"{path} has more than {_MOST:,} bytes, too many for a rubric; shorten it"
+            )
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the rubric {path} cannot be read: {error}; name a text file in UTF-8"
+        ) from None
+    if path.suffix in (".yaml", ".yml"):
+        return of_json(_yaml(text, str(path)), path.stem)
+    return of_json({"wordings": [text], **_set_in(text, str(path))}, path.stem)
+
+
+def of_json(found: Mapping[str, Any], name: str) -> Rubric:
+    """Return the rubric of a mapping, as a file has it. name: if the mapping has none.
+
+    Raises:
+        InputError: a key is not known, or a value cannot be used.
+    """
+    try:
+        return _of_json(found, name)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise
+        # Such as a list for a word, or a number with thousands of digits.
+        raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
+
+
+def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
+    if not isinstance(found, Mapping):
+        raise InputError(f"{name} must hold a mapping with choices and wordings")
+    for key in found:
+        if key not in _KEYS:
+            hint = did_you_mean(str(key), _KEYS)
+            raise InputError(f"{name} has the key {key!r}{hint}; known: {', '.join(_KEYS)}")
+    choices, wordings = found.get("choices"), found.get("wordings")
+    if isinstance(choices, Sequence) and not isinstance(choices, str):
+        choices = {each: each for each in choices}  # numbers stand for themselves
+    if not isinstance(choices, Mapping) or len(choices) < 2:
+        raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
+    if isinstance(wordings, str):
+        wordings = [wordings]
+    if not isinstance(wordings, Sequence) or not wordings:
+        raise InputError(f"{name} needs wordings: a list of one or more texts")
+    return Rubric(
+        name=str(found.get("name", name)),
+        choices={_word(key): _value(value, name) for key, value in choices.items()},
+        wordings=tuple(_text(each, name) for each in wordings),
+        criteria=tuple(_criterion(each, name) for each in found.get("criteria") or ()),
+        reader=str(found.get("reader", "last-line")),
+        pairs=bool(found.get("pairs", False)),
+        system=str(found.get("system") or ""),
+    )
+
+
+def _check(rubric: Rubric) -> None:
+    name = rubric.name
+    if not name or len(name) > 80:
+        raise InputError(f"a rubric's name has 1 to 80 characters, got {name!r:.100}")
+    if rubric.reader not in READERS:
+        hint = did_you_mean(rubric.reader, READERS)
+        raise InputError(
+            f"{name}: there is no reader {rubric.reader!r}{hint}; known: {', '.join(READERS)}"
+        )
+    if any(not choice or choice != choice.strip() or "\n" in choice for choice in rubric.choices):
+        raise InputError(f"{name}: each choice is a word, without spaces around it")
+    if len({choice.casefold() for choice in rubric.choices}) < len(rubric.choices):
+        raise InputError(f"{name} has choices that differ in their case only; rename one")
+    if rubric.least == rubric.most:
+        raise InputError(
+            f"{name}: all choices count {rubric.least:g}, so nothing can be told; let them differ"
+        )
+    if rubric.pairs and (
+        len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
+    ):
+        raise InputError(
+            f"{name} compares pairs, so its choices count 1 (the first is better), 0 (the second "
+            "is) and, if there is a third, 0.5 (a tie), in this order"
+        )
+
+
+_PAIRS: Final = ([1.0, 0.0], [1.0, 0.0, 0.5])
+
+
+def _yaml(text: str, name: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, *_YAML_RAISES) as error:
+        told = " ".join(str(error).split())[:500] or type(error).__name__
+        raise InputError(f"{name} is no YAML that can be read: {told}; mend the line") from None
+
+
+def _set_in(text: str, name: str) -> dict[str, Any]:
+    """Return what a Jinja file sets of a rubric's keys, as `{% set choices = ... %}` does."""
+    try:
+        found = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
+    except TemplateError as error:
+        raise InputError(f"{name} is no template that can be filled in: {error}; mend it") from None
+    if "choices" not in found:
+        raise InputError(
+            f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'
+        )
+    return found
+
+
+def _word(value: object) -> str:
+    # YAML reads a bare yes as True.
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _value(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{name}: a choice counts a number, not {value!r:.40}")
+    return float(value)
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{name}: a wording is a text, not {value!r:.40}")
+    return value
+
+
+def _criterion(value: object, name: str) -> tuple[str, float]:
+    if isinstance(value, str) and value.strip():
+        return value, 1.0
+    if isinstance(value, Mapping) and set(value) <= {"text", "weight"}:
+        weight = _value(value.get("weight", 1.0), name)
+        if isinstance(value.get("text"), str) and value["text"].strip() and weight > 0:
+            return value["text"], weight
+    raise InputError(
+        f"{name}: a criterion is a text, or has a text and a weight above 0; got {value!r:.60}"
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

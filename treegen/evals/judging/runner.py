@@ -1,0 +1,299 @@
+"""Asking a judge for what a judging lacks; each judgement is stored as it comes."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treegen.errors import NumericsError, RunError
+from treegen.evals.judging.answer_quoting import special_in_template
+from treegen.evals.judging.judgement_files import TOO_LONG, JudgementFile
+from treegen.evals.judging.prompts import AnswerSet, JudgedCase, build_content, cases_of, prompt_of
+from treegen.evals.judging.repeats import RepeatScheduler
+from treegen.evals.judging.rubric import LEAD
+from treegen.evals.judging.settings import JudgeRun
+from treegen.evals.thinking import thinking_to_json
+from treegen.prompts.tree import Node
+
+if TYPE_CHECKING:
+    from treegen.common.outputs import Completion, Usage
+    from treegen.llm.base import BaseLLM
+
+Stop = Callable[[], object]
+_LEAD: Final = f"\n\n{LEAD}"
+_TEMPLATE: Final = 512  # tokens that a chat template adds at most, for a first look at lengths
+
+
+@dataclass(slots=True)
+class JudgeUsage:
+    """What a judge has computed. distinct: tokens of its prompts, those that they share once."""
+
+    prompt_tokens_computed: int = 0
+    prompt_tokens_unshared: int = 0
+    decoded_tokens: int = 0
+    distinct: int = 0
+
+    def take(self, usage: "Usage", distinct: int) -> None:
+        """Note what a stream has computed so far."""
+        self.prompt_tokens_computed = usage.prompt_tokens_computed + usage.recomputed_tokens
+        self.prompt_tokens_unshared = usage.prompt_tokens_unshared
+        self.decoded_tokens, self.distinct = usage.decoded_tokens, distinct
+
+
+def run_judge(
+    judging: JudgeRun,
+    answers: AnswerSet,
+    lines: JudgementFile,
+    llm: "BaseLLM",
+    work: JudgeUsage,
+    stop: Stop = lambda: None,
+) -> Iterator[tuple[int, int]]:
+    """Judge what is not judged; yields (judgements there are, judgements asked for) as they come.
+
+    work: is told what was computed. stop: polled after every step; once it returns something true,
+    the iteration ends.
+
+    Raises:
+        RunError: answers have changed since they were judged, or the lines cannot be written.
+        CapacityError: a prompt takes more memory than the judge's cache has.
+        NumericsError: its logits are not numbers.
+    """
+    asking = _JudgePrompts(judging, answers, lines, llm)
+    deciding = RepeatScheduler(judging.asked, asking.cases, lines)
+    if judging.asked.verdicts == "likelihood":
+        steps = _by_likelihood(asking, deciding, work, stop)
+    else:
+        steps = _by_samples(asking, deciding, work, stop)
+    yield deciding.done, deciding.planned
+    if deciding.left:
+        for _ in steps:
+            yield deciding.done, deciding.planned
+        lines.sync()
+
+
+class _JudgePrompts:
+    """The prompts of a judging, as its judge takes them."""
+
+    def __init__(
+        self, judging: JudgeRun, answers: AnswerSet, lines: JudgementFile, llm: "BaseLLM"
+    ) -> None:
+        self.judging, self.lines, self.llm = judging, lines, llm
+        self._answers = answers
+        tokenizer = llm.tokenizer
+        self._special = special_texts(tokenizer)
+        template = bool(getattr(tokenizer, "chat_template", None))
+        self.chat = template if judging.asked.chat is None else judging.asked.chat
+        self.cases = cases_of(answers, judging)
+        self._hashes: dict[str, str] = {}
+        self._sizes: dict[str, int] = {}
+
+    def node(self, case: JudgedCase, samples: int, *, lead: str) -> Node:
+        """Return the prompt of a case; lead: what the judge's reply begins with."""
+        turns = prompt_of(case, self._answers, self.judging, self._special)
+        text = "\0".join(turns).encode(errors="replace")
+        self._hashes[case.id] = hashlib.blake2b(text, digest_size=16).hexdigest()
+        self._sizes[case.id] = len(text)  # no text has more tokens than bytes
+        content: Any = build_content(turns, chat=self.chat, lead=lead)
+        if self.chat and lead:
+            content = [*content, {"role": "assistant", "content": lead.lstrip()}]
+        return Node(content, id=case.id, samples=samples)
+
+    def check(self, case: JudgedCase, repeats: Iterable[int]) -> None:
+        """Raise RunError if stored judgements of a case are of other texts."""
+        for repeat in repeats:
+            known = self.lines.done.get((case.problem_id, case.slot(repeat)))
+            if known is not None and known != self._hashes[case.id]:
+                raise RunError(
+                    f"answers to problem {case.problem_id!r} have changed since they were judged; "
+                    f"remove the folder {self.judging.name} in `judged` to judge them anew"
+                )
+
+    def due(
+        self, deciding: RepeatScheduler, *, lead: str, room: int
+    ) -> list[tuple[JudgedCase, Node]]:
+        """Return the prompts of which judgements lack; nothing of the others is computed.
+
+        A prompt that is too long for the judge has judgements that say so. room: tokens that
+        have to follow a prompt in the model's context.
+        """
+        samples = self.judging.asked.repeats
+        nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
+        for case in self.cases:
+            self.check(case, range(samples))
+        most = self.llm.facts.spec.context_length - room
+        long = [
+            (case, node)
+            for case, node in nodes
+            if deciding.lacks(case) and self._sizes[case.id] + _TEMPLATE > most
+        ]
+        lengths = self._lengths([node for _, node in long])
+        for (case, _), length in zip(long, lengths, strict=True):
+            for repeat in range(samples if length > most else 0):
+                if deciding.lacks(case) and not self.has(case, repeat):
+                    self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
+                    deciding.add(case, repeat, None)
+        return [(case, node) for case, node in nodes if deciding.lacks(case)]
+
+    def _lengths(self, nodes: Sequence[Node]) -> list[int]:
+        from treegen.prompts.tokens import tokenize
+
+        if not nodes:
+            return []
+        found = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
+        return [len(prompt.tokens) for prompt in found]
+
+    def has(self, case: JudgedCase, repeat: int) -> bool:
+        """Whether a judgement is stored."""
+        return (case.problem_id, case.slot(repeat)) in self.lines.done
+
+    def add(self, case: JudgedCase, repeat: int, said: dict[str, Any]) -> None:
+        """Store a judgement."""
+        prompt = {"prompt_hash": self._hashes[case.id]}
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.lines.add(case.problem_id, case.slot(repeat), {**said, **prompt, "time": now})
+
+
+def special_texts(tokenizer: Any) -> list[str]:
+    """Return the texts that a tokenizer reads as special tokens, or writes around turns."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}) or {}
+    found = {str(token) for token in added.values() if getattr(token, "special", False)}
+    found |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
+    return sorted(found | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
+
+
+def _by_samples(
+    asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
+) -> Iterator[None]:
+    asked = asking.judging.asked
+    by_id = {case.id: case for case in asking.cases}
+    lead = "" if asking.chat or asked.rubric.has_own_form else "\n\n"
+    nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
+    if not nodes:
+        return
+    params = asked.params(chat=asking.chat)
+    with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
+        place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
+        sizes = {request.id: len(request.tokens) for request in stream.plan.requests}
+
+        def deal() -> None:
+            due = [(place[case.id], repeats) for case, repeats in deciding.take_due()]
+            if due:
+                stream.add_work(due)
+
+        def keep(completions: "Sequence[Completion]") -> None:
+            for each in completions:
+                case = by_id[each.prompt_id]
+                asking.add(case, each.sample_index, _build_record(each, sizes[case.id]))
+                deciding.add(case, each.sample_index, asked.rubric.read(each.answer))
+
+        deal()
+        stopped = False
+        try:
+            while stream.has_work and not stopped:
+                stopped = bool(stop())
+                keep(stream.take_finished() if stopped else stream.step())
+                if not stopped:
+                    deal()
+                work.take(stream.usage, distinct)
+                yield
+        except BaseException:
+            # The user must see the first error, not one that follows from it.
+            with suppress(Exception):
+                keep(stream.take_finished())
+            raise
+
+
+def _build_record(completion: "Completion", prompt_tokens: int) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "text": completion.text,
+        "seed": completion.seed,
+        "num_tokens": completion.num_tokens,
+        "logprob": completion.logprob,
+        "finish_reason": completion.finish_reason,
+        "prompt_tokens": prompt_tokens,
+    }
+    if completion.thinking is not None:
+        said["thinking"] = thinking_to_json(completion.thinking)
+    return said
+
+
+def _by_likelihood(
+    asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
+) -> Iterator[None]:
+    from treegen.prompts.tokens import TAIL, append_text, tokenize
+
+    tokenizer, choices = asking.llm.tokenizer, list(asking.judging.asked.rubric.choices)
+    room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
+    if not (left := asking.due(deciding, lead=_LEAD, room=room)):
+        return
+    prompts = tokenize(Node("", children=[node for _, node in left], samples=0), tokenizer)
+    ends: dict[bytes, list[list[int]]] = {}
+    pairs: list[tuple[list[int], list[int]]] = []
+    for prompt in prompts:
+        tail = prompt.tokens[-TAIL:]
+        if tail.tobytes() not in ends:
+            added = [append_text(tokenizer, tail, f" {choice}").tolist() for choice in choices]
+            ends[tail.tobytes()] = added
+        context = prompt.tokens.tolist()
+        pairs += [(context, end) for end in ends[tail.tobytes()]]
+    known: dict[int, dict[int, float]] = {}
+    distinct = distinct_tokens([np.array([*a, *b][:-1], dtype=np.int32) for a, b in pairs])
+    with asking.llm.score_stream(pairs) as stream:
+        stopped = False
+        while stream.has_work and not stopped:
+            stopped = bool(stop())
+            for index, score in stream.step():
+                number, choice = divmod(index, len(choices))
+                mine = known.setdefault(number, {})
+                mine[choice] = score.logprob
+                if len(mine) < len(choices):
+                    continue
+                case, prompt = left[number][0], prompts[number]
+                followed = ends[prompt.tokens[-TAIL:].tobytes()]
+                logprobs = exclusive_logprob([mine[i] for i in range(len(choices))], followed)
+                said = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
+                asking.add(case, 0, said)
+                deciding.add(case, 0, None)
+            work.take(stream.usage, distinct)
+            yield
+
+
+def distinct_tokens(prompts: Sequence[Any]) -> int:
+    """Return how many tokens prompts have if what they share from their start counts once."""
+    from treegen.evals.multiple_choice import num_distinct
+
+    return num_distinct(prompts) if len(prompts) else 0
+
+
+def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]) -> list[float]:
+    """Return the log-probability that a choice is said and does not go on as a longer choice.
+
+    logprobs: of the tokens of each choice. If "1" is the beginning of "10" in tokens too, the
+    chance of "1" has that of "10" in it, which is taken out.
+    """
+    if not all(map(math.isfinite, logprobs)):
+        raise NumericsError(
+            f"the judge gives its choices the log-probabilities {list(logprobs)}; check the "
+            "weights, or use dtype float32"
+        )
+    found = []
+    for mine, logprob in zip(tokens, logprobs, strict=True):
+        longer = [
+            i for i, other in enumerate(tokens)
+            if len(other) > len(mine) and list(other[: len(mine)]) == list(mine)
+        ]  # fmt: skip
+        # Of those that go on, each counts once: not what is part of another one.
+        first = [
+            i for i in longer
+            if not any(j != i and list(tokens[i][: len(tokens[j])]) == list(tokens[j]) and
+                       len(tokens[j]) < len(tokens[i]) for j in longer)
+        ]  # fmt: skip
+        taken = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
+        found.append(logprob + math.log(max(1 - taken, 1e-12)))
+    return found

@@ -1,0 +1,141 @@
+"""What a judging is asked for: the rubric, the judge, and how verdicts are taken."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from treegen.common.params import SamplingParams, check_bool, check_int
+from treegen.errors import InputError
+from treegen.evals.judging.rubric import Rubric, of_json
+
+Verdicts = Literal["likelihood", "samples"]
+KINDS: Final = ("likelihood", "samples")
+MAX_TOKENS: Final = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSettings:
+    """How a run is to be judged.
+
+    rubric: what judges are told.
+    wordings: how many of its wordings are used, from the first.
+    repeats: verdicts of each wording on each answer; 1 by likelihood, where all would be equal.
+    verdicts: "likelihood" takes the chances of the choices; "samples" draws a text, with reasons.
+    temperature, max_tokens, seed: of texts.
+    chat: whether prompts are in the judge's chat format; None where it has a template.
+    decided: draw no further repeats once the majority among all of them is settled.
+    """
+
+    rubric: Rubric
+    wordings: int = 1
+    repeats: int = 1
+    verdicts: Verdicts = "likelihood"
+    temperature: float = 1.0
+    max_tokens: int = MAX_TOKENS
+    seed: int = 0
+    chat: bool | None = None
+    decided: bool = False
+
+    def __post_init__(self) -> None:
+        if self.verdicts not in KINDS:
+            raise InputError(f"verdicts must be {' or '.join(KINDS)}, got {self.verdicts!r}")
+        if self.chat is not None:
+            check_bool("chat", self.chat)
+        check_int("repeats", self.repeats, least=1, most=10_000)
+        check_int("wordings", self.wordings, least=1)
+        there = len(self.rubric.wordings)
+        if self.wordings > there:
+            raise InputError(
+                f"wordings={self.wordings} is more than the {there} that the rubric "
+                f"{self.rubric.name} has; add some to its file"
+            )
+        if self.verdicts == "likelihood" and (self.repeats > 1 or self.decided):
+            raise InputError(
+                "likelihoods are the same each time, so repeats= and stop_when= are for "
+                "verdicts='samples'"
+            )
+        if self.verdicts == "likelihood" and self.rubric.has_own_form:
+            raise InputError(
+                f"the rubric {self.rubric.name} has a form of verdicts of its own "
+                f"({self.rubric.reader}), which is read out of texts; use verdicts='samples'"
+            )
+        if self.verdicts == "samples":
+            self.params()  # a number that cannot be is told before anything is loaded
+            if self.repeats > 1 and self.temperature == 0:
+                raise InputError(
+                    "at temperature 0 all repeats are the same; leave repeats= out, or give a "
+                    "temperature= above 0"
+                )
+        if self.decided and self.repeats < 2:
+            raise InputError("stop_when= is of no use with one repeat; give repeats= too")
+        if self.decided and self.rubric.criteria:
+            raise InputError(
+                "stop_when= goes by the majority of an answer's verdicts, and this rubric has "
+                "criteria; leave one out"
+            )
+
+    def params(self, *, chat: bool = False) -> SamplingParams:
+        """Return how texts are drawn; raises InputError if they cannot be so."""
+        return SamplingParams(
+            temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed,
+            reasoning_tags="auto" if chat else None,
+        )  # fmt: skip
+
+    def identity(self) -> dict[str, Any]:
+        """Return what judgements depend on, but for wordings and repeats, which may grow."""
+        drawn = {name: getattr(self, name) for name in ("temperature", "max_tokens", "seed")}
+        return {
+            "rubric": self.rubric.to_json(),
+            "verdicts": self.verdicts,
+            "chat": self.chat,
+            **({**drawn, "decided": self.decided} if self.verdicts == "samples" else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRun:
+    """A judging as it is stored beside a run.
+
+    name: of its folder. judge: the judge's name. fingerprint: of its weights.
+    asked: how it was last asked for. runs: the paths of the runs whose answers are judged, the one
+    that it is stored in first, and what stands for each.
+    mark: what stands around answers.
+    """
+
+    name: str
+    judge: str
+    fingerprint: str
+    asked: JudgeSettings
+    runs: tuple[Mapping[str, str], ...]
+    mark: str
+    free: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what judging.json holds."""
+        asked = asdict(self.asked)
+        return {
+            "judge": self.judge,
+            "fingerprint": self.fingerprint,
+            **asked,
+            "rubric": self.asked.rubric.to_json(),
+            "runs": [dict(each) for each in self.runs],
+            "mark": self.mark,
+            "free": dict(self.free),
+        }
+
+    @staticmethod
+    def of_json(name: str, found: Mapping[str, Any]) -> "JudgeRun":
+        """Return what judging.json holds; raises KeyError or TypeError if it is damaged."""
+        names = [name for name in JudgeSettings.__dataclass_fields__ if name != "rubric"]
+        asked = JudgeSettings(
+            rubric=of_json(found["rubric"], "the rubric"), **{each: found[each] for each in names}
+        )
+        return JudgeRun(
+            name=name,
+            judge=str(found["judge"]),
+            fingerprint=str(found["fingerprint"]),
+            asked=asked,
+            runs=tuple(dict(each) for each in found["runs"]),
+            mark=str(found["mark"]),
+            free=found.get("free", {}),
+        )

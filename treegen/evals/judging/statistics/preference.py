@@ -1,0 +1,254 @@
+"""Pairs of answers: how strong runs are by Bradley and Terry, and how much order decides.
+
+The strengths are those of the greatest likelihood, fitted by choix (Maystre's library), a tie being
+half a win of each. As with accuracies there are two imaginary problems for any two runs that are
+compared: each run is better on one. So a run that wins always has a finite strength.
+
+That strength is nearer to 0 than the truth if a run wins nearly always, and an interval that is
+symmetric about it leaves the truth out. So the intervals are those of the profile likelihood: all
+strengths at which the greatest likelihood, over the other runs' strengths, falls by no more than
+t^2 / 2. They reach from the lowest to the highest strength that is in the interval with the
+imaginary problems or in the one without, which has no end on the side of a run that wins always.
+The fall is scaled by how much larger the cluster-robust variance is than that of independent pairs,
+with the problem as the cluster: the inverse of the Hessian on both sides of the sum of the
+problems' squared gradients (Huber 1967; Liang and Zeger 1986). t is Student's quantile with one
+degree of freedom for each problem, and one more. docs/internals/intervals.md has the coverage.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.errors import InputError, install
+from treegen.evals.judging.statistics.interval import quantile
+
+_Floats = npt.NDArray[np.float64]
+
+_FARTHEST: Final = 50.0  # a strength, in logarithms of odds, that means that there is no end
+_LONGEST: Final = 4.0  # step of Newton's method
+_NEARLY_NO_WIN: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """A run among others.
+
+    value: its strength in natural logarithms of odds, with 0 the mean of all runs.
+    stderr: its cluster-robust standard error.
+    low, high: its 95% interval; None for an end that the pairs do not tell, as that of a run that
+        wins always.
+    wins: the share of its pairs that it wins, ties half.
+    """
+
+    value: float
+    stderr: float
+    low: float | None
+    high: float | None
+    wins: float
+
+
+def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
+    """Return the strength of each run.
+
+    pairs: (problem, one run, the other run, what the one has won: 1, 0 or between).
+
+    Raises:
+        InputError: a run is in no pair with the others, or choix or scipy is not installed.
+    """
+    try:
+        import choix
+    except ImportError:
+        raise InputError(f"strengths need choix; install it with: {install('judge')}") from None
+    reached, before = {0}, -1
+    while len(reached) != before:
+        before = len(reached)
+        reached |= {i for _, a, b, _ in pairs if {a, b} & reached for i in (a, b)}
+    if len(reached) < num_runs:
+        raise InputError("some runs are compared with none of the others; give pairs of all")
+    problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
+    num = len(problems)
+    met = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
+    size = len(pairs) / num / len(met)  # of what an imaginary problem has
+    rows = [(problems[p], a, b, won, 1.0) for p, a, b, won in pairs]
+    added = [(a, b, won) for a, b in met for won in (1.0, 0.0)]
+    rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
+    total = num + len(added)
+    table = np.array(rows, dtype=np.float64)
+    cluster, first, second = (table[:, i].astype(np.int64) for i in range(3))
+    won, weight = table[:, 3], table[:, 4]
+    wins = np.zeros((num_runs, num_runs))
+    np.add.at(wins, (first, second), weight * won)
+    np.add.at(wins, (second, first), weight * (1 - won))
+    try:
+        theta = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
+    except RuntimeError as error:
+        told = f"the strengths of the runs cannot be fitted: {error}"
+        raise InputError(f"{told}; judge more pairs") from None
+    chance = 1 / (1 + np.exp(theta[second] - theta[first]))
+    gradient = np.zeros((total, num_runs))
+    np.add.at(gradient, (cluster, first), weight * (won - chance))
+    np.add.at(gradient, (cluster, second), weight * (chance - won))
+    # The sum of all strengths is not told by pairs; the ones make it 0.
+    hessian = np.full((num_runs, num_runs), 1.0)
+    for a, b, sign in (
+        (first, first, 1),
+        (second, second, 1),
+        (first, second, -1),
+        (second, first, -1),
+    ):
+        np.add.at(hessian, (a, b), sign * weight * chance * (1 - chance))
+    bread = np.linalg.inv(hessian)
+    covariance = bread @ (gradient.T @ gradient) @ bread * total / (total - 1)
+    limit = quantile(0.975, num + 1)
+    real = np.arange(len(table)) < len(pairs)
+    seen = np.zeros((num_runs, num_runs))
+    np.add.at(seen, (first[real], second[real]), won[real])
+    np.add.at(seen, (second[real], first[real]), 1 - won[real])
+    found = []
+    for run in range(num_runs):
+        value, stderr = float(theta[run] - theta.mean()), math.sqrt(float(covariance[run, run]))
+        mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
+        share = float(np.mean(mine))
+        # The ones of the Hessian have this part in its inverse.
+        naive = float(bread[run, run]) - 1 / num_runs**2
+        fall = limit**2 / 2 * stderr**2 / naive
+        without = wins.copy()
+        without[run], without[:, run] = seen[run], seen[:, run]
+        ends = [_profile(each, theta, run, fall) for each in (wins, without)]
+        low, high = min(each[0] for each in ends), max(each[1] for each in ends)
+        found.append(
+            Strength(
+                value,
+                stderr,
+                low if math.isfinite(low) else None,
+                high if math.isfinite(high) else None,
+                share,
+            )
+        )
+    return found
+
+
+def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:
+    """Return where the profile likelihood of a strength has fallen; infinite where it never does.
+
+    Args:
+        wins: how often each run has won against each other.
+        start: strengths to begin with.
+        run: the run whose strength it is, beside the mean of all runs.
+        fall: of the logarithm of the greatest likelihood.
+
+    Returns:
+        The lowest and the highest strength.
+    """
+    from scipy.optimize import brentq
+
+    # So little of a win keeps the strengths finite where a run wins always, and is not seen.
+    wins = wins + _NEARLY_NO_WIN * (1 - np.eye(len(wins)))
+    theta = _greatest(wins, start, run, None)
+    middle = float(theta[run] - theta.mean())
+    least = _log_likelihood(wins, theta) - fall
+    ends = []
+    for sign in (-1.0, 1.0):
+        known = [theta]
+
+        def above(distance: float, sign: float = sign, known: list[_Floats] = known) -> float:
+            known[0] = _greatest(wins, known[0], run, middle + sign * distance)
+            return _log_likelihood(wins, known[0]) - least
+
+        distance = 1.0
+        while (inside := above(distance) > 0) and abs(middle + sign * distance) < _FARTHEST:
+            distance *= 2
+        if inside:
+            ends.append(sign * math.inf)
+        else:
+            ends.append(middle + sign * float(brentq(above, 0.0, distance, xtol=1e-3)))
+    return ends[0], ends[1]
+
+
+def _log_likelihood(wins: _Floats, theta: _Floats) -> float:
+    return -float((wins * np.logaddexp(0, theta[None, :] - theta[:, None])).sum())
+
+
+def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -> _Floats:
+    """Return the strengths of the greatest likelihood, by Newton's method.
+
+    Args:
+        wins: how often each run has won against each other.
+        start: strengths to begin with.
+        run: the run whose strength is given.
+        strength: that strength, beside the mean of all runs; None for any.
+
+    Returns:
+        The strengths, whose sum is 0.
+    """
+    num = len(wins)
+    free = np.ones(num, dtype=bool)
+    theta = start - start.mean()
+    if strength is not None:
+        free[run] = False
+        theta = theta + (strength - theta[run]) * np.where(free, -1 / (num - 1), 1.0)
+    met = wins + wins.T
+    value = _log_likelihood(wins, theta)
+    for _ in range(100):
+        chance = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
+        gradient = (wins - met * chance).sum(axis=1)
+        weight = met * chance * (1 - chance)
+        hessian = np.diag(weight.sum(axis=1)) - weight
+        # The free strengths have a sum of their own, which the last row keeps.
+        size = int(free.sum())
+        system = np.ones((size + 1, size + 1))
+        system[:size, :size], system[size, size] = hessian[np.ix_(free, free)], 0
+        step = np.zeros(num)
+        step[free] = np.linalg.solve(system, np.append(gradient[free], 0.0))[:size]
+        step *= min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+        while (moved := _log_likelihood(wins, theta + step)) < value - 1e-12:
+            step /= 2
+        theta = theta + step
+        if moved - value < 1e-7 and float(np.abs(step).max()) < 1e-2:
+            break
+        value = moved
+    return theta
+
+
+@dataclass(frozen=True, slots=True)
+class PositionBias:
+    """How much the order decides.
+
+    first: the chance that the answer shown first wins, ties half; 0.5 if order decides nothing.
+    low, high: its 95% interval over problems.
+    flipped: the share of pairs whose winner is another in the other order.
+    pairs: pairs that were judged in both orders.
+    """
+
+    first: float
+    low: float
+    high: float
+    flipped: float
+    pairs: int
+
+
+def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) -> PositionBias:
+    """Return how much order decides.
+
+    orders: by problem, of each pair what the first run's answer won when it was shown first, and
+    when it was shown second.
+
+    Raises:
+        InputError: no pair was judged in both orders.
+    """
+    from treegen.evals.statistics.estimators import mean_interval
+
+    both = {problem: list(pairs) for problem, pairs in orders.items() if pairs}
+    if not both:
+        raise InputError("no pair was judged in both orders; let the judging come to its end")
+    # Shown first, it wins w; shown second, the other was first and won 1 - w.
+    firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
+    low, high = mean_interval([min(1.0, max(0.0, each)) for each in firsts], 0.0, 1.0)
+    flips = [(a - 0.5) * (b - 0.5) < 0 for pairs in both.values() for a, b in pairs]
+    return PositionBias(
+        math.fsum(firsts) / len(firsts), low, high, sum(flips) / len(flips), len(flips)
+    )

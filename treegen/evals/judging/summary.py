@@ -1,0 +1,357 @@
+"""What judgements come to: means with intervals, their spread, strengths of pairs, agreement."""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from treegen.errors import InputError
+from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.jury import check_jury, jury_of
+from treegen.evals.judging.official_tables import official_tables
+from treegen.evals.judging.pairs import order_table, pairs_of
+from treegen.evals.judging.statistics.agreement import cohens_kappa, krippendorffs_alpha
+from treegen.evals.judging.statistics.components import Cells, cells, components, design_of
+from treegen.evals.judging.statistics.interval import Mean, mean_of
+from treegen.evals.judging.statistics.prediction_powered import CorrectedMean, correct_mean
+from treegen.evals.judging.statistics.sample_size import Need, required_numbers
+from treegen.evals.statistics.tables import Cell, Table
+
+Combine = Literal["mean", "majority"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the judgings of one kind, which differ in their judge alone, come to.
+
+    Values are from 0, the least that the rubric's choices count, to 1, the most. Of pairs, 1 means
+    that the run's answers are better than the other's in either order.
+
+    title: the rubric, and what it was used for. judged: the judgings. cells: their values.
+    mean: over problems; of pairs, of the first two runs. None if no verdict can be read.
+    by_problem: the mean of each problem.
+    variances: by factor; None where the design cannot tell.
+    """
+
+    title: str
+    judged: tuple[JudgementSet, ...]
+    cells: Cells | None = None
+    mean: Mean | None = None
+    jury: Mean | None = None
+    variances: Mapping[str, float | None] = field(default_factory=dict)
+    by_problem: Mapping[str, float] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    corrected: CorrectedMean | None = None
+    notices: tuple[str, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The same for judgings of other runs by the same rubric and judges; empty of pairs."""
+        first = self.judged[0].judging.asked
+        if first.rubric.pairs:
+            return (self.judged[0].judging.name,)
+        judges = (each.judging.fingerprint for each in self.judged)
+        return (repr(first.identity()), str(first.wordings), *judges)
+
+    def needs(self, half_width: float) -> list[Need]:
+        """Return how many of what make an interval as narrow; see `statistics.needs.needs`."""
+        if self.cells is None:
+            raise InputError(
+                "no verdict can be read, so nothing tells how many are needed; try another judge="
+            )
+        repeats, variance = _repeats(self.judged)
+        return required_numbers(
+            self.variances, design_of(self.cells), half_width,
+            repeats=repeats, repeat_variance=variance,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain dicts and lists."""
+        return {
+            "title": self.title,
+            "judges": [each.judging.judge for each in self.judged],
+            "judgings": [each.judging.name for each in self.judged],
+            "judgements": sum(len(each.judgements) for each in self.judged),
+            "unreadable": sum(each.unreadable for each in self.judged),
+            "mean": None if self.mean is None else asdict(self.mean),
+            "jury": None if self.jury is None else asdict(self.jury),
+            "variances": dict(self.variances),
+            "corrected": None if self.corrected is None else asdict(self.corrected),
+            "tables": [asdict(table) for table in self.tables],
+            "notices": list(self.notices),
+            **self.more,
+        }
+
+
+def summarise(
+    judged: Sequence[JudgementSet],
+    *,
+    groups: Mapping[str, str] | None = None,
+    labels: Mapping[tuple[str, int], float] | None = None,
+    weights: Sequence[float] | None = None,
+    combine: Combine = "mean",
+) -> Summary:
+    """Return what judgings that differ in their judge alone come to.
+
+    groups: by problem the cluster that it belongs to, empty for none.
+    labels: of people, by (problem, sample), from 0 to 1.
+    weights: of the judges, in their order. combine: how a jury's verdict is made of the judges'.
+
+    Raises:
+        InputError: nothing can be read, the weights are not as many as judges, or a library lacks.
+    """
+    check_jury(len(judged), weights, combine)
+    first = judged[0].judging
+    rubric, names = first.asked.rubric, [each.judging.judge for each in judged]
+    rows = [
+        (value, problem, (problem, key), number, wording)
+        for number, each in enumerate(judged)
+        for (problem, key, wording), value in each.values.items()
+        if not rubric.pairs or key[0] == 1  # of pairs, that of the first two runs
+    ]
+    title = f"{rubric.name}, {first.asked.verdicts}"
+    if not rows:
+        return Summary(title, tuple(judged), tables=(_verdicts(judged),),
+                       notices=tuple(_notices(judged, None)))  # fmt: skip
+    found = cells(rows)
+    problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
+    clusters: dict[int, str] | None = None
+    if groups is not None:
+        clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
+    mean, variances = mean_of(found, clusters), components(found)
+    jury = None
+    if len(judged) > 1:
+        jury = mean_of(cells(jury_of(rows, weights, combine)), clusters)
+    tables = [
+        _table(judged, mean, jury, combine),
+        _verdicts(judged),
+        _spread(variances, found, rubric.name),
+    ]
+    more: dict[str, Any] = {}
+    if rubric.pairs:
+        strengths = pairs_of(judged)
+        tables += [strengths.table, order_table(strengths.position)]
+        more = strengths.to_json()
+    official, scores = official_tables(judged)
+    tables += official
+    more |= scores
+    agreement = _agreement(rows, names)
+    told = None
+    if labels is not None:
+        told, with_people = _with_labels(rows, labels)
+        tables += _corrected_tables(told)
+        agreement += with_people
+    if agreement:
+        head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
+        tables.append(Table(f"Agreement: {rubric.name}", head, tuple(agreement)))
+    of_problem = defaultdict(list)
+    for value, problem, *_ in rows:
+        of_problem[str(problem)].append(value)
+    return Summary(
+        title=title,
+        judged=tuple(judged),
+        cells=found,
+        mean=mean,
+        jury=jury,
+        variances=variances,
+        by_problem={p: math.fsum(v) / len(v) for p, v in of_problem.items()},
+        tables=tuple(tables),
+        corrected=told,
+        notices=tuple(_notices(judged, mean)),
+        more=more,
+    )
+
+
+def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combine: str) -> Table:
+    rubric = judged[0].judging.asked.rubric
+    name = "all" if len(judged) > 1 else judged[0].judging.judge
+    rows: list[tuple[Cell, ...]] = [_row(name, mean)]
+    if jury is not None:
+        rows.append(_row(f"jury, {combine}", jury))
+    if len(judged) > 1:
+        for each in judged:
+            rows.append(_row(each.judging.judge, _alone(each)))
+    about = (
+        "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
+    )
+    head = ("Judge", "Mean", "Low", "High", "Stderr", "Problems alone", "Low, these judges",
+            "High, these judges")  # fmt: skip
+    return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
+
+
+def _alone(judged: JudgementSet) -> Mean:
+    pairs = judged.judging.asked.rubric.pairs
+    rows = [
+        (v, p, (p, k), 0, w) for (p, k, w), v in judged.values.items() if not pairs or k[0] == 1
+    ]
+    return mean_of(cells(rows))
+
+
+def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
+    return (name, mean.value, mean.low, mean.high, mean.stderr, mean.naive, mean.low_given,
+            mean.high_given)  # fmt: skip
+
+
+def _verdicts(judged: Sequence[JudgementSet]) -> Table:
+    rubric = judged[0].judging.asked.rubric
+    counts = [each.counts() for each in judged]
+    by_chance = judged[0].judging.asked.verdicts == "likelihood"
+    return Table(
+        f"Verdicts: {rubric.name}",
+        ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
+        tuple(
+            (each.judging.judge, *count.values(), *([_mass(each)] if by_chance else []))
+            for each, count in zip(judged, counts, strict=True)
+        ),
+    )
+
+
+def _mass(judged: JudgementSet) -> float | None:
+    """Return the mean chance that a judge says any of the choices; None without likelihoods."""
+    masses = [one.mass for one in judged.judgements if one.mass is not None]
+    return _mean(masses) if masses else None
+
+
+def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) -> Table:
+    total = math.fsum(value or 0.0 for value in variances.values())
+    names = {"problem": "problem", "answer": "answer", "judge": "judge", "wording": "wording"}
+    return Table(
+        f"Where judgements vary: {rubric}",
+        ("Source", "Levels", "Standard deviation", "Share of the variance"),
+        tuple(
+            (
+                name,
+                found.num(name) if name in names else None if name != "rest" else len(found.y),
+                None if value is None else math.sqrt(value),
+                None if value is None or not total else value / total,
+            )
+            for name, value in variances.items()
+        ),
+    )
+
+
+def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Return the agreement of judges on answers, and of wordings, as rows of a table."""
+    found: list[tuple[Cell, ...]] = []
+    for place, what in ((3, "judges"), (4, "wordings")):
+        levels = sorted({row[place] for row in rows})
+        if len(levels) < 2:
+            continue
+        by_answer: dict[Hashable, dict[int, list[float]]] = {}
+        for row in rows:
+            by_answer.setdefault(row[2], {}).setdefault(row[place], []).append(row[0])
+        means = [{i: math.fsum(v) / len(v) for i, v in each.items()} for each in by_answer.values()]
+        kappa = None
+        if len(levels) == 2:
+            both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
+            kappa = _kappa(both)
+        alpha = krippendorffs_alpha([list(m.values()) for m in means], "interval")
+        told = " and ".join(names) if what == "judges" and len(names) == 2 else what
+        found.append((told, kappa, alpha, len(means)))
+    return found
+
+
+def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
+    """Return kappa with squared weights of values rounded to hundredths, so that means compare."""
+    if not both:
+        return None
+    rounded = [(round(a, 2), round(b, 2)) for a, b in both]
+    return cohens_kappa([a for a, _ in rounded], [b for _, b in rounded], weights="quadratic")
+
+
+def _with_labels(
+    rows: Sequence[tuple[Any, ...]], labels: Mapping[tuple[str, int], float]
+) -> tuple[CorrectedMean, list[tuple[Cell, ...]]]:
+    """Return the corrected mean, and the judges' agreement with people."""
+    answers: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for value, problem, (_, (_, index)), *_ in rows:
+        answers[problem, index].append(value)
+    judged = {key: math.fsum(v) / len(v) for key, v in answers.items()}
+    if not (both := [key for key in labels if key in judged]):
+        raise InputError("no label is of an answer that has been judged; name labels of this run")
+    of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for key in both:
+        of_problem[key[0]].append((labels[key], judged[key]))
+    others: dict[str, list[float]] = defaultdict(list)
+    for (problem, _), value in judged.items():
+        if problem not in of_problem:
+            others[problem].append(value)
+    told = correct_mean(
+        [_mean([y for y, _ in each]) for each in of_problem.values()],
+        [_mean([f for _, f in each]) for each in of_problem.values()],
+        [_mean(each) for each in others.values()],
+    )
+    pairs = [(labels[key], judged[key]) for key in both]
+    hard = (
+        [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
+    )
+    alpha = krippendorffs_alpha([list(each) for each in pairs], "interval")
+    return told, [("people and judges", _kappa(hard), alpha, len(pairs))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _corrected_tables(told: CorrectedMean) -> list[Table]:
+    return [
+        Table(
+            f"Corrected by the labels of {told.labelled:,} of {told.problems:,} problems",
+            ("Estimate", "Mean", "Low", "High"),
+            (
+                ("judges, corrected", told.value, told.low, told.high),
+                ("labels alone", None, told.labels_low, told.labels_high),
+                ("judges, as they are", told.judge, None, None),
+                ("judges are higher by", told.bias, None, None),
+                ("weight of the judges", told.weight, None, None),
+            ),
+        )
+    ]
+
+
+def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
+    """Return how many verdicts a cell has, and the variance of one about their mean."""
+    rubric = judged[0].judging.asked.rubric
+    span = rubric.most - rubric.least
+    said: dict[Hashable, list[float]] = defaultdict(list)
+    for number, each in enumerate(judged):
+        for one in each.judgements:
+            if one.value is not None:
+                key = number, one.problem_id, one.shown, one.wording, one.criterion
+                said[key].append((one.value - rubric.least) / span)
+    several = [values for values in said.values() if len(values) > 1]
+    if not several:
+        return 1, 0.0
+    variance = float(np.mean([np.var(values, ddof=1) for values in several]))
+    return max(1, round(float(np.mean([len(values) for values in said.values()])))), variance
+
+
+def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
+    found = []
+    for each in judged:
+        if each.unreadable:
+            share = each.unreadable / len(each.judgements)
+            found.append(
+                f"{each.unreadable:,} of {len(each.judgements):,} verdicts of "
+                f"{each.judging.judge} cannot be read ({share:.1%}); they count in no mean"
+            )
+        if too_long := len({(j.problem_id, j.shown) for j in each.judgements if j.too_long}):
+            found.append(
+                f"{each.judging.judge} was not asked about {too_long:,} of the answers, which are "
+                "too long for its context; those count as unreadable"
+            )
+        if (mass := _mass(each)) is not None and mass < 0.5:
+            found.append(
+                f"{each.judging.judge} gives all choices together a chance of {mass:.3f} on "
+                "average: it would rather say something else, so its verdicts mean little"
+            )
+    if mean is not None and mean.given:
+        found.append(
+            f"there is one {' and one '.join(mean.given)}, so the interval is for "
+            f"{'it' if len(mean.given) == 1 else 'them'} alone"
+        )
+    return found

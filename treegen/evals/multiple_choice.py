@@ -1,0 +1,213 @@
+"""Token ids of prompts that are followed by each of several choices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treegen.common.params import SamplingParams
+from treegen.errors import CapacityError, InputError
+from treegen.evals.problem import Problem
+from treegen.evals.task import Task, TaskData
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.tree import Node, Prompt, prompts_of
+
+if TYPE_CHECKING:
+    from treegen.common.spec import ModelSpec
+    from treegen.prompts.radix import Tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoicePrompt:
+    """One problem's prompt and its choices.
+
+    id: the problem's id.
+    context: the tokens of the prompt; with openings, those that all choices have before them.
+    whole: for each choice, the tokens of the prompt with its opening and the choice after it.
+    start: for each choice, how many first tokens of `whole` are not the choice's.
+    """
+
+    id: str
+    context: "Tokens"
+    whole: tuple["Tokens", ...]
+    start: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longest choice."""
+        return max(map(len, self.whole))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and its choices; shared tokens count once."""
+        return num_distinct(self.whole)
+
+    def pairs(self) -> list[tuple[list[int], list[int]]]:
+        """Context and continuation of each choice, as `LLM.score` takes them."""
+        return [
+            (whole[:start].tolist(), whole[start:].tolist())
+            for whole, start in zip(self.whole, self.start, strict=True)
+        ]
+
+
+def is_multiple_choice(data: TaskData) -> bool:
+    """Return whether nothing is drawn; raise InputError if only some problems have choices."""
+    if data.scored:
+        return True
+    with_choices = [problem for problem in data.problems if problem.choices]
+    if not with_choices:
+        return False
+    for problem in data.problems:
+        if problem.openings and len(problem.openings) != len(problem.choices):
+            raise InputError(
+                f"problem {problem.id!r} has {len(problem.openings)} openings for "
+                f"{len(problem.choices)} choices; each choice needs one, or none has any"
+            )
+        if len(problem.choices) < 2 or len(set(problem.candidates)) < len(problem.choices):
+            raise InputError(
+                f"problem {problem.id!r} has the choices {list(problem.candidates)}; where "
+                "problems have any, each needs two or more that differ"
+            )
+    return True
+
+
+def pick_length_normalized(problem: Problem, logprobs: Sequence[float]) -> str:
+    """Return the candidate with the highest log-probability per character of its choice.
+
+    Of equal ones it is the first. lm-eval's acc_norm goes by it. As there, the one space that parts
+    a choice from the prompt is no character of it, and all others are. Without the division a long
+    choice loses for its length.
+    """
+    per_character = [
+        logprob / max(len(choice.removeprefix(" ")), 1)
+        for choice, logprob in zip(problem.choices, logprobs, strict=True)
+    ]
+    return problem.candidates[max(range(len(logprobs)), key=per_character.__getitem__)]
+
+
+def check_settings(
+    task: Task, num_samples: int, sampling: SamplingParams, default: SamplingParams
+) -> None:
+    """Raise InputError for sampling settings of a user, because nothing is drawn.
+
+    default: the task's own settings.
+    """
+    why = f"task {task.name!r} picks the likeliest choice and draws nothing"
+    if num_samples != 1:
+        raise InputError(f"{why}: 1 sample per problem, not {num_samples}; leave num_samples= out")
+    for name in SamplingParams.__dataclass_fields__:
+        # The seed may also draw examples.
+        if name != "seed" and getattr(sampling, name) != getattr(default, name):
+            raise InputError(f"{why}; leave {name}= out")
+
+
+def choice_prompts(
+    tree: Node, problems: Mapping[str, Problem], tokenizer: Any
+) -> list[ChoicePrompt]:
+    """Return the tokens of a tree's prompts with their choices, in the tree's order.
+
+    A choice is tokenised together with the text before it. After chat messages it begins the
+    assistant's turn, so it is tokenised on its own, without the spaces that it starts with.
+    """
+    from treegen.prompts.tokens import tokenize
+
+    prompts = prompts_of(tree)
+    leaves = [
+        leaf
+        for number, prompt in enumerate(prompts)
+        for leaf in _leaves(prompt, str(number), problems[prompt.id])
+    ]
+    tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
+    own: dict[str, Tokens] = {}
+    found = []
+    for number, prompt in enumerate(prompts):
+        problem = problems[prompt.id]
+        before = [tokens[f"{number}:{at}"] for at in range(len(problem.openings) or 1)]
+        contexts = before if problem.openings else before * len(problem.choices)
+        whole = []
+        for index, choice in enumerate(problem.choices):
+            joint = tokens.get(f"{number}/{index}")
+            if joint is None:
+                if choice not in own:
+                    ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
+                    own[choice] = np.array(ids, dtype=np.int32)
+                joint = np.concatenate([contexts[index], own[choice]])
+            whole.append(joint)
+        start = tuple(map(common_length, contexts, whole))
+        shared = before[0][: min(common_length(before[0], other) for other in before)]
+        found.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
+    return found
+
+
+def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[Request]:
+    """Return one request per choice.
+
+    Raises:
+        CapacityError: a prompt with a choice is too long for the model.
+        InputError: a prompt or choice has no token of its own, or one outside the vocabulary.
+    """
+    from treegen.prompts.plan.requests import check_vocabulary
+
+    requests = []
+    for prompt in prompts:
+        excess = prompt.longest - 1 - spec.context_length  # the last token is only scored
+        if excess > 0:
+            raise CapacityError(
+                f"prompt {prompt.id!r} and a choice have {prompt.longest:,} tokens, {excess:,} too "
+                f"many for the model's context of {spec.context_length:,} and one token after it; "
+                "shorten it or use fewer shots"
+            )
+        for index, (whole, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
+            name = f"{prompt.id}/{index}"
+            check_vocabulary(name, whole, spec)
+            if not 0 < start < len(whole):
+                what = "prompt" if start == 0 else f"choice {index}"
+                raise InputError(
+                    f"problem {prompt.id!r}: the {what} has no token of its own; "
+                    "mend its text, or leave the problem out"
+                )
+            requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+    return requests
+
+
+def common_length(first: "Tokens", second: "Tokens") -> int:
+    """Return how many first tokens two sequences have in common."""
+    shared = min(len(first), len(second))
+    different = first[:shared] != second[:shared]
+    return int(different.argmax()) if different.any() else shared
+
+
+def num_distinct(sequences: Sequence["Tokens"]) -> int:
+    """Return how many tokens sequences have if common first tokens count once."""
+    # Big-endian bytes sort like the tokens, so each one stands next to what it shares most with.
+    ordered = sorted(sequences, key=lambda tokens: tokens.astype(">i4").tobytes())
+    shared = sum(common_length(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, ordered)) - shared
+
+
+def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
+    """Return a prompt with each of its openings, and below them the choices where they are text."""
+    texts = [] if any(node.has_messages for node in prompt.path) else problem.choices
+    if not problem.openings:
+        children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
+        return [_chain(prompt, replace(prompt.node, children=children, samples=1, id=f"{name}:0"))]
+    chains = []
+    for index, opening in enumerate(problem.openings):
+        children = [Node(texts[index], id=f"{name}/{index}")] if texts else []
+        last = Node(opening, children=children, samples=1, id=f"{name}:{index}")
+        if prompt.node.has_messages:
+            messages: list[Any] = list(prompt.node.content)
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{opening}"}
+            chains.append(_chain(prompt, replace(last, content=messages)))
+        else:
+            chains.append(_chain(prompt, replace(prompt.node, children=[last], samples=0, id=None)))
+    return chains
+
+
+def _chain(prompt: Prompt, node: Node) -> Node:
+    """Return a node below copies of those that stand above a prompt."""
+    for above in reversed(prompt.path[:-1]):
+        node = replace(above, children=[node], samples=0, id=None)
+    return node

@@ -1,0 +1,156 @@
+"""Evaluations from what was asked for to their results: what `treegen eval` and `evaluate` do."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.evals.config.base import check_no_unused
+from treegen.evals.job import Job, first_prompt, load_job, plan_job
+from treegen.evals.multiple_choice import is_multiple_choice
+from treegen.evals.pipeline.execution import (
+    ModelLoader,
+    RunWork,
+    announce_demo_model,
+    execute_runs,
+    prepare_runs,
+)
+from treegen.evals.pipeline.listener import Listener, Stop
+from treegen.evals.pipeline.program_scoring import (
+    check_execution_options,
+    describe_unscored,
+    finish_program_scoring,
+    start_program_scoring,
+)
+from treegen.evals.pipeline.targets import destinations
+from treegen.evals.progress.images import keep_job_images
+from treegen.evals.recommended_sampling import advice
+from treegen.evals.registry import get_task
+from treegen.evals.sampling import sample
+from treegen.evals.scoring.code_execution import ExecutionOptions, ProgramScoring
+from treegen.evals.scoring.results import write_results
+from treegen.evals.scoring.samples import restore_rounds
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.task import Task
+from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.pipeline.execution import Before
+    from treegen.evals.progress.run_progress import RunProgress
+    from treegen.llm.base import BaseLLM
+    from treegen.model.model_info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """What an evaluation came to.
+
+    results: the content of results.json. report: its metrics; None if nothing is scored.
+    missing: samples that were not drawn. complaint: what is not scored, and why; None if
+    nothing. again: how to continue. judged_by: as in `EvalSettings`.
+    """
+
+    path: Path
+    results: Mapping[str, Any]
+    report: Report | None
+    missing: int
+    complaint: str | None
+    again: str
+    judged_by: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work(RunWork[Job, RunDir, EvaluationResult]):
+    """One task and its open run. judging: of its programs, if they may run."""
+
+    judging: ProgramScoring | None
+
+    @property
+    def title(self) -> str:
+        return self.job.task.name
+
+    def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
+        return sample(self.job, self.run, llm, stop=stop, judging=self.judging)
+
+    def end(self, listener: Listener) -> None:
+        if self.judging:
+            finish_program_scoring(self.job, self.run, self.judging, listener)
+
+    def save_result(self, again: str) -> EvaluationResult:
+        results, report = write_results(self.job, self.run, self.judging)
+        missing, unscored = (
+            max(self.run.missing, 0),
+            describe_unscored(self.job, self.run, self.judging),
+        )
+        judged_by = self.job.settings.judged_by
+        return EvaluationResult(self.run.path, results, report, missing, unscored, again, judged_by)
+
+
+def evaluate_all(
+    tasks: Sequence[str | Task],
+    asked: Mapping[str, Any],
+    models: ModelLoader,
+    listener: Listener,
+    *,
+    output: str | None = None,
+    resume: str | None = None,
+    execution: ExecutionOptions | None = None,
+    show_prompts: bool = False,
+    check_judges: Callable[[Mapping[str, Any]], object] | None = None,
+) -> list[EvaluationResult]:
+    """Run evaluations of some tasks, one after another, each in a directory of its own.
+
+    asked: the user's choices, by the names of settings.
+    output: the directory, or that of all; None for a new one in runs/.
+    resume: a run to continue, or a directory of several; "" continues what is in `output` and
+    begins the rest.
+    execution: permission to run programs that the model wrote.
+    show_prompts: whether the listener gets the first prompt of each.
+    check_judges: is called with the judges that a resumed run names, before anything is drawn; it
+    raises if they cannot judge.
+
+    If it is interrupted, a note of the exception says what is stored, and how to continue.
+    """
+    given = models.choices(dict(asked))
+    targets = destinations(tasks, given, output, resume)
+    check_no_unused(asked, [target.settings for target in targets])
+    announce_demo_model(
+        given, [target.settings for target in targets if not target.resume], listener
+    )
+    check_execution_options([get_task(target.settings.task) for target in targets], execution)
+    if check_judges is not None and "judged_by" not in asked:
+        for target in targets:
+            if target.settings.judged_by is not None:
+                check_judges(target.settings.judged_by)
+    jobs = [load_job(target.settings) for target in targets]
+
+    fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
+    whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
+
+    def check(job: Job, facts: "ModelInfo") -> None:
+        if not any(job is each for each, _ in whole):
+            plan_job(job, facts)
+        told = advice(job.settings.sampling, facts.spec)
+        if told and not is_multiple_choice(job.data) and any(job is each for each in fresh):
+            listener.tell(told)
+        if show_prompts:
+            listener.show_prompt(first_prompt(job, facts))
+
+    def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
+        found = []
+        for job, run in zip(jobs, runs, strict=True):
+            restore_rounds(job, run)
+            if run.missing <= 0:
+                keep_job_images(job, run)
+            judging = start_program_scoring(job, run, execution, listener)
+            if judging:
+                stack.callback(judging.close)
+            found.append(_Work(job, run, judging=judging))
+        return found, ()
+
+    # To show a prompt takes the tokenizer.
+    wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)
+    settings = [target.settings for target in targets]
+    again = listener.resume_command(resume or output or targets[0].path, settings)
+    return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")

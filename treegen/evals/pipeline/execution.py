@@ -1,0 +1,322 @@
+"""The steps that evaluations and runs of searches share: look at the model, open and fill runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from treegen import demo
+from treegen.common.closeable import Closeable
+from treegen.errors import InputError, RunError, TreegenError
+from treegen.evals.config.base import BaseSettings
+from treegen.evals.identity import computed_on, run_settings
+from treegen.evals.model import (
+    ModelPrecision,
+    check_machine,
+    load_llm,
+    load_model_facts,
+    resolve_precision,
+    weights_fingerprint,
+)
+from treegen.evals.pipeline.cleanup import all_new, discard_on_error
+from treegen.evals.pipeline.listener import Listener, Stop
+from treegen.model.options import EngineOptions
+from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.cluster.placement import Placement
+    from treegen.evals.job import AnyJob
+    from treegen.evals.pipeline.targets import RunTarget
+    from treegen.evals.progress.run_progress import RunProgress
+    from treegen.llm.base import BaseLLM
+    from treegen.model.model_info import ModelInfo
+    from treegen.runs import RunInfo, RunSettings
+
+_Job = TypeVar("_Job", bound="AnyJob")
+_Run = TypeVar("_Run", bound=RunDir)
+_Done = TypeVar("_Done")
+Before = Sequence[Callable[[], object]]
+_SHOWN = 5
+# What is told by the fingerprint of the weights, or chosen for the model that has them.
+_OF_WEIGHTS = (
+    "model", "revision", "dtype", "quantization", "kv_cache_dtype", "sharing",
+    "tensor_parallel_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunWork(ABC, Generic[_Job, _Run, _Done]):
+    """One job and its open run."""
+
+    job: _Job
+    run: _Run
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The name that its progress shows."""
+
+    @abstractmethod
+    def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
+        """Draw what the run lacks. stop: polled; once it is true, the iteration ends."""
+
+    def end(self, listener: Listener) -> None:
+        """Do what is left once everything is drawn."""
+
+    @abstractmethod
+    def save_result(self, again: str) -> _Done:
+        """Write the results, and return what the run came to. again: how to continue it."""
+
+
+@dataclass(slots=True)
+class ModelLoader(Closeable):
+    """The model of each run: one that is loaded already, or one at a time, by its name.
+
+    given: it is used for all runs, and stays open. places: of workers that load models.
+    stays: whether a model stays loaded when its runs have come to their end; then whoever sets it
+    closes it.
+    """
+
+    given: "BaseLLM | None" = None
+    places: "Placement | None" = None
+    stays: bool = False
+    _loaded: "BaseLLM | None" = field(default=None, init=False)
+    _options: EngineOptions | None = field(default=None, init=False)
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether samples are drawn in other processes than this one."""
+        from treegen.llm import LLM
+
+        if self.given is not None:
+            return not isinstance(self.given, LLM)
+        return self.places is not None
+
+    def choices(self, asked: "dict[str, Any]") -> dict[str, Any]:
+        """Return a user's choices, with those that the loaded model was made with."""
+        if self.given is None:
+            return asked
+        engine = self.given.facts.engine
+        if callable(engine.speculate):  # it changes no sample, and cannot be stored
+            engine = replace(engine, speculate=None, draft_tokens=None)
+        own = asdict(engine)
+        for name in own:
+            if name in asked:
+                raise InputError(
+                    f"{name}= is for loading a model, and this one is loaded; leave it out"
+                )
+        return {**asked, **own}
+
+    def facts(self, engine: EngineOptions) -> "ModelInfo":
+        """Return what is known of a model before it is loaded, if the machine can load it."""
+        if self.given is not None:
+            return self.given.facts
+        found = load_model_facts(engine, self.places)
+        check_machine(engine, self.places)
+        return found
+
+    def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
+        """Return what a job's run stores when it begins."""
+        engine, given = job.settings.engine, self.given
+        return run_settings(
+            job,
+            dtype=facts.dtype,
+            fingerprint=given.fingerprint if given is not None else weights_fingerprint(engine),
+            device_type=facts.device_type,
+            quantization=facts.quantization,
+        )
+
+    def settings_of_complete(self, job: "AnyJob", info: "RunInfo | None") -> "RunSettings":
+        """Return what `settings` does for a run of which nothing is to be drawn.
+
+        info: what the run has stored. Then the weights have to be the same, and no more is looked
+        at: not even torch is imported.
+        """
+        engine = job.settings.engine
+        if self.given is not None:
+            return self.settings(job, self.given.facts)
+        if info is None:
+            return self.settings(job, resolve_precision(engine, self.places))
+        model = info.identity["model"]
+        return run_settings(
+            job,
+            dtype=model["dtype"],
+            fingerprint=weights_fingerprint(engine),
+            quantization=model.get("quantization"),
+            computing=computed_on(info),
+        )
+
+    def get(
+        self, item: RunWork[Any, Any, Any], listener: Listener, before: Before = ()
+    ) -> "BaseLLM":
+        """Load what an item needs, unless it is there. before: what workers call first."""
+        if self.given is not None:
+            return self.given
+        engine = item.job.settings.engine
+        if self._loaded is None or self._options != engine:
+            self.close()  # gives its memory back before the next one is loaded
+            many = f" on {_format_places(self.places)}" if self.places else ""
+            listener.loading(f"{engine.model}{many}")
+            weights = item.run.info.identity["model"]["fingerprint"]
+            self._loaded = load_llm(engine, weights, self.places, before)
+            self._options = engine
+        return self._loaded
+
+    def get_loaded(self, engine: EngineOptions, fingerprint: str) -> "BaseLLM | None":
+        """Return the model that is loaded, if it is the one that is asked for.
+
+        The types in which it computes may be others, as they were chosen for this very model.
+        """
+        llm = self.given if self.given is not None else self._loaded
+        if llm is None or self.on_workers or llm.fingerprint != fingerprint:
+            return None
+        mine = llm.facts.engine if self._options is None else self._options
+        chosen = {name: getattr(mine, name) for name in _OF_WEIGHTS}
+        return llm if replace(engine, **chosen) == mine else None
+
+    def __exit__(self, kind: object = None, *error: object) -> None:
+        if kind is not None or not self.stays:
+            self.close()
+
+    def close(self) -> None:
+        """End the workers, if there are some."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
+
+
+def _format_places(places: "Placement") -> str:
+    """Return where workers are, for people."""
+    count = "all" if places.count is None else f"{places.count}"
+    kind = "GPU" if places.device == "cuda" else "CPU worker"
+    where = f" of Ray at {places.address}" if places.address else ""
+    return f"{count} {kind}{'' if places.count == 1 else 's'}{where}"
+
+
+def announce_demo_model(
+    asked: Mapping[str, Any], settings: Sequence[BaseSettings], listener: Listener
+) -> None:
+    """Say that the bundled model is used, if the user named none."""
+    if "model" not in asked and any(each.engine.model == demo.NAME for each in settings):
+        listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
+
+
+def tell_skipped(job: "AnyJob", listener: Listener) -> None:
+    """Say which lines of the data cannot be run."""
+    rows = job.data.skipped
+    for row in rows[:_SHOWN]:
+        listener.tell(f"skipped: {row}")
+    if len(rows) > _SHOWN:
+        listener.tell(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
+
+
+def prepare_runs(
+    jobs: "Sequence[_Job]",
+    models: ModelLoader,
+    listener: Listener,
+    check: "Callable[[_Job, ModelInfo], object]",
+    whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
+) -> "list[RunSettings]":
+    """Check all that can be checked without weights; returns the settings of each run.
+
+    whole: those of which nothing is to be drawn, so that nothing is checked. With each is what its
+    run has stored, unless something else is asked of the model.
+    """
+    found = []
+    for job in jobs:
+        tell_skipped(job, listener)
+        known = [info for each, info in whole if each is job]
+        if known:
+            found.append(models.settings_of_complete(job, known[0]))
+            continue
+        facts = models.facts(job.settings.engine)
+        check(job, facts)
+        found.append(models.settings(job, facts))
+    return found
+
+
+def execute_runs(
+    kind: type[_Run],
+    targets: "Sequence[RunTarget[Any]]",
+    wanted: "Sequence[RunSettings]",
+    make: "Callable[[Sequence[_Run], ExitStack], tuple[Sequence[RunWork[Any, Any, _Done]], Before]]",
+    models: ModelLoader,
+    listener: Listener,
+    again: str,
+    *,
+    unit: str,
+) -> list[_Done]:
+    """Begin or continue runs, draw what each lacks, and return what they came to.
+
+    wanted: the settings of each run.
+    make: gives the work of open runs, and what each worker calls before it loads the model; what
+    it puts on the stack is closed at the end.
+    again: how to continue. unit: what runs have, such as samples.
+    """
+    with ExitStack() as stack:
+        runs = _open_runs(kind, targets, wanted, stack, listener, unit)
+        stack.enter_context(models)
+        # It is entered first, so it ends after what writes in the run directories.
+        stack.enter_context(discard_on_error(runs, but=RunError))
+        work, before = make(runs, stack)
+
+        def describe_stored() -> str:
+            done = sum(len(run.done) for run in runs)
+            planned = sum(run.info.planned for run in runs)
+            return f"{done:,} of {planned:,} {unit} are kept; {again}"
+
+        try:
+            for item in work:
+                if item.run.missing > 0:
+                    _fill(item, models, listener, before, runs, describe_stored)
+            for item in work:
+                item.end(listener)
+            return [item.save_result(again) for item in work]
+        except BaseException as stopped:
+            if not isinstance(stopped, Exception):
+                stopped.add_note(describe_stored())
+            raise
+
+
+def _open_runs(
+    kind: type[_Run],
+    targets: "Sequence[RunTarget[Any]]",
+    wanted: "Sequence[RunSettings]",
+    stack: ExitStack,
+    listener: Listener,
+    unit: str,
+) -> list[_Run]:
+    runs: list[_Run] = []
+    with discard_on_error(runs):
+        for target, asked in zip(targets, wanted, strict=True):
+            path = target.path
+            run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
+            stack.enter_context(run)
+            runs.append(run)
+            for line in run.notices:
+                listener.warn(line)
+            had = f", {len(run.done):,} of {run.info.planned:,} {unit} done"
+            listener.tell(f"run directory: {path}{had if target.resume else ''}")
+    return runs
+
+
+def _fill(
+    item: RunWork[Any, Any, Any],
+    models: ModelLoader,
+    listener: Listener,
+    before: Before,
+    runs: Sequence[RunDir],
+    kept: Callable[[], str],
+) -> None:
+    """Draw what a run lacks. The model is loaded only for that."""
+    llm = models.get(item, listener, before)
+    with listener.poll_interrupts() as stop:
+        try:
+            listener.track(item.steps(llm, stop), item.title)
+        except RunError:
+            raise  # the message says what is stored, and how to go on
+        except TreegenError as error:
+            if all_new(runs):
+                raise  # there is nothing to continue
+            raise type(error)(f"{error}; {kept()}") from error

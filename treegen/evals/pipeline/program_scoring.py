@@ -1,0 +1,137 @@
+"""How evaluations treat tasks whose samples are programs, which have to be run."""
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treegen.errors import InputError
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.scoring.code_execution import (
+    ExecutionOptions,
+    ProgramScoring,
+    as_code_execution_task,
+)
+
+if TYPE_CHECKING:
+    from treegen.evals.job import Job
+    from treegen.evals.task import Task
+    from treegen.runs import RunDir
+
+_OPTIONS = ("sandbox", "num_workers")
+
+
+def make_execution_options(
+    allow_code_execution: bool,
+    sandbox: str | None = None,
+    num_workers: int | None = None,
+    *,
+    anew: bool = False,
+) -> ExecutionOptions | None:
+    """Return the permission to run programs; None without it.
+
+    Raises:
+        InputError: the sandbox is not known, or an option is of no use.
+    """
+    options = {"sandbox": sandbox, "num_workers": num_workers}
+    given = {name: value for name, value in options.items() if value is not None}
+    if not allow_code_execution:
+        if given or anew:
+            name = next(iter(given), "rejudge")
+            raise InputError(
+                f"{name}= is of no use without allow_code_execution=True; give that too"
+            )
+        return None
+    return ExecutionOptions(anew=anew, sandbox=sandbox or "auto", num_workers=num_workers)
+
+
+def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions | None) -> None:
+    """Raise InputError for sandbox= or num_workers= if no task has programs to run.
+
+    The permission alone is no mistake: scripts give it for tasks of all kinds.
+    """
+    if execution is None or any(as_code_execution_task(task) for task in tasks):
+        return
+    for name in _OPTIONS:
+        if getattr(execution, name) != getattr(ExecutionOptions(), name):
+            told = ", ".join(task.name for task in tasks)
+            verb = "runs" if len(tasks) == 1 else "run"
+            raise InputError(f"{name}= is of no use: {told} {verb} no programs; leave it out")
+
+
+def start_program_scoring(
+    job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
+) -> ProgramScoring | None:
+    """Return a started judge for a run's programs; None if there are none or they may not run."""
+    task = as_code_execution_task(job.task)
+    if task is None or not job.settings.score:
+        return None
+    if execution is None:
+        listener.warn(
+            f"{job.task.name} is scored by running what the model wrote, which needs "
+            "allow_code_execution=True; without it, samples are drawn and not scored"
+        )
+        return None
+    judging = task.judging(run, execution)
+    try:
+        lines = judging.prepare()
+    except BaseException:
+        judging.close()
+        raise
+    for line in lines:
+        listener.tell(line)
+    return judging
+
+
+def finish_program_scoring(
+    job: "Job", run: "RunDir", judging: ProgramScoring, listener: Listener
+) -> None:
+    """Judge what is not judged yet."""
+    with listener.poll_interrupts() as stop:
+        for record in run.records():
+            judging.add(record)
+        listener.track(judging.finish(stop), f"{job.task.name}, judging")
+
+
+def rescore_programs(
+    job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
+) -> ProgramScoring | None:
+    """Judge the programs of a stored run that lack a verdict; None if its task has no programs.
+
+    Raises:
+        InputError: there are some, and they may not run.
+    """
+    task = as_code_execution_task(job.task)
+    if task is None:
+        return None
+    judging = task.judging(run, execution)
+    try:
+        for record in run.records():
+            judging.add(record)
+        if judging.missing and execution is None:
+            raise InputError(
+                f"{judging.missing:,} samples of {job.task.name} are not judged yet, and judging "
+                "runs what the model wrote; allow it with allow_code_execution=True"
+            )
+        if judging.missing:
+            for line in judging.prepare():
+                listener.tell(line)
+            finish_program_scoring(job, run, judging, listener)
+    except BaseException:
+        judging.close()
+        raise
+    return judging
+
+
+def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None) -> str | None:
+    """Return a sentence on samples without a score; None if all have one."""
+    if as_code_execution_task(job.task) is None or not job.settings.score:
+        return None
+    again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
+    again += " --allow-task-code" if job.settings.runs_code else ""
+    if judging is None:
+        return f"the samples are not scored; score them with: {again}"
+    if not judging.missing:
+        return None
+    told = judging.summary()["errors"]
+    reason = f" ({told[0]['detail']})" if told else ""
+    return f"{judging.missing:,} samples could not be judged{reason}; try again with: {again}"

@@ -1,0 +1,183 @@
+"""Runs of searches, from what was asked for to their results: `treegen search`, `search_task`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.spelling import did_you_mean
+from treegen.errors import CacheFullError, InputError
+from treegen.evals.config.base import check_no_unused
+from treegen.evals.config.type_checks import check_choices
+from treegen.evals.pipeline.execution import (
+    ModelLoader,
+    RunWork,
+    announce_demo_model,
+    execute_runs,
+    prepare_runs,
+)
+from treegen.evals.pipeline.listener import Listener, Stop
+from treegen.evals.pipeline.targets import search_destinations
+from treegen.evals.search.custom_method import find_method
+from treegen.evals.search.job import (
+    SearchJob,
+    check_memory,
+    check_prompts_fit,
+    check_reward,
+    load_search_job,
+)
+from treegen.evals.search.run import run_searches, write_search_results
+from treegen.evals.search.searcher import load_value_function
+from treegen.evals.search.settings import SearchSettings
+from treegen.evals.search.value_functions import ValueFunction
+from treegen.model.options import EngineOptions
+from treegen.runs import SearchRunDir
+
+if TYPE_CHECKING:
+    from treegen.evals.pipeline.execution import Before
+    from treegen.evals.progress.run_progress import RunProgress
+    from treegen.llm.base import BaseLLM
+    from treegen.model.model_info import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRunResult:
+    """What a run of searches came to.
+
+    results: the content of results.json. missing: searches that are not done.
+    no_room: why searches lacked memory. again: how to continue.
+    """
+
+    path: Path
+    method: str
+    results: Mapping[str, Any]
+    missing: int
+    no_room: Sequence[CacheFullError]
+    again: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
+    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
+
+    value_function: ValueFunction | None = None
+    no_room: dict[str, CacheFullError] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.task.name} {self.job.settings.method}"
+
+    def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
+        return run_searches(
+            self.job,
+            self.run,
+            llm,
+            stop=stop,
+            value_function=self.value_function,
+            no_room=self.no_room,
+        )
+
+    def save_result(self, again: str) -> SearchRunResult:
+        results = write_search_results(self.job, self.run)
+        missing, method = max(self.run.missing, 0), self.job.settings.method
+        no_room = list(self.no_room.values())
+        return SearchRunResult(self.run.path, method, results, missing, no_room, again)
+
+
+def search_all(
+    methods: Sequence[str],
+    asked: Mapping[str, Any],
+    models: ModelLoader,
+    listener: Listener,
+    *,
+    output: str | None = None,
+    resume: str | None = None,
+    compare: bool = False,
+) -> list[SearchRunResult]:
+    """Search the problems of a task by some methods, each in a run directory of its own.
+
+    methods: their names; none stands for the task's default.
+    compare: whether each method has a directory of its own below `output`.
+    The rest is as for `treegen.evals.pipeline.evaluation.evaluate_all`.
+
+    Raises:
+        InputError: the methods would not have the same problems and the same budget.
+    """
+    shared = _shared_arguments(dict(asked), methods)
+    given = models.choices(shared)
+    targets = search_destinations(methods, given, output, resume, compare=compare)
+    check_no_unused(asked, [target.settings for target in targets])
+    announce_demo_model(
+        given, [target.settings for target in targets if not target.resume], listener
+    )
+    jobs = [load_search_job(target.settings) for target in targets]
+    _check_alike(jobs)
+    wanted = prepare_runs(jobs, models, listener, _check)
+    folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
+    again = listener.resume_command(resume or folder, [target.settings for target in targets])
+
+    def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
+        found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
+        return _load_value_function(found, models)
+
+    return execute_runs(
+        SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
+    )
+
+
+def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[list[_Work], Before]":
+    """Load what judges states; workers do so for themselves, by what is returned beside."""
+    # They have the same problems, so what judges the states of one can judge those of another.
+    jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
+    loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
+    if models.on_workers:
+        return work, list(loads.values())
+    found = {how: load() for how, load in loads.items()}
+    return [_Work(i.job, i.run, found.get(i.job.settings.evaluate)) for i in work], []
+
+
+def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+    """Let each of several methods take the arguments that it knows.
+
+    Raises:
+        InputError: no method knows one of them.
+    """
+    check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
+    if not given.get("arguments"):
+        return given
+    known = sorted({each.name for name in methods for each in find_method(name).arguments})
+    for name in given["arguments"]:
+        if name not in known and name in EngineOptions.__dataclass_fields__:
+            raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
+        if name not in known and len(methods) > 1:
+            hint = did_you_mean(name, known) or f"; they have {', '.join(known)}"
+            raise InputError(f"none of the methods has an argument {name!r}{hint}")
+    return {**given, "also_arguments": tuple(known)} if len(methods) > 1 else given
+
+
+def _check_alike(jobs: "list[SearchJob]") -> None:
+    """Raise InputError unless all methods have the same problems and the same budget."""
+    if len({job.settings.budget for job in jobs}) > 1:
+        raise InputError("the methods have different budgets; give all of them one with budget=")
+    if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
+        raise InputError("the methods have different problems; give all of them the same data=, "
+                         "limit= and examples")  # fmt: skip
+
+
+def _check(job: SearchJob, facts: "ModelInfo") -> None:
+    check_prompts_fit(job, facts)
+    check_memory(job, facts)
+    check_reward(job.settings)
+
+
+def lacking(found: Sequence[SearchRunResult]) -> list[str]:
+    """Return a sentence on the searches that are missing, if there are some."""
+    missing = sum(each.missing for each in found)
+    if not missing:
+        return []
+    told = f"{missing:,} problems were not searched"
+    if errors := [error for each in found for error in each.no_room]:
+        told += f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
+    return [f"{told}; {found[0].again}"]

@@ -1,0 +1,227 @@
+"""Where evaluations and runs of searches go, and which of them exist already."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from treegen import demo
+from treegen.common.files.paths import file_name
+from treegen.errors import InputError, RunError
+from treegen.evals.config import eval_settings as eval_settings
+from treegen.evals.config.base import BaseSettings
+from treegen.evals.config.eval_settings import EvalSettings
+from treegen.evals.registry import get_task, get_task_name
+from treegen.evals.search import settings as search_settings
+from treegen.evals.search.custom_method import short_name
+from treegen.evals.search.settings import SearchSettings
+from treegen.evals.task import Task
+from treegen.model.options import EngineOptions
+from treegen.runs import RunDir, RunInfo, SearchRunDir
+from treegen.runs.new_directory import check_directory
+
+_Settings = TypeVar("_Settings", bound=BaseSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class RunTarget(Generic[_Settings]):
+    """One run's settings and its directory.
+
+    resume: whether to continue a run that is there. whole: whether it has all that was planned.
+    info: of that run, if nothing else is asked of its model than before.
+    """
+
+    settings: _Settings
+    path: Path
+    resume: bool
+    whole: bool = False
+    info: RunInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[_Settings]):
+    """The runs of one command.
+
+    by: the setting in which the runs of one command differ.
+    folder: gives the name of a run's folder from the value of that setting.
+    directory: the class of run directories.
+    settle: makes settings of a user's choices.
+    stored: reads the choices of a run.
+    """
+
+    by: str
+    folder: Callable[[Any], str]
+    directory: type[RunDir]
+    settle: Callable[..., _Settings]
+    stored: Callable[..., dict[str, Any]]
+
+    def begin(self, given: Mapping[str, Any], name: str | Task | None = None) -> _Settings:
+        """Return the settings of a new run. name: its task or method, if there are several."""
+        given = given if name is None else {**given, self.by: name}
+        return self.settle(demo.fill_defaults(given, search=self.by == "method"))
+
+    def resolve_resumed(
+        self, path: Path, given: Mapping[str, Any], *name: str | Task
+    ) -> RunTarget[_Settings]:
+        """Return the destination that continues the run in a directory."""
+        with self.directory.open(path) as run:
+            stored, identity = self.stored(run.info), run.info.identity
+            whole = run.missing <= 0
+            info = None if given.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
+        asked = {**given, **({self.by: name[0]} if name else {})}
+        if "task" in asked:
+            task = identity["task"]["name"]
+            if get_task(asked["task"]).name != task:
+                told = f"{path} is a run of {task}, not of {get_task_name(asked['task'])}"
+                raise InputError(f"{told}; name another directory, or leave the task out")
+        settings = self.settle(asked, {**stored, "kept": path})
+        return RunTarget(settings, path, True, whole, info)
+
+    def among(
+        self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool
+    ) -> list[RunTarget[_Settings]]:
+        """Return the destinations below a directory of several runs: those to continue or begin.
+
+        The list is empty if there are no runs. must: raise RunError then.
+        """
+        below = sorted(path.glob("*")) if os.path.isdir(path) else []
+        there = {sub.name: sub for sub in below if is_run(sub)}
+        if not there and must:
+            self.directory.open(path)  # it raises RunError, which says what is wrong
+        if not there or not names:
+            return [self.resolve_resumed(sub, given) for sub in there.values()]
+        found = []
+        for name in names:
+            folder = self.folder(name)
+            if folder in there:
+                found.append(self.resolve_resumed(there[folder], given, name))
+            else:
+                found.append(RunTarget(self.begin(given, name), path / folder, False))
+        return found
+
+
+def destinations(
+    tasks: Sequence[str | Task],
+    given: Mapping[str, Any],
+    output: str | None,
+    resume: str | None,
+) -> list[RunTarget[EvalSettings]]:
+    """Return which evaluations to run, and where.
+
+    resume: a run to continue, or a directory of runs of several tasks. With "" the runs in
+    output are continued, and those that are not there are begun.
+    """
+    path = named_path(output, resume)
+    if resume is not None and path is not None:
+        if is_run(path):
+            if len(tasks) > 1:
+                raise InputError(
+                    f"{path} is the run of one task, but {len(tasks)} are named; name one"
+                )
+            return [_EVAL.resolve_resumed(path, given, *tasks)]
+        if found := _EVAL.among(path, tasks, given, must=bool(resume)):
+            return found
+    settings = [_EVAL.begin(given, task) for task in tasks] or [
+        eval_settings.resolve_eval_settings(given)
+    ]
+    names = [_task_folder(each.task) for each in settings]
+    if path is None:
+        first = names[0] if len(names) == 1 else "eval"
+        path = new_path(first, Path(settings[0].engine.model).name)
+    if len(set(names)) < len(names):
+        raise InputError(f"two of the tasks have the same name: {', '.join(names)}; run them apart")
+    paths = [path] if len(names) == 1 else [path / name for name in names]
+    _check_free(paths, path)
+    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+
+
+def search_destinations(
+    methods: Sequence[str],
+    given: Mapping[str, Any],
+    output: str | None,
+    resume: str | None,
+    *,
+    compare: bool,
+) -> list[RunTarget[SearchSettings]]:
+    """Return which runs of searches to make, and where.
+
+    methods: names of methods; none stands for the task's default.
+    resume: a run to continue, or a directory of runs that are compared. With "" the runs in
+    output are continued, and those that are not there are begun.
+    compare: whether each method has a directory of its own below the path.
+    """
+    path = named_path(output, resume)
+    if resume is not None and path is not None:
+        if is_run(path):
+            if compare:
+                raise InputError(f"{path} is the run of one method; compare= needs another path")
+            return [_SEARCH.resolve_resumed(path, given, *methods)]
+        if found := _SEARCH.among(path, methods, given, must=bool(resume)):
+            return found
+    settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
+    if path is None:
+        task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
+        path = new_path(task, "compare" if compare else settings[0].method, model)
+    folders = [method_folder(each.method) for each in settings]
+    if len(set(folders)) < len(folders):
+        raise InputError(
+            f"two of the methods have the same folder: {', '.join(folders)}; "
+            "rename one of the functions, or run them apart"
+        )
+    paths = [path / folder for folder in folders] if compare else [path]
+    _check_free((path, *paths), path)
+    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a directory holds a run."""
+    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
+
+
+def method_folder(method: str) -> str:
+    """Return the name of the folder of a method's run; file.py:function has file-function."""
+    return file_name(short_name(method).replace(".py:", "-"))
+
+
+def named_path(output: str | None, resume: str | None) -> Path | None:
+    """Return the directory that the user named; None for a new one."""
+    if resume and output and Path(resume) != Path(output):
+        raise InputError(f"resume={resume!r} and output={output!r} differ; a run stays where it is")
+    if resume == "" and not output:
+        raise InputError("resume= needs a run directory, or output= beside it")
+    named = resume or output
+    return None if named is None else Path(named)
+
+
+def new_path(*words: str) -> Path:
+    """Return a name for a new directory in runs/; of two commands at once each has its own."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / "-".join(map(file_name, (*words, stamp, str(os.getpid()))))
+
+
+def _check_free(paths: Iterable[Path], path: Path) -> None:
+    for each in paths:
+        if is_run(each):
+            raise RunError(
+                f"{each} already holds a run; continue it with resume={str(path)!r}, or use "
+                "another path"
+            )
+        check_directory(each)
+
+
+def _task_folder(task: str | Task) -> str:
+    return file_name(get_task(task).name)
+
+
+_EVAL: Final = _Kind(
+    "task", _task_folder, RunDir, eval_settings.resolve_eval_settings, eval_settings.stored_choices
+)
+_SEARCH: Final = _Kind(
+    "method",
+    method_folder,
+    SearchRunDir,
+    search_settings.resolve_search_settings,
+    search_settings.stored_search_choices,
+)

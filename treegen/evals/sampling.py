@@ -1,0 +1,224 @@
+"""Draw the samples that a run directory lacks, and store each once it has ended.
+
+Nothing here prints: `sample` is an iterator of progress, which its caller shows.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.outputs import Completion
+from treegen.errors import RunError
+from treegen.evals.config.early_stopping import Rounds
+from treegen.evals.job import Job, truncate_job
+from treegen.evals.progress.images import keep_job_images
+from treegen.evals.progress.run_progress import RunProgress, ScoringAccuracyCounter, UpdateTimer
+from treegen.evals.progress.timeline import Timeline
+from treegen.evals.progress.usage import UsageLog
+from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.samples import restore_rounds
+from treegen.evals.statistics.confidence import summary
+from treegen.evals.thinking import thinking_to_json
+from treegen.runs import RunDir
+
+if TYPE_CHECKING:
+    from treegen.engine.stream import Stream
+    from treegen.llm.base import BaseLLM
+
+
+def sample(
+    job: Job,
+    run: RunDir,
+    llm: "BaseLLM",
+    *,
+    stop: Callable[[], object] = lambda: None,
+    judging: ProgramScoring | None = None,
+) -> Iterator[RunProgress]:
+    """Draw the samples that a run lacks and store each once it has ended; yields after every step.
+
+    stop: polled before every step; once it returns something true, the iteration ends. Samples that
+    had finished by then, or before an error, are in the run.
+    judging: judges programs meanwhile.
+    """
+    if run.missing <= 0:
+        return
+    job = truncate_job(job, llm.tokenizer, llm.spec)
+    keep_job_images(job, run, llm.tokenizer)
+    if job.choices:
+        # Imported here because only runs by likelihood need it.
+        from treegen.evals.likelihood import sample_choices
+
+        yield from sample_choices(job, run, llm, stop=stop)
+        return
+    account = UsageLog(run)
+    tally = _tally(job, judging)
+    rounds = restore_rounds(job, run)
+    if tally:
+        for record in run.records():
+            tally.add(record)
+    with (
+        closing(Timeline(run.path, len(account.parts))) as timeline,
+        _start_stream(job, run, llm, rounds) as stream,
+    ):
+        prompts = _Prompts(stream, job)
+        dealing = _RoundFeeder(run, stream, rounds) if rounds else None
+        account.begin(stream.usage, stream.plan, stream.workers)
+        watch = _ProgressTracker(run, stream, tally)
+
+        def keep(completions: Sequence[Completion]) -> None:
+            for completion in completions:
+                record = prompts.record(completion)
+                job.annotate_record(record)
+                run.append(record)
+                account.count()
+                answer = tally.add(record) if tally else None
+                if rounds:
+                    rounds.add(record, answer)
+
+        try:
+            stopped = False
+            while stream.has_work and not stopped:
+                stopped = bool(stop())
+                keep(stream.take_finished() if stopped else stream.step())
+                if dealing:
+                    dealing.go_on()
+                if judging:
+                    judging.poll()
+                account.save()
+                last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
+                now = watch.look(last=last)
+                timeline.note(now, last=last, prompt_tokens=computed)
+                yield now
+        except BaseException:
+            # The user must see the first error, such as a full disk, not one that follows from it.
+            with suppress(Exception):
+                keep(stream.take_finished())
+            with suppress(RunError):
+                account.save(now=True)
+            raise
+        run.sync()
+        account.save(now=True)
+
+
+class _ProgressTracker:
+    """Tells how far a stream is."""
+
+    def __init__(
+        self, run: RunDir, stream: "Stream", tally: "ScoringAccuracyCounter | ProgramScoring | None"
+    ) -> None:
+        """The part begins now."""
+        self._run, self._stream, self._tally = run, stream, tally
+        self._started, self._start = len(run.done), time.monotonic()
+        self._glance = UpdateTimer()
+        self._seen: dict[str, Any] = {}
+
+    def look(self, *, last: bool) -> RunProgress:
+        """Return how far the run is. last: nothing comes after this."""
+        if self._glance(now=last or not self._seen.get("levels")):
+            self._seen = {
+                "levels": self._stream.levels(),
+                "estimate": self._tally.estimate() if self._tally else None,
+            }
+        status = self._stream.status()
+        return RunProgress(
+            done=len(self._run.done),
+            planned=self._run.info.planned - self._run.spared,
+            rows=status.rows,
+            pages=status.pages,
+            num_pages=status.num_pages,
+            tokens=self._stream.usage.decoded_tokens,
+            seconds=time.monotonic() - self._start,
+            accuracy=self._tally.accuracy if self._tally else None,
+            started=self._started,
+            workers=self._stream.workers(),
+            **self._seen,
+        )
+
+
+class _Prompts:
+    """What records say of the prompts: the hash of their token ids, and their lengths."""
+
+    def __init__(self, stream: "Stream", job: Job) -> None:
+        self._settings, self._own = job.settings, job.own
+        self._request = {request.id: request for request in stream.plan.requests}
+        self._hash: dict[str, str] = {}
+
+    def _text(self, completion: Completion) -> str:
+        # Where a thinking ends is counted in characters of the text as it was drawn.
+        if self._own is None or completion.thinking is not None:
+            return completion.text
+        return self._own.text(completion)
+
+    def record(self, completion: Completion) -> dict[str, Any]:
+        """Return the line of samples.jsonl for one finished sample."""
+        prompt = self._request[completion.prompt_id].tokens
+        known = self._hash.get(completion.prompt_id)
+        if known is None:
+            known = hashlib.blake2b(prompt.astype("<i4").tobytes(), digest_size=16).hexdigest()
+            self._hash[completion.prompt_id] = known
+        record: dict[str, Any] = {
+            "problem_id": completion.prompt_id,
+            "sample_index": completion.sample_index,
+            "seed": completion.seed,
+            "text": self._text(completion),
+            "num_tokens": completion.num_tokens,
+            "logprob": completion.logprob,
+            "finish_reason": completion.finish_reason,
+            "stop": completion.stop,
+            "prompt_hash": known,
+            "prompt_tokens": len(prompt),
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+        if completion.thinking is not None:
+            record["thinking"] = thinking_to_json(completion.thinking)
+        settings = self._settings
+        if settings.confidence is not None:
+            record["confidence"] = summary(completion.confidences, settings.confidence.window)
+        if settings.self_certainty:
+            certainties = completion.certainties
+            record["self_certainty"] = math.fsum(certainties) / len(certainties)
+        if settings.log_tokens:
+            record["tokens"] = list(completion.tokens)
+            if settings.confidence is not None:
+                record["confidences"] = list(completion.confidences)
+        return record
+
+
+def _start_stream(job: Job, run: RunDir, llm: "BaseLLM", rounds: Rounds | None) -> "Stream":
+    """Begin to draw what a run lacks."""
+    if rounds is not None:
+        return llm.open_stream(job.tree, job.drawing)
+    return llm.stream(job.tree, job.drawing, skip=set(run.done))
+
+
+class _RoundFeeder:
+    """Deals samples whose round has come to a stream."""
+
+    def __init__(self, run: RunDir, stream: "Stream", rounds: Rounds) -> None:
+        """Deal what is due now."""
+        self._run, self._stream, self._rounds = run, stream, rounds
+        self._place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        rounds.begin()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Deal what has become due."""
+        due = self._rounds.take_due()
+        found = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
+        floors = {place: floor for place, floor in found if floor is not None}
+        if due:
+            self._stream.add_work([(self._place[name], indices) for name, indices in due], floors)
+        self._run.spared = self._rounds.spared
+
+
+def _tally(
+    job: Job, judging: ProgramScoring | None
+) -> "ScoringAccuracyCounter | ProgramScoring | None":
+    """Return what counts right samples; None where they are not scored now."""
+    if judging or not job.settings.score:
+        return judging
+    return None if as_code_execution_task(job.task) else ScoringAccuracyCounter(job)

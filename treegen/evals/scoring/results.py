@@ -1,0 +1,118 @@
+"""Write results.json: what a run is, what it cost, and its report."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from treegen.common.garbage_collection import pause_gc
+from treegen.evals.config.eval_settings import stored_choices
+from treegen.evals.job import AnyJob, Job
+from treegen.evals.progress.usage import load_attempts, sum_usage
+from treegen.evals.scoring.code_execution import ProgramScoring, as_code_execution_task
+from treegen.evals.scoring.samples import (
+    aggregate,
+    build_sample_score,
+    restore_rounds,
+    rounds_of,
+    score_samples,
+)
+from treegen.evals.scoring.vote_tables import VoteInputs
+from treegen.evals.statistics.metrics import Report
+from treegen.evals.thinking import ThinkingTokens
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.runs import RunDir
+
+
+def write_results(
+    job: Job, run: RunDir, judging: ProgramScoring | None = None
+) -> tuple[dict[str, Any], Report | None]:
+    """Write results.json from the samples of a run; returns what `results_of` does."""
+    results, report = build_results(job, run, judging)
+    run.write_results(results)
+    return results, report
+
+
+@pause_gc()
+def build_results(
+    job: Job, run: RunDir, judging: ProgramScoring | None = None, *, anew: bool = False
+) -> tuple[dict[str, Any], Report | None]:
+    """Return the content of results.json for the samples of a run, and the report.
+
+    The report is None if samples are not scored, or are programs that are not judged.
+
+    anew: whether samples are judged whose verdicts are kept.
+    """
+    unjudged = as_code_execution_task(job.task) is not None and judging is None
+    report = None
+    totals = _Totals()
+    if job.settings.score and not unjudged:
+        problems = {problem.id: problem for problem in job.data.problems}
+
+        scores: list[SampleScore] = []
+
+        def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
+            totals.add(record)
+            if verdicts is not None:
+                scores.append(
+                    build_sample_score(job, problems[record["problem_id"]], record, verdicts)
+                )
+
+        rounds = rounds_of(job)
+        score_samples(job, run, look, judging=judging, rounds=rounds, anew=anew)
+        report = aggregate(job, scores, rounds, VoteInputs.of(run.path))
+    else:
+        rounds = restore_rounds(job, run)
+        for record in run.records():
+            totals.add(record)
+    parts = load_attempts(run)
+    told = {"label": job.data.label, "notes": list(job.data.notes)}
+    results = {
+        **results_head(job, run, stored_choices(run.info), **told),
+        "shortened": totals.shortened,
+        "usage": sum_usage(
+            parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept
+        ),
+        "report": report.to_json() if report else None,
+        "parts": parts,
+    }
+    if rounds:
+        results["stopping"] = rounds.to_json()
+    if thinking := totals.tokens.summary():
+        results["thinking"] = thinking
+    if judging:
+        results["judging"] = judging.summary()
+    return results, report
+
+
+class _Totals:
+    """Sums over stored samples."""
+
+    def __init__(self) -> None:
+        self.tokens = ThinkingTokens()
+        self.shortened = self.unshared = self.kept = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.tokens.add(record)
+        self.shortened += "dropped" in record
+        self.unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
+        self.kept += record["num_tokens"]
+
+
+def results_head(
+    job: AnyJob, run: RunDir, choices: Mapping[str, Any], **of_task: Any
+) -> dict[str, Any]:
+    """Return the first fields of results.json, for a run of any kind. of_task: more on the task."""
+    info, source = run.info, job.data.source
+    return {
+        "complete": run.missing == 0,
+        "planned": info.planned,
+        "done": len(run.done),
+        "task": {"name": job.task.name, "version": job.task.version, "source": source, **of_task},
+        "model": dict(info.identity["model"]),
+        "settings": dict(choices),
+        "fingerprint": info.fingerprint,
+        "versions": dict(info.versions),
+        "skipped": [
+            {"source": row.source, "line": row.line, "reason": row.reason}
+            for row in job.data.skipped
+        ],
+    }

@@ -1,0 +1,233 @@
+"""Judge the samples of a run, and sum their scores up as a report.
+
+Nothing here imports torch, for scoring a stored run needs no model.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Final
+
+from treegen.errors import RunError, TaskError
+from treegen.evals.answer_types import answer_types, unify_answers
+from treegen.evals.config.early_stopping import NEVER, Rounds
+from treegen.evals.job import Job
+from treegen.evals.multiple_choice import pick_length_normalized
+from treegen.evals.problem import Problem
+from treegen.evals.scoring.code_execution import ProgramScoring
+from treegen.evals.scoring.verdict_cache import VerdictCache
+from treegen.evals.scoring.vote_tables import NO_VOTES, VoteInputs, stop_tables, vote_table
+from treegen.evals.statistics.metrics import Report, ReportOptions
+from treegen.evals.task_calls import score_record, wrap_task_method
+from treegen.evals.thinking import load_thinking
+from treegen.evals.verdict import SampleScore, Verdict
+from treegen.runs import RunDir
+
+_NO_VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType({})
+
+
+def score_samples(
+    job: Job,
+    run: RunDir,
+    look: Callable[[dict[str, Any], Mapping[str, Verdict] | None], None],
+    *,
+    judging: ProgramScoring | None = None,
+    rounds: Rounds | None = None,
+    anew: bool = False,
+) -> None:
+    """Read every stored sample once; `look` gets each, and its verdicts by filter.
+
+    The verdicts are None for a program without any. If the task declares answer types, equal
+    answers of a problem are equal strings in them once this returns, and not before. Equal verdicts
+    are one object, which saves memory.
+
+    rounds: is told of each sample, too.
+    anew: whether all are judged, also those whose verdicts are kept; see `evals.judged.kept`.
+
+    Raises:
+        RunError: a record is damaged, or the file was changed meanwhile.
+    """
+    problems = {problem.id: problem for problem in job.data.problems}
+    headline = job.task.filters[0]
+    types = {} if judging else answer_types(job.task)
+    once = _VerdictInterner()
+    # Rounds are told what a task reads, before equal answers are equal strings.
+    kept = None if judging or rounds else VerdictCache.of(job, run)
+    digest = run.digest() if kept and not anew and not kept.is_empty else ""
+    known = kept.read(digest) if kept and digest else None
+    read = hashlib.sha256()
+    found: list[Mapping[str, Verdict]] = []
+    for number, record in enumerate(run.records(read if kept else None)):
+        problem = problems[record["problem_id"]]
+        verdicts: Mapping[str, Verdict] | None
+        if judging:
+            verdicts = judging.verdicts(record)
+        elif known is not None:
+            verdicts = known[number] if number < len(known) else None
+        else:
+            # What equals an answer depends on the other answers of its problem.
+            verdicts = once(problem.id if types else "", score_record(job.task, problem, record))
+            found.append(verdicts)
+        if rounds is not None:
+            _tell(rounds, record, verdicts.get(headline) if verdicts else None)
+        look(record, verdicts)
+    if rounds is not None:
+        rounds.take_due()
+        run.spared = rounds.spared
+    if types:
+        settled = wrap_task_method(unify_answers, job.task.name)(once.found, types)
+        for (_, mine), verdicts in zip(once.found, settled, strict=True):
+            mine.update(verdicts)
+    if kept and known is None:
+        kept.write(read.hexdigest(), found)
+    elif kept and read.hexdigest() != digest:
+        raise RunError(f"{run.path} was changed while it was read; read it again")
+
+
+class _VerdictInterner:
+    """Gives equal verdicts on samples of a group as one object. found: each, with its group."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, dict[str, Verdict]]] = []
+        self._known: dict[tuple[object, ...], dict[str, Verdict]] = {}
+        self._same: dict[tuple[object, ...], dict[str, Verdict]] = {}
+
+    def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
+        # Many tasks give equal verdicts as one object. What is found stays, so ids are its own.
+        same = (group, *verdicts, *map(id, verdicts.values()))
+        if (found := self._same.get(same)) is not None:
+            return found
+        key: tuple[object, ...] = (group, *verdicts.items())
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a task's own class may have no hash
+            key, known = (len(self.found),), None
+        if known is None:
+            known = self._known[key] = self._same[same] = dict(verdicts)
+            self.found.append((group, known))
+        return known
+
+
+def build_sample_score(
+    job: Job, problem: Problem, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+) -> SampleScore:
+    """Return the score of a stored sample with its verdicts."""
+    thinking = load_thinking(record)
+    by_length = _NO_VERDICTS
+    if "choice_logprobs" in record and not job.data.scored:
+        choice = pick_length_normalized(problem, record["choice_logprobs"])
+        by_length = job.task.score(problem, choice)
+    num_tokens = record["num_tokens"]
+    return SampleScore(  # by place, which is faster than by name
+        problem.id,
+        record["sample_index"],
+        sys.intern(record["finish_reason"] or ""),
+        verdicts,
+        by_length,
+        _numbers(record, num_tokens),
+        num_tokens,
+        None if thinking is None else thinking.is_closed,
+    )
+
+
+def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
+    """Return what votes may weigh a stored sample by."""
+    found = {}
+    if num_tokens and (logprob := record.get("logprob")) is not None:
+        found["logprob"] = logprob / num_tokens
+    if (certainty := record.get("self_certainty")) is not None:
+        found["certainty"] = certainty
+    if confidence := record.get("confidence"):
+        for name, value in confidence.items():
+            found["confidence" if name == "mean" else name] = value
+    return found
+
+
+def aggregate(
+    job: Job,
+    scores: Sequence[SampleScore],
+    rounds: Rounds | None = None,
+    votes: VoteInputs = NO_VOTES,
+) -> Report:
+    """Return the metrics over scored samples of a job.
+
+    rounds: of a run that stops problems, by whose rule samples are chosen for what is told.
+    votes: what samples vote by that their records do not have.
+    """
+    settings = job.settings
+    # In the order of the problems, so that nothing depends on the order in which samples ended.
+    place = {problem.id: number for number, problem in enumerate(job.data.problems)}
+    groups: list[list[SampleScore]] = [[] for _ in place]
+    for each in scores:
+        groups[place[each.problem_id]].append(each)
+    for group in groups:
+        group.sort(key=attrgetter("sample_index"))
+    scores = list(chain.from_iterable(groups))
+    fixed, num = scores, settings.num_samples
+    if settings.stop_when != NEVER:
+        # Those that were drawn whatever came; see `treegen.evals.config.early_stopping`.
+        num = settings.first_round
+        fixed = [sample for sample in scores if sample.sample_index < num]
+    options = ReportOptions(
+        problem_ids=[problem.id for problem in job.data.problems],
+        num_samples=num,
+        num_fewshot=job.data.num_fewshot,
+        pass_ks=_up_to(num, settings.pass_ks),
+        maj_ks=_up_to(num, settings.maj_ks),
+        problems=job.data.problems,
+    )
+    report = wrap_task_method(job.task.aggregate, job.task.name)(fixed, options)
+    if not isinstance(report, Report):
+        name = type(report).__name__
+        raise TaskError(f"aggregate of task {job.task.name!r} gives a {name}; it must be a Report")
+    tables = list(report.tables)
+    if rounds is not None:
+        tables += stop_tables(job, scores, rounds)
+    if settings.votes:
+        ks = options.maj_ks or (num,)
+        tables.append(
+            vote_table(fixed, job.task.filters, settings.votes, ks, votes, job.data.problems)
+        )
+    return replace(report, label=job.data.label, tables=tuple(tables))
+
+
+def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
+    return None if ks is None else [k for k in ks if k <= num]
+
+
+def rounds_of(job: Job) -> Rounds | None:
+    """Return the rounds of a job, none of whose samples is drawn; None if it has no rounds."""
+    if not job.settings.in_rounds:
+        return None
+    kind = answer_types(job.task).get(job.task.filters[0])
+    ids = [problem.id for problem in job.data.problems]
+    return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
+
+
+def restore_rounds(job: Job, run: RunDir) -> Rounds | None:
+    """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
+
+    It also tells the run which samples need not be drawn.
+    """
+    rounds = rounds_of(job)
+    if rounds is None:
+        return None
+    problems = {problem.id: problem for problem in job.data.problems}
+    for record in run.records():
+        verdicts: Mapping[str, Verdict] = {}
+        if rounds.reads_answers:
+            verdicts = score_record(job.task, problems[record["problem_id"]], record)
+        _tell(rounds, record, verdicts.get(job.task.filters[0]))
+    rounds.take_due()
+    run.spared = rounds.spared
+    return rounds
+
+
+def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
+    """Tell rounds of a stored sample. first: its verdict by the first filter."""
+    reads = rounds.reads_answers and first is not None
+    rounds.add(record, first.answer if reads and first is not None else None)

@@ -1,0 +1,179 @@
+"""Universal self-consistency: the model itself picks the most consistent of its answers.
+
+Of Chen et al. 2023, "Universal Self-Consistency for Large Language Model Generation". A further
+prompt shows the problem and the texts of its samples, and asks which is most consistent with the
+others. So there is a vote where answers have no form in which they could be compared. The answer is
+drawn greedily by the same model, one for each problem, and stored in the run directory as it comes.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.checks import check_argument_types
+from treegen.common.params import SamplingParams
+from treegen.errors import CapacityError, InputError
+from treegen.prompts.tree import Node
+from treegen.runs import RecordFile, RunDir, open_for_append
+
+if TYPE_CHECKING:
+    from treegen.evals.job import Job
+    from treegen.llm.base import BaseLLM
+
+FILE: Final = "usc.jsonl"
+# The paper's words.
+_HEAD: Final = "I have generated the following responses to the question: {question}\n\n"
+_RESPONSE: Final = "Response {number}: {text}\n\n"
+_TAIL: Final = (
+    "Evaluate these responses.\nSelect the most consistent response based on majority consensus.\n"
+    'Start your answer with "The most consistent response is Response X" (without quotes).\n'
+)
+_PICKED: Final = re.compile(r"response\s+(?:is\s+)?(?:response\s+)?#?(\d+)", re.IGNORECASE)
+_MAX_TOKENS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PickPrompt:
+    """A prompt that asks for the most consistent of a problem's samples.
+
+    samples: their indices, in the order in which the prompt shows them.
+    key: a hash of the prompt, so that a pick among other texts is no pick of this one.
+    """
+
+    problem_id: str
+    prompt: str
+    samples: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        """What stands for the prompt."""
+        return hashlib.blake2b(self.prompt.encode(), digest_size=16).hexdigest()
+
+
+@check_argument_types
+def question_of(
+    problem_id: str, question: str, texts: Mapping[int, str], most: int | None = None
+) -> PickPrompt:
+    """Return the prompt of one problem. texts: of its samples, by index.
+
+    most: show the first samples only.
+    """
+    shown = sorted(texts)[:most]
+    responses = [
+        _RESPONSE.format(number=number, text=texts[index].strip())
+        for number, index in enumerate(shown, 1)
+    ]
+    prompt = f"{_HEAD.format(question=question)}{''.join(responses)}{_TAIL}"
+    return PickPrompt(problem_id, prompt, tuple(shown))
+
+
+@check_argument_types
+def parse_pick(text: str, samples: Sequence[int]) -> int:
+    """Return the index of the sample that a text picks; if it picks none, of the first one."""
+    if not samples:
+        raise InputError("samples is empty; give the indices of at least one sample")
+    found = _PICKED.search(text)
+    number = int(found[1]) if found and len(found[1]) < 10 else 1
+    return samples[number - 1] if 1 <= number <= len(samples) else samples[0]
+
+
+def pick_samples(
+    job: "Job", run: RunDir, llm: "BaseLLM", *, most: int | None = None,
+    stop: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Let the model pick for every problem that has no pick; yields (picks, problems) as they come.
+
+    most: show the first samples of a problem only, as where a prompt would be too long.
+    stop: polled after every step; once it returns something true, the iteration ends.
+
+    Raises:
+        InputError: a problem has no sample.
+        CapacityError: a prompt is too long for the model.
+        RunError: the picks cannot be written.
+    """
+    questions = questions_of(job, run, most)
+    with open_for_append(run.path / FILE, "usc.lock") as file:
+        picks = _Picks(file)
+        left = [each for each in questions if picks.key_of(each.problem_id) != each.key]
+        done = len(questions) - len(left)
+        yield done, len(questions)
+        if not left:
+            return
+        asked = {each.problem_id: each for each in left}
+        nodes = [_node(each, chat=job.settings.apply_chat_template) for each in left]
+        params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
+        try:
+            stream = llm.stream(Node("", children=nodes, samples=0), params)
+        except CapacityError as error:
+            raise CapacityError(f"{error}; show fewer samples with most=") from error
+        with stream:
+            while stream.has_work and not stop():
+                for completion in stream.step():
+                    question = asked[completion.prompt_id]
+                    picks.add(question, completion.text)
+                    done += 1
+                yield done, len(questions)
+
+
+def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickPrompt]:
+    """Return the prompt of every problem of a run, as `question_of` makes it."""
+    texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
+    for record in run.records():
+        texts[record["problem_id"]][record["sample_index"]] = record["text"]
+    for problem_id, mine in texts.items():
+        if not mine:
+            raise InputError(
+                f"problem {problem_id!r} has no sample to pick from; finish the run first"
+            )
+    return [question_of(p.id, p.question, texts[p.id], most) for p in job.data.problems]
+
+
+def _node(question: PickPrompt, *, chat: bool) -> Node:
+    content: Any = question.prompt
+    if chat:
+        content = [{"role": "user", "content": question.prompt}]
+    return Node(content, id=question.problem_id, samples=1)
+
+
+class _Picks:
+    """The file of picks of a run, to append to. The last pick of a problem counts."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self._file = file
+        self._keys = {r["problem_id"]: r["key"] for r in self._file.records()}
+        self._counts: dict[str, int] = {}
+        for problem_id, index in self._file.keys:
+            self._counts[problem_id] = max(self._counts.get(problem_id, 0), index + 1)
+
+    def key_of(self, problem_id: str) -> str | None:
+        """Return what stands for the prompt of the last pick of a problem."""
+        return self._keys.get(problem_id)
+
+    def add(self, question: PickPrompt, text: str) -> None:
+        """Store a pick."""
+        number = self._counts.get(question.problem_id, 0)
+        self._counts[question.problem_id] = number + 1
+        self._file.append(
+            {
+                "problem_id": question.problem_id,
+                "sample_index": number,
+                "key": question.key,
+                "text": text,
+                "picked": parse_pick(text, question.samples),
+                "shown": len(question.samples),
+            }
+        )
+
+
+def read_picks(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return by problem the index of the sample that was picked, and among how many first ones."""
+    path = folder / FILE
+    if not os.path.exists(path):
+        return {}
+    with closing(RecordFile(path, writable=False)) as file:
+        return {row["problem_id"]: (row["picked"], row["shown"]) for row in file.records()}

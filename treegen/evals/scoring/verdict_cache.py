@@ -1,0 +1,169 @@
+"""Verdicts on large runs, kept for their reader, so that a run is judged once and not each time.
+
+They are kept in the reader's own folder, never in the run: a run may come from somebody else, and
+what stands in it beside its samples must not decide what these are worth. A file is named by a hash
+of all that its verdicts follow from: the bytes of the samples, the problems, the task with its
+arguments, treegen's code and the libraries that tasks use. So a change of any of them finds nothing
+and judges anew, and no file is ever brought up to date. A file that is damaged counts as none.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.files.regular_files import read_bytes
+from treegen.common.files.temporary_files import replace_file
+from treegen.evals.job import Job
+from treegen.evals.registry import is_builtin_task
+from treegen.evals.verdict import Verdict
+from treegen.runs import RunDir
+from treegen.runs.files import parse_json
+
+FOLDER: Final = "TREEGEN_CACHE"
+"""The environment variable that names the folder; if it is empty, nothing is kept."""
+
+_LEAST: Final = 1000  # samples; fewer are judged at once
+_MOST_BYTES: Final = 1 << 28
+_ENDING: Final = ".verdicts"
+_LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
+# What verdicts are made by: rooms of treegen, and the packages of tasks.
+_ROOMS: Final = ("common", "evals", "tasks")
+
+_Verdicts = Mapping[str, Verdict]
+
+
+class VerdictCache:
+    """The verdicts on a run's samples, as they are kept."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._folder = folder
+        self._of = hashlib.sha256(_content(job).encode("ascii"))
+        self._filters = tuple(job.task.filters)
+
+    @classmethod
+    def of(cls, job: Job, run: RunDir) -> "VerdictCache | None":
+        """Return those of a run; None if it is small, unfinished, or not of treegen's own task."""
+        if len(run.done) < _LEAST or run.missing > 0 or not is_builtin_task(job.settings.task):
+            return None
+        folder = _folder()
+        return None if folder is None else cls(job, folder)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept of any run, so that its samples need no digest."""
+        with suppress(OSError):
+            return not any(name.endswith(_ENDING) for name in os.listdir(self._folder))
+        return True
+
+    def read(self, digest: str) -> list[_Verdicts] | None:
+        """Return the verdicts on each sample, in the order of the file; None if there are none.
+
+        digest: of the samples.
+        """
+        path = self._path(digest)
+        try:
+            text = read_bytes(path)
+            os.utime(path)
+            checksum, _, content = text.partition(b"\n")
+            if hashlib.sha256(content).hexdigest().encode("ascii") != checksum:
+                return None
+            stored = parse_json(content.decode("ascii"))
+        except (OSError, ValueError):
+            return None
+        known = [Verdict(*each) for each in stored["verdicts"]]
+        found = [
+            dict(zip(self._filters, map(known.__getitem__, places), strict=True))
+            for places in stored["found"]
+        ]
+        return list(map(found.__getitem__, stored["samples"]))
+
+    def write(self, digest: str, verdicts: Sequence[_Verdicts]) -> None:
+        """Keep the verdicts on each sample, if they are nothing but verdicts."""
+        known: dict[Verdict, int] = {}
+        places: dict[int, int] = {}
+        found: list[list[int]] = []
+        for each in verdicts:  # equal ones are one object
+            if id(each) not in places:
+                if tuple(each) != self._filters or {*map(type, each.values())} != {Verdict}:
+                    return
+                places[id(each)] = len(found)
+                found.append([known.setdefault(verdict, len(known)) for verdict in each.values()])
+        content = json.dumps(
+            {
+                "verdicts": [[each.answer, each.correct, each.credit] for each in known],
+                "found": found,
+                "samples": [places[id(each)] for each in verdicts],
+            },
+            separators=(",", ":"),
+        ).encode("ascii")
+        path = self._path(digest)
+        with suppress(OSError):  # a full disk, or a home that cannot be written
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replace_file(path) as file:
+                file.write(b"%b\n%b" % (hashlib.sha256(content).hexdigest().encode(), content))
+            _tidy(self._folder)
+
+    def _path(self, digest: str) -> Path:
+        key = self._of.copy()
+        key.update(digest.encode("ascii"))
+        return self._folder / f"{key.hexdigest()}{_ENDING}"
+
+
+def _folder() -> Path | None:
+    """Where verdicts are kept; None for nowhere."""
+    named = os.environ.get(FOLDER)
+    if named is None:
+        above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        named = os.path.join(above, "treegen")
+    return Path(named) if os.path.isabs(named) else None
+
+
+def _content(job: Job) -> str:
+    """Return all that verdicts follow from, but for the samples."""
+    data, options = job.data, job.settings.options
+    return json.dumps(
+        [
+            [_code(), sys.version, *map(_version, _LIBRARIES)],
+            [job.task.name, job.task.version, *job.task.filters],
+            [data.fingerprint, options.split, dict(options.extra)],
+            [[dict(problem.metadata), problem.group] for problem in data.problems],
+        ],
+        sort_keys=True,
+        default=repr,
+    )
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Return a hash of the code that judges, which may be under work in a checkout."""
+    found = hashlib.sha256()
+    for room in _ROOMS:
+        folder = Path(__file__).parents[2] / room
+        for path in sorted(folder.rglob("*.py")):
+            name = os.fsencode(path.relative_to(folder))
+            found.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    return found.hexdigest()
+
+
+def _version(library: str) -> str | None:
+    with suppress(PackageNotFoundError):
+        return version(library)
+    return None
+
+
+def _tidy(folder: Path) -> None:
+    """Remove the files that were not read for longest, where all are too much."""
+    files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
+    size = sum(about.st_size for about, _ in files)
+    for about, path in sorted(files, key=lambda each: (each[0].st_mtime_ns, each[1])):
+        if size <= _MOST_BYTES:
+            return
+        path.unlink(missing_ok=True)
+        size -= about.st_size

@@ -1,0 +1,254 @@
+"""Tables of votes beside the majority, and of votes when each problem had stopped."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import read_text
+from treegen.errors import InputError, RunError
+from treegen.evals.problem import Problem
+from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.statistics.estimators import difference_interval, estimate
+from treegen.evals.statistics.metrics import Clusters, clusters_of
+from treegen.evals.statistics.tables import Cell, Table
+from treegen.evals.statistics.votes import tally
+from treegen.evals.statistics.weighted import (
+    ALL,
+    NUMBERS,
+    SUBSETS,
+    USC,
+    VoteRule,
+    get_vote_weights,
+    weighted_at_k,
+)
+from treegen.evals.verdict import SampleScore
+from treegen.runs import Key
+from treegen.runs.files import parse_json
+
+if TYPE_CHECKING:
+    from treegen.evals.config.early_stopping import Rounds
+    from treegen.evals.job import Job
+
+SCORES: Final = "scores.jsonl"
+"""Scores of samples that a user's own reward model or verifier has given, in a run directory."""
+_HOW: Final = {
+    "certainty": "draw them with self_certainty=True",
+    "score": f"write them to {SCORES} in the run directory",
+    "logprob": "samples without a token have none",
+    USC: "let the model pick with treegen usc",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VoteInputs:
+    """What samples vote by that their records do not have.
+
+    scores: by problem and index.
+    picks: by problem, the index of the sample that the model found most consistent, and among how
+    many first ones it was to choose.
+    """
+
+    scores: Mapping[Key, float] = field(default_factory=dict)
+    picks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(path: Path) -> "VoteInputs":
+        """Return what a run directory has.
+
+        Raises:
+            RunError: a file is damaged.
+        """
+        from treegen.evals.scoring.universal_self_consistency import read_picks
+
+        return VoteInputs(_read_scores(path / SCORES), read_picks(path))
+
+
+NO_VOTES: Final = VoteInputs()
+
+
+def _read_scores(path: Path) -> dict[Key, float]:
+    """Return the scores in a file whose lines have problem_id, sample_index and score."""
+    found: dict[Key, float] = {}
+    if not path.exists():
+        return found
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+            score = row["score"]
+            if isinstance(score, bool) or not math.isfinite(score):
+                raise ValueError("its score is not a finite number")
+            found[str(row["problem_id"]), int(row["sample_index"])] = float(score)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(
+                f"{path}:{number} is no score ({error}); a line is a JSON object with problem_id, "
+                "sample_index and score"
+            ) from None
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_text(path).splitlines()
+    except OSError as error:
+        raise RunError(describe_read_error(path, error)) from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path} is not UTF-8; restore it from a copy") from None
+
+
+def vote_table(
+    scores: Sequence[SampleScore],
+    filters: Sequence[str],
+    names: Sequence[str],
+    ks: Sequence[int],
+    votes: VoteInputs = NO_VOTES,
+    problems: Sequence[Problem] = (),
+) -> Table:
+    """Return votes beside maj@k, with the difference to maj@k over the same problems.
+
+    problems: of which the scores are, for error bars that are clustered by their groups.
+    names: the votes; "all" stands for each that the samples have numbers for, by its usual rule.
+    A vote for which samples lack the numbers, or have none that can vote so, has no value, and its
+    name says why.
+    """
+    samples_of: dict[str, list[SampleScore]] = {}
+    for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
+        if (score := votes.scores.get((sample.problem_id, sample.sample_index))) is not None:
+            sample = replace(sample, numbers={**sample.numbers, "score": score})
+        samples_of.setdefault(sample.problem_id, []).append(sample)
+    rows: list[tuple[Cell, ...]] = []
+    for filter in filters:
+        scored = {
+            problem_id: mine
+            for problem_id, group in samples_of.items()
+            if (mine := [sample for sample in group if filter in sample.verdicts])
+        }
+        groups = list(scored.values())
+        clusters = clusters_of(problems, list(scored))
+        numbers = [[get_vote_weights(sample) for sample in group] for group in groups]
+        for name, lacks in _expand_votes(names, numbers, votes).items():
+            if lacks:
+                rows.append((f"{name} ({lacks})", filter, None, *[None] * 6))
+                continue
+            for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
+                try:
+                    found = _values(name, groups, numbers, filter, k, votes, clusters)
+                except InputError as error:  # such as a negative weight
+                    rows.append((f"{name} ({error})", filter, k, *[None] * 6))
+                    break
+                if found is not None:
+                    rows.append((name, filter, k, *found))
+    return Table(
+        "Votes beside the majority, with 95% intervals over problems"
+        + (f" (below all samples, means over {SUBSETS} subsets at most)" if len(ks) > 1 else ""),
+        ("Vote", "Filter", "k", "Value", "Low", "High", "Less maj@k", "Low ", "High "),
+        tuple(rows),
+    )
+
+
+def _expand_votes(
+    names: Sequence[str], numbers: Iterable[Sequence[Mapping[str, float]]], votes: VoteInputs
+) -> dict[str, str]:
+    """Return the names of votes, with "all" spelled out, and what each lacks, or ""."""
+    there = set(NUMBERS)
+    for group in numbers:
+        for mine in group:
+            there &= mine.keys()
+    found: dict[str, str] = {}
+    for name in names:
+        if name == ALL:
+            known = [number for number in NUMBERS if number in there]
+            found |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
+            if votes.picks:
+                found[USC] = ""
+            continue
+        number = name.partition(":")[0]
+        lacks = not (votes.picks if name == USC else number in there)
+        how = _HOW.get(number, "draw them with confidence=")
+        told = f"some samples have no {number}: {how}" if lacks else ""
+        found[name if name == USC else VoteRule.of(name).name] = told
+    return found
+
+
+def _values(
+    name: str,
+    groups: Sequence[Sequence[SampleScore]],
+    numbers: Sequence[Sequence[Mapping[str, float]]],
+    filter: str,
+    k: int,
+    votes: VoteInputs,
+    clusters: Clusters,
+) -> tuple[Cell, ...] | None:
+    """Return the mean over problems, the difference to maj@k, and both intervals."""
+    values, differences = [], []
+    for group, mine in zip(groups, numbers, strict=True):
+        verdicts = [sample.verdicts[filter] for sample in group]
+        if name == USC:
+            # There is a value only at the number of samples that the model was to choose among.
+            picked, shown = votes.picks.get(group[0].problem_id, (0, 0))
+            verdicts = verdicts[:k]
+            if shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
+                return None
+            value = float(verdicts[picked].correct)
+        else:
+            vote = VoteRule.of(name)
+            value = weighted_at_k(
+                vote,
+                [each[vote.number] for each in mine],
+                [verdict.answer for verdict in verdicts],
+                [verdict.correct for verdict in verdicts],
+                k,
+            )
+        if math.isnan(value):
+            return None
+        values.append(min(1.0, value))
+        differences.append(value - tally(verdicts).maj_at_k(k))
+    if not values:
+        return None
+    mean = estimate(values, clusters)
+    low, high = difference_interval(differences, clusters)
+    difference = math.fsum(differences) / len(differences)
+    return mean.value, mean.low, mean.high, difference, low, high
+
+
+def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> list[Table]:
+    """Return what came of the votes of problems that have stopped, and of samples that ended."""
+    voters = rounds.voters()
+    groups: dict[str, list[SampleScore]] = {}
+    for sample in scores:
+        if sample.sample_index < voters.get(sample.problem_id, 0):
+            groups.setdefault(sample.problem_id, []).append(sample)
+    tokens = sum(sample.num_tokens for sample in scores)
+    rows: list[tuple[Cell, ...]] = []
+    for filter in job.task.filters if groups else ():
+        values = []
+        for group in groups.values():
+            verdicts = [sample.verdicts[filter] for sample in group]
+            values.append(tally(verdicts).maj_at_k(len(verdicts)))
+        mean = estimate(values, clusters_of(job.data.problems, list(groups)))
+        samples = sum(map(len, groups.values()))
+        error = (mean.value, mean.stderr, mean.low, mean.high)
+        rows.append((filter, len(values), *error, samples, tokens))
+    tables = [
+        Table(
+            "Votes when problems had stopped (the other metrics are of the first "
+            f"{job.settings.first_round} samples of each problem, which no stop depends on)"
+            if job.settings.stop_when != "never"
+            else "Votes (samples that ended for a lack of confidence have none, and are wrong)",
+            ("Filter", "Problems", "Vote", "Stderr", "Low", "High", "Samples", "Tokens"),
+            tuple(rows),
+        )
+    ]
+    if job.settings.stops_samples:
+        first = job.settings.first_round
+        kinds: dict[str, list[int]] = {"warm-up": [], "whole": [], "stopped as unsure": []}
+        for sample in scores:
+            late = "stopped as unsure" if sample.finish_reason == STOPPED else "whole"
+            kinds["warm-up" if sample.sample_index < first else late].append(sample.num_tokens)
+        rows = [(kind, len(mine), sum(mine)) for kind, mine in kinds.items()]
+        tables.append(Table("Samples by confidence", ("Kind", "Samples", "Tokens"), tuple(rows)))
+    return tables

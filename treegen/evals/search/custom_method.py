@@ -1,0 +1,122 @@
+"""Methods of a user's own: functions in Python files, found by `path/to/file.py:function`."""
+
+import hashlib
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import read_bytes
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError
+from treegen.evals.registry import load_file
+from treegen.evals.search.method_arguments import read_signature
+from treegen.evals.search.method_types import Method, MethodContext
+from treegen.evals.search.methods import METHODS
+
+if TYPE_CHECKING:
+    from treegen.search.tree.result import SearchOutcome
+
+TOOLS: Final = "tools"
+"""The name of the parameter that gets the task's functions."""
+
+
+def is_custom_method(name: str) -> bool:
+    """Return whether a method's name is that of a function in a file."""
+    return name.partition(":")[0].endswith(".py")
+
+
+def absolute_method(name: str) -> str:
+    """Return a method's name; path/to/file.py:function comes back with an absolute path."""
+    path, _, function = name.rpartition(":")
+    return f"{os.path.abspath(path)}:{function}" if is_custom_method(name) and path else name
+
+
+def short_name(name: str) -> str:
+    """Return what records and tables call a method: of a file only its last part."""
+    path, _, function = name.rpartition(":")
+    return f"{Path(path).name}:{function}" if is_custom_method(name) and path else name
+
+
+def find_method(name: str) -> Method:
+    """Return a method by its name, or by `path/to/file.py:function`.
+
+    Raises:
+        InputError: there is none, its file cannot be read or run, or it is no async function of a
+        root.
+    """
+    if not is_custom_method(name):
+        if name not in METHODS:
+            hint = did_you_mean(name, METHODS) or f"; known: {', '.join(METHODS)}"
+            raise InputError(f"there is no method {name!r}{hint}, or path/to/file.py:function")
+        return METHODS[name]
+    path, colon, function_name = name.rpartition(":")
+    if not colon:
+        raise InputError(f"name the method's function too: {name}:function")
+    file, told = Path(path), short_name(name)
+    try:
+        source = hashlib.sha256(read_bytes(file)).hexdigest()[:32]
+    except OSError as error:
+        raise InputError(
+            f"the method's file cannot be read: {describe_read_error(path, error)}"
+        ) from None
+    module = load_file(file)
+    function = getattr(module, function_name, None)
+    if function is None:
+        own = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
+        ]
+        hint = did_you_mean(function_name, own) or f"; it has {', '.join(own) or 'none'}"
+        raise InputError(f"{path} has no function {function_name!r}{hint}")
+    if not _is_async(function):
+        raise InputError(
+            f"{told} is no async function; write it as `async def {function_name}(root)`"
+        )
+    arguments = read_signature(function, f"method {told}", (TOOLS,))
+    return Method(
+        _Run(function),
+        (),
+        ends_early=False,  # what it does side by side is not known
+        arguments=arguments,
+        source=source,
+    )
+
+
+def _is_async(function: object) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+class _Run:
+    """Calls a user's function with the root of a problem's tree, and reads what it returns."""
+
+    def __init__(self, function: Callable[..., Awaitable[object]]) -> None:
+        self._function = function
+        self._wants_tools = TOOLS in inspect.signature(function).parameters
+
+    async def __call__(self, on: MethodContext, **arguments: Any) -> "SearchOutcome":
+        from treegen.search.budget import BudgetIgnored, BudgetReached
+        from treegen.search.strategies.common import collect_outcome
+        from treegen.search.tree.result import to_outcome
+
+        if self._wants_tools:
+            arguments[TOOLS] = on
+        returned: object = None
+        stopped = ""
+        try:
+            returned = await self._function(on.root, **arguments)
+        except (BudgetReached, BudgetIgnored) as end:
+            stopped = str(end)
+        # What it has found is read from the tree. `tools.finish` gives [] where nothing came of it.
+        if returned is None or (isinstance(returned, list | tuple) and not returned):
+            return await collect_outcome(on.root, on.done, on.evaluate, stopped)
+        if (found := to_outcome(returned)) is None:
+            raise InputError(
+                f"the search returned {returned!r:.60}; return a node, nodes (the best first) or a "
+                "Found, or None for the solutions in the tree"
+            )
+        return found

@@ -1,0 +1,217 @@
+"""Arguments of a function, read from text by the types in its signature."""
+
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from treegen.errors import InputError
+from treegen.evals.arguments import TRUTHS
+
+REQUIRED: Final = inspect.Parameter.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """The least number that an argument of the type Annotated[int, Least(1)] may be."""
+
+    least: float
+
+
+Count = Annotated[int, Minimum(1)]
+"""A whole number from 1."""
+_TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument that a user may give by name.
+
+    kind: its type. default: REQUIRED if it has none.
+    """
+
+    name: str
+    kind: Any
+    default: Any = REQUIRED
+
+
+def read_signature(
+    function: Callable[..., Any], told: str = "the function", given: Sequence[str] = ()
+) -> tuple[Argument, ...]:
+    """Return the arguments of a function beside its first one.
+
+    told: what messages call the function.
+    given: names of parameters that the caller fills.
+
+    Raises:
+        InputError: the function takes no first argument, or has one that no text can stand for.
+    """
+    try:
+        first, *others = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise InputError(f"{told} takes no argument; give it one for the root node") from None
+    if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise InputError(f"{told} takes no argument by place; make its first one the root node")
+    known = []
+    for each in others:
+        if each.name in given or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            continue
+        if each.kind is each.POSITIONAL_ONLY:
+            raise InputError(f"{told} takes {each.name} by place alone; remove the / behind it")
+        known.append(Argument(each.name, _kind(each, function, told), each.default))
+    return tuple(known)
+
+
+def read_values(
+    known: Sequence[Argument], given: Mapping[str, Any], told: str, also: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the values of all arguments that JSON can hold, defaults included.
+
+    given: texts, or values that were read before.
+    also: names that `given` may have beside the known ones; they are left out.
+
+    Raises:
+        InputError: a name is not known, a value has another type, or one is missing.
+    """
+    from treegen.common.spelling import did_you_mean  # slow to import, and help does not need it
+
+    names = [each.name for each in known]
+    for name in given:
+        if name not in names and name not in also:
+            takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
+            raise InputError(f"{told} has no argument {name!r}{did_you_mean(name, names) or takes}")
+    values = {}
+    for each in known:
+        if each.name in given:
+            values[each.name] = _read(each.kind, given[each.name], f"{told}: {each.name}")
+        elif each.default is REQUIRED:
+            raise InputError(f"{told} needs {each.name}; give it by -a {each.name}=VALUE")
+        elif _is_plain(each.default):
+            values[each.name] = _tuples_to_lists(each.default)
+    return values
+
+
+def to_call_values(known: Sequence[Argument], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as the function takes them: lists as tuples, where it says so."""
+    kinds = {each.name: each.kind for each in known}
+    return {
+        name: tuple(value)
+        if isinstance(value, list) and typing.get_origin(kinds[name]) is tuple
+        else value
+        for name, value in values.items()
+    }
+
+
+def _kind(parameter: inspect.Parameter, function: Callable[..., Any], told: str) -> Any:
+    kind = parameter.annotation
+    if isinstance(kind, str):
+        try:
+            kind = eval(kind, getattr(inspect.unwrap(function), "__globals__", {}))
+        except Exception as error:
+            raise InputError(
+                f"the type {kind!r} of {parameter.name} in {told} cannot be read: {error}; "
+                f"use {_TYPES}"
+            ) from None
+    if kind is REQUIRED:
+        default = parameter.default
+        kind = str if default is REQUIRED or default is None else type(default)
+    if not _is_readable(kind):
+        name = getattr(kind, "__name__", None) or str(kind)
+        raise InputError(
+            f"{parameter.name} of {told} has the type {name}, which no text can stand for; use "
+            f"{_TYPES}"
+        )
+    return kind
+
+
+def _is_readable(kind: Any) -> bool:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _is_readable(parts[0])
+    if origin is Literal:
+        return all(isinstance(part, str | int) for part in parts)
+    if origin in (typing.Union, types.UnionType):
+        return all(part is types.NoneType or _is_readable(part) for part in parts)
+    if origin is tuple:
+        return len(parts) == 2 and parts[1] is ... and _is_readable(parts[0])
+    if origin is list:
+        return _is_readable(parts[0])
+    return kind in (int, float, str, bool)
+
+
+def _read(kind: Any, given: Any, told: str) -> Any:
+    if not isinstance(given, str):
+        return given  # of a stored run
+    try:
+        return _value(kind, given.strip())
+    except ValueError:
+        raise InputError(f"{told} must be {_describe_type(kind)}, got {given!r}") from None
+
+
+def _value(kind: Any, text: str) -> Any:
+    """Return what a text stands for; raise ValueError if it stands for nothing of this kind."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        value = _value(parts[0], text)
+        return value if all(value >= each.least for each in _bounds(parts)) else _no()
+    if origin is Literal:
+        return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
+    if origin in (typing.Union, types.UnionType):
+        if types.NoneType in parts and text.lower() == "none":
+            return None
+        for part in parts:
+            try:
+                return _value(part, text) if part is not types.NoneType else _no()
+            except ValueError:
+                continue
+        return _no()
+    if origin in (tuple, list):
+        return [_value(parts[0], word.strip()) for word in text.split(",") if word.strip()]
+    if kind is bool:
+        return TRUTHS[text.lower()] if text.lower() in TRUTHS else _no()
+    if kind is int:
+        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,18}", text) else _no()
+    if kind is float:
+        number = float(text)
+        return number if math.isfinite(number) else _no()
+    return text
+
+
+def _bounds(parts: Sequence[Any]) -> list[Minimum]:
+    return [part for part in parts[1:] if isinstance(part, Minimum)]
+
+
+def _no() -> Any:
+    raise ValueError
+
+
+def _describe_type(kind: Any) -> str:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return " ".join(
+            [_describe_type(parts[0]), *(f"from {each.least} on" for each in _bounds(parts))]
+        )
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("none" if p is types.NoneType else _describe_type(p) for p in parts)
+    if origin in (tuple, list):
+        return f"{_describe_type(parts[0])}, or several with commas between"
+    told = {int: "a whole number", float: "a number", bool: "true or false"}
+    return told.get(kind, "text")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int)
+
+
+def _tuples_to_lists(value: Any) -> Any:
+    return list(map(_tuples_to_lists, value)) if isinstance(value, list | tuple) else value

@@ -1,0 +1,112 @@
+"""What methods of search are made of: their settings, what they are given, and what they say."""
+
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from treegen.evals.search.method_arguments import Argument
+
+if TYPE_CHECKING:
+    from treegen.search.tree.node import SearchNode
+    from treegen.search.tree.result import SearchOutcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeSettings:
+    """The settings that shape a tree.
+
+    width: states to keep at a time.
+    depth: most steps of a solution.
+    expand: next steps to try in a state.
+    num_samples: most solutions that best-of-n and a majority vote draw.
+    propose: the way to make next steps.
+    evaluate: the way to judge states.
+    prune_below: depth-first search gives up states of a lower value; None gives up none.
+    exploration: the constant of MCTS.
+    iterations: most visits of MCTS to the tree.
+    rollouts: samples that MCTS plays to their ends from a new state. With 0 it takes the value of
+    the state itself.
+    """
+
+    width: int
+    depth: int
+    expand: int
+    num_samples: int
+    propose: str
+    evaluate: str
+    prune_below: float | None = None
+    exploration: float = 1.4
+    iterations: int = 1000
+    rollouts: int = 1
+
+
+class MethodContext(Protocol):
+    """What a method is given: one problem, with the functions that strategies ask for.
+
+    root: the root of the problem's tree.
+    knobs: the settings that shape the tree.
+    checkable: whether the problem itself tells if a solution is right.
+    """
+
+    root: "SearchNode"
+    knobs: TreeSettings
+    checkable: bool
+
+    def done(self, node: "SearchNode") -> bool:
+        """Return whether a node ends a solution."""
+        ...
+
+    def is_solved(self, node: "SearchNode") -> bool:
+        """Return whether a node is a right solution; False if the problem itself cannot tell."""
+        ...
+
+    def state(self, node: "SearchNode") -> Hashable:
+        """Return the state of a node. States are equal if the same steps can follow."""
+        ...
+
+    def answer(self, node: "SearchNode") -> str | None:
+        """Return the answer of a solution; None if it has none."""
+        ...
+
+    async def step(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
+        """Sample n next steps."""
+        ...
+
+    async def finish(self, node: "SearchNode", n: int) -> "Sequence[SearchNode]":
+        """Sample n whole solutions from a node on."""
+        ...
+
+    async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
+        """Make next steps in the way that the knobs name."""
+        ...
+
+    async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
+        """Judge nodes in the way that the knobs name."""
+        ...
+
+    async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
+        """Judge nodes from 0 to 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to search one problem.
+
+    run: searches once.
+    knobs: names of the settings that it reads.
+    votes: whether it chooses its answer by a vote of its own.
+    on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
+    ends_early: whether one right solution ends the whole search. It is False if parts of the tree
+    do not wait for each other, because the tree would then depend on what else runs.
+    arguments: those of its own, which users give by name; `run` takes them as keywords.
+    source: a hash of the file that it is in; None if it comes with treegen.
+    """
+
+    run: "Callable[..., Awaitable[SearchOutcome]]"
+    knobs: tuple[str, ...]
+    votes: bool = False
+    on_scale: bool = False
+    ends_early: bool = True
+    arguments: tuple[Argument, ...] = ()
+    source: str | None = None

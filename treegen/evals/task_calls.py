@@ -1,0 +1,109 @@
+"""Calls of a task's own code. Their errors name the task, the method and the problem."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from treegen.errors import TaskError, TreegenError
+from treegen.evals.problem import Problem
+from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.task import Task, TaskData
+from treegen.evals.thinking import get_answer_text
+from treegen.evals.verdict import Verdict
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def wrap_task_method(
+    method: Callable[P, T], task: str, problem: str | None = None
+) -> Callable[P, T]:
+    """Return a task's method as one that raises TaskError if it fails.
+
+    A TreegenError that the method raises on purpose, such as DataError, stays as it is. But if
+    `problem` is given it becomes a TaskError too, because the method did not know the problem's id.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            on_purpose = isinstance(error, TreegenError) and problem is None
+            if on_purpose or isinstance(error, MemoryError):
+                raise
+            name = getattr(method, "__name__", "a method")
+            raise _failure(name, task, problem, error) from error
+
+    return call
+
+
+def _failure(method: str, task: str, problem: str | None, error: BaseException) -> TaskError:
+    of = "" if problem is None else f" of problem {problem!r}"
+    return TaskError(f"{method}{of} fails in task {task!r}: {format_error(error)}")
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error in one line, with the place in the called code if that is known."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[1].filename).name}:{frames[1].lineno})" if len(frames) > 1 else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+
+
+def load_data(task: Task, data: object) -> TaskData:
+    """Return `data`, which a task has loaded; raise TaskError if it is no valid TaskData."""
+    if not isinstance(data, TaskData):
+        raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
+    for number, problem in enumerate(data.problems):
+        if not isinstance(problem, Problem):
+            raise _wrong(task, "load", f"has {problem!r:.60} as problem {number}, not a Problem")
+        for name in ("id", "question", "answer"):
+            value = getattr(problem, name)
+            if not isinstance(value, str):
+                what = f"gives problem {problem.id!r} the {name} {value!r:.60}; it must be text"
+                raise _wrong(task, "load", what)
+    return data
+
+
+def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
+    """Return a task's verdicts on a text, at least one for each filter.
+
+    Raises:
+        TaskError: `score` fails, or gives no Verdict for a filter.
+    """
+    try:  # as `asked` does, which would make a function for each sample
+        found = task.score(problem, text)
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure("score", task.name, problem.id, error) from error
+    known = found if type(found) is dict or isinstance(found, Mapping) else {}
+    for name in task.filters:
+        if not isinstance(known.get(name), Verdict):
+            raise _wrong(task, f"score of problem {problem.id!r}", f"gives {found!r:.80}; it must "
+                         f"give a Verdict for each filter: {', '.join(task.filters)}")  # fmt: skip
+    return found
+
+
+def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
+    """Return the verdicts on a stored sample. One that ended for a lack of confidence has no vote.
+
+    Its text is cut, so whatever stands there is no answer.
+
+    Raises:
+        TaskError: as for `verdicts_of`.
+    """
+    if record["finish_reason"] == STOPPED:
+        return {name: Verdict(None, False) for name in task.filters}
+    judge = getattr(task, "verdicts", None)
+    if judge is not None:
+        found: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
+            problem, record
+        )
+        return found
+    return score_text(task, problem, get_answer_text(record))
+
+
+def _wrong(task: Task, method: str, what: str) -> TaskError:
+    return TaskError(f"{method} of task {task.name!r} {what}; mend the task")

@@ -1,0 +1,85 @@
+"""Shorten prompts that are too long for a model, by the nodes that a task says may go."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from treegen.prompts.tree import Node, prompts_of
+
+_MARK: Final = "droppable"
+
+
+def droppable(node: Node) -> Node:
+    """Mark a node that may be left out of a prompt; the last such node of a prompt goes first."""
+    return replace(node, metadata={**node.metadata, _MARK: True})
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedTree:
+    """A tree of shortened prompts. dropped: by prompt id, how many nodes were left out."""
+
+    tree: Node
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+def truncate_prompts(
+    tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int
+) -> TruncatedTree:
+    """Leave droppable nodes out of prompts of more than limit tokens, until they fit.
+
+    lengths: gives the number of tokens of each prompt of a tree, by prompt id.
+
+    A prompt without a droppable node stays too long. The run refuses it later.
+    """
+    prompts = prompts_of(tree)
+    if not any(_places(prompt.path) for prompt in prompts):
+        return TruncatedTree(tree)
+    paths: dict[str, tuple[Node, ...]] = {}
+    pending = {prompt.id: prompt.path for prompt in prompts}
+    dropped: dict[str, int] = {}
+    while pending:
+        length_of = lengths(_from_paths(pending))
+        pending = {
+            name: _without_last(path)
+            for name, path in pending.items()
+            if length_of[name] > limit and _places(path)
+        }
+        paths |= pending
+        for name in pending:
+            dropped[name] = dropped.get(name, 0) + 1
+    if not dropped:
+        return TruncatedTree(tree)
+    whole = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}
+    return TruncatedTree(_from_paths(whole), dropped)
+
+
+def barest(tree: Node) -> Node:
+    """Return a tree of the same prompts without any droppable node."""
+    if not any(_places(prompt.path) for prompt in prompts_of(tree)):
+        return tree
+    return _from_paths(
+        {
+            prompt.id: tuple(node for node in prompt.path if not node.metadata.get(_MARK))
+            for prompt in prompts_of(tree)
+        }
+    )
+
+
+def _places(path: Sequence[Node]) -> list[int]:
+    return [place for place, node in enumerate(path) if node.metadata.get(_MARK)]
+
+
+def _without_last(path: tuple[Node, ...]) -> tuple[Node, ...]:
+    place = _places(path)[-1]
+    return path[:place] + path[place + 1 :]
+
+
+def _from_paths(paths: Mapping[str, tuple[Node, ...]]) -> Node:
+    """Return a tree with one chain of nodes per prompt; the plan finds what chains share."""
+    chains = []
+    for name, path in paths.items():
+        chain = replace(path[-1], children=(), id=name)
+        for node in reversed(path[:-1]):
+            chain = replace(node, children=[chain], samples=0, id=None)
+        chains.append(chain)
+    return Node("", children=chains, samples=0)

@@ -1,0 +1,175 @@
+"""The model provider: many generations of Inspect, one LLM, the same steps."""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from inspect_ai._util.error import PrerequisiteError
+from inspect_ai.model import ChatMessage, GenerateConfig, ModelAPI, ModelOutput
+from inspect_ai.model._cache import epoch  # which Inspect's own cache of outputs goes by, too
+from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
+
+from treegen.common.files.regular_files import read_text
+from treegen.errors import CacheFullError, ContextError, InputError, TreegenError
+from treegen.integrations.inspect_ai.messages import template_messages, template_tools
+from treegen.integrations.inspect_ai.outputs import output_of
+from treegen.integrations.inspect_ai.settings import sampling_params, template_arguments
+from treegen.llm import LLM
+from treegen.llm.async_llm import AsyncLLM
+from treegen.model.options import check_known
+from treegen.prompts.replies.formats import tool_format as check_tool_format
+
+_OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
+_SAMPLING: Final = ("recommended", "neutral")
+_CONNECTIONS: Final = 1024
+_MAX_TOKENS: Final = 2048  # of an answer, where nobody says; as Inspect's `hf`
+_WAITING: Final = 2**20  # Inspect's own limit of connections is what holds calls back
+
+
+class TreegenAPI(ModelAPI):
+    """`--model treegen/DIR`; its arguments are `-M`."""
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig | None = None,
+        *,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        sampling: str = "recommended",
+        tool_format: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Load a model.
+
+        model_name: a directory, a hub name, or "demo".
+        chat_template: in place of the tokenizer's own, or for a model that has none; a file, or the
+        template itself.
+        chat_template_kwargs: arguments of the chat template, such as enable_thinking.
+        sampling: what holds where a generation does not say: "recommended" is what the checkpoint's
+        generation_config.json recommends, as for Inspect's `hf` and `vllm`; "neutral" is
+        temperature 1 without filters.
+        tool_format: how the model writes tool calls, in place of what its chat template tells.
+        options: those of LLM, such as dtype, device, memory or max_rows.
+
+        Raises:
+            PrerequisiteError: an argument is not known or has a value that cannot be used, or the
+                model cannot be loaded. Inspect shows it in one line.
+        """
+        config = config or GenerateConfig()
+        super().__init__(model_name, base_url, api_key, [], config)
+        try:
+            if base_url is not None:
+                raise InputError("treegen computes here and has no base_url; leave it out")
+            if not isinstance(chat_template_kwargs or {}, Mapping):
+                raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
+            check_known(options, "model arguments", _OWN)
+            if sampling not in _SAMPLING:
+                raise InputError(f"sampling must be {' or '.join(_SAMPLING)}, got {sampling!r}")
+            if tool_format is not None:
+                check_tool_format(tool_format)
+            template = None if chat_template is None else _read_template(chat_template)
+            llm = LLM(model_name, **options)
+            if template is not None:
+                llm.tokenizer.chat_template = template
+            self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
+        except TreegenError as error:
+            raise PrerequisiteError(str(error)) from error
+        self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}
+        self._template = dict(chat_template_kwargs or {})
+        if config.max_connections is None and config.adaptive_connections is None:
+            # Inspect's default begins with 20 connections and never goes beyond 100. Its model has
+            # this very object, and asks max_connections once that default is off.
+            config.adaptive_connections = False
+
+    async def generate(
+        self,
+        input: list[ChatMessage],
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """Sample the answers to a conversation.
+
+        Without a seed, a conversation that comes again gets the next samples. With a seed, each
+        epoch has samples of its own, and they are the same in each run. What is too long for the
+        model gets an output that says so, as Inspect's agents expect it.
+
+        Raises:
+            InputError: a message or a setting cannot be used.
+        """
+        params, known = sampling_params(config, self._usual), template_tools(tools)
+        if tool_choice not in ("auto", "none"):
+            if params.structure is not None:
+                raise InputError(
+                    "a forced tool call and a response_schema exclude each other; leave one out"
+                )
+            name = tool_choice.name if isinstance(tool_choice, ToolFunction) else None
+            is_single = config.parallel_tool_calls is False
+            grammar = self._served.replies.call_grammar(known or [], name, is_single=is_single)
+            params = dataclasses.replace(params, grammar=grammar)
+        start = time.perf_counter()
+        try:
+            (prompt,), (found,) = await self._served.generate(
+                [template_messages(input)],
+                params,
+                tools=known,
+                chat_template_kwargs=template_arguments(config, self._template),
+                first=(epoch.get(1) - 1) * params.n,
+            )
+        except (ContextError, CacheFullError) as error:  # agents then shorten the conversation
+            return ModelOutput.from_content(
+                self.model_name, str(error), stop_reason="model_length", error=str(error)
+            )
+        return output_of(
+            self.model_name,
+            prompt.tolist(),
+            found,
+            self._served.replies,
+            text=self._served.text,
+            tools=known,
+            logprobs=bool(config.logprobs),
+            seconds=time.perf_counter() - start,
+        )
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The token ids of a text."""
+        return list(self._served.text.tokenizer(text)["input_ids"])
+
+    async def count_text_tokens(self, text: str) -> int:
+        """How many tokens a text has."""
+        return len(await self.tokenize(text))
+
+    def max_tokens(self) -> int:
+        """Tokens of an answer at most, where nobody says."""
+        return _MAX_TOKENS
+
+    def max_connections(self) -> int:
+        """Generations at a time, where nobody says."""
+        return _CONNECTIONS
+
+    def connection_key(self) -> str:
+        """What shares the limit of connections."""
+        return self.model_name
+
+    def collapse_user_messages(self) -> bool:
+        """Whether users' messages that follow each other are to be one."""
+        return True
+
+    def close(self) -> None:
+        """Free the model; what is under way is dropped."""
+        self._served.close(drain=False)
+
+
+def _read_template(given: str) -> str:
+    if "{" in given:
+        return given
+    try:
+        return read_text(given)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"chat_template {given!r} is no template and no file: {error}; give one of them"
+        ) from error

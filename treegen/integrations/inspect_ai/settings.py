@@ -1,0 +1,69 @@
+"""What Inspect asks of one generation, as sampling parameters."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from inspect_ai.model import GenerateConfig
+
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError
+from treegen.prompts.grammars import REQUESTED, parse_structure
+
+# Settings of SamplingParams, by their names in Inspect.
+_NAMES: Final = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
+    "seed": "seed", "num_choices": "n", "stop_seqs": "stop", "logit_bias": "logit_bias",
+    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
+    "reasoning_tokens": "max_thinking_tokens", "prompt_logprobs": "prompt_logprobs",
+}  # fmt: skip
+_EXTRA: Final = (
+    "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words",
+)  # fmt: skip
+_REFUSED: Final = (
+    "best_of", "modalities", "effort", "verbosity",
+    "reasoning_mode",
+)  # fmt: skip
+
+
+def sampling_params(
+    config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
+) -> SamplingParams:
+    """The sampling parameters of a generation.
+
+    usual: those that are not set; the others are as SamplingParams has them.
+
+    Raises:
+        InputError: a setting cannot be honoured, or has a value that cannot be used.
+    """
+    refused = [name for name in _REFUSED if getattr(config, name, None) is not None]
+    extra = {k: v for k, v in (config.extra_body or {}).items() if k != "chat_template_kwargs"}
+    refused += [f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA, *REQUESTED)]
+    if refused:
+        raise InputError(
+            f"treegen cannot honour {', '.join(refused)}; leave out such; of extra_body it knows "
+            f"{', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
+        )
+    given = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    given = {name: value for name, value in given.items() if value is not None}
+    structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
+    if config.response_schema is not None:
+        structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
+    if config.top_logprobs and not config.logprobs:
+        raise InputError("top_logprobs needs logprobs; give logprobs=True too")
+    asked = {**usual, **given, **extra, **structure}
+    return SamplingParams(**asked, logprobs=config.top_logprobs or 0)
+
+
+def template_arguments(config: GenerateConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the chat template. given: those of the model, which a generation's replace.
+
+    Raises:
+        InputError: chat_template_kwargs of extra_body are no mapping.
+    """
+    own = (config.extra_body or {}).get("chat_template_kwargs", {})
+    if not isinstance(own, dict):
+        raise InputError(f"chat_template_kwargs must be a mapping, got {own!r:.80}")
+    effort = config.reasoning_effort
+    return {**given, **({} if effort is None else {"reasoning_effort": effort}), **own}

@@ -1,0 +1,109 @@
+"""The samples and log-likelihoods of a call: read from the journal, or drawn and written to it."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from treegen.common.params import SamplingParams
+from treegen.integrations.lm_eval.journal import Journal, Kind, read_stored
+from treegen.integrations.lm_eval.lengths import Pair
+from treegen.llm.base import BaseLLM
+from treegen.prompts.tree import Node
+from treegen.runs import Key, RecordFile
+
+
+@dataclass(frozen=True, slots=True)
+class SampledPrompt:
+    """A prompt and how it is sampled. Two with one name are equal.
+
+    name: a hash of the rest; its samples are drawn and kept by it.
+    """
+
+    name: str
+    tokens: list[int] = field(compare=False)
+    params: SamplingParams = field(compare=False)
+
+    @classmethod
+    def of(cls, tokens: list[int], params: SamplingParams) -> Self:
+        """The prompt of these tokens, under a name of its own."""
+        return cls(_name(tokens, (params.drawing, params.max_tokens)), tokens, params)
+
+
+class ResponseCache:
+    """What a model answers, each answer computed once if there is a journal."""
+
+    def __init__(self, llm: BaseLLM, journal: Journal | None) -> None:
+        """Answers of a model; a journal keeps them."""
+        self._llm, self._journal = llm, journal
+
+    def scores(self, pairs: Sequence[Pair]) -> Iterator[tuple[int, tuple[float, bool]]]:
+        """Yield (index of the pair, its log-likelihood and whether it is greedy) as they are known.
+
+        Raises:
+            TreegenError: as for `LLM.score`; RunError if the journal cannot be used.
+        """
+        places: dict[Key, list[int]] = defaultdict(list)
+        for at, (context, continuation) in enumerate(pairs):
+            places[_name([*context, *continuation], len(continuation)), 0].append(at)
+        with self._open_journal("scores") as file:
+            known = read_stored(file, places) if file else {}
+            for key, record in known.items():
+                answer = record["logprob"], record["is_greedy"]
+                yield from ((at, answer) for at in places[key])
+            left = [key for key in places if key not in known]
+            if not left:
+                return
+            with self._llm.score_stream([pairs[places[key][0]] for key in left]) as stream:
+                for index, score in stream:
+                    key, answer = left[index], (score.logprob, score.is_greedy)
+                    if file:
+                        named = {"problem_id": key[0], "sample_index": key[1]}
+                        file.append({**named, "logprob": answer[0], "is_greedy": answer[1]})
+                    yield from ((at, answer) for at in places[key])
+
+    def samples(
+        self, prompts: Mapping[SampledPrompt, int]
+    ) -> Iterator[tuple[SampledPrompt, int, list[int]]]:
+        """Yield (prompt, sample index, tokens) as samples end.
+
+        The token that ended a sample is left out; the tokens of a stop string are not.
+
+        prompts: how many samples are wanted of each.
+
+        Raises:
+            TreegenError: as for `LLM.stream`; RunError if the journal cannot be used.
+        """
+        of_name = {prompt.name: prompt for prompt in prompts}
+        keys = [(prompt.name, index) for prompt, num in prompts.items() for index in range(num)]
+        with self._open_journal("samples") as file:
+            known = read_stored(file, keys) if file else {}
+            for (name, index), record in known.items():
+                yield of_name[name], index, record["tokens"]
+            left = {name: of_name[name] for name, index in keys if (name, index) not in known}
+            if not left:
+                return
+            leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in left.values()]
+            skip = [key for key in known if key[0] in left]
+            params = [prompt.params for prompt in left.values()]
+            with self._llm.stream(Node("", children=leaves), params, skip=skip) as stream:
+                for done in stream:
+                    ended_by_token = isinstance(done.stop, int)
+                    tokens = list(done.tokens[:-1] if ended_by_token else done.tokens)
+                    if file:
+                        named = {"problem_id": done.prompt_id, "sample_index": done.sample_index}
+                        about = {"logprob": done.logprob, "finish_reason": done.finish_reason}
+                        file.append({**named, "text": done.text, "tokens": tokens, **about})
+                    yield left[done.prompt_id], done.sample_index, tokens
+
+    def _open_journal(self, kind: Kind) -> AbstractContextManager[RecordFile | None]:
+        return nullcontext() if self._journal is None else self._journal.open(kind)
+
+
+def _name(tokens: Sequence[int], rest: object) -> str:
+    data = np.asarray(tokens, dtype="<i4").tobytes()
+    return hashlib.blake2b(repr(rest).encode() + b"\0" + data, digest_size=16).hexdigest()

@@ -1,0 +1,67 @@
+"""The answers that a run of lm-eval has so far, kept in a directory from which it is resumed.
+
+    DIR/<model>/model.json      what the answers depend on, beside their requests
+    DIR/<model>/samples.jsonl   generated samples, appended as they finish
+    DIR/<model>/scores.jsonl    log-likelihoods, likewise
+    DIR/<model>/run.lock        held by the one process that appends
+
+An answer is named by a hash of its request's tokens and settings, so one directory serves any
+tasks, limits and models.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from treegen.runs import Key, RecordFile, open_for_append
+from treegen.runs.files import Lock, write_json
+from treegen.runs.new_directory import NewDirectory
+
+Kind = Literal["samples", "scores"]
+_LOCK: Final = "run.lock"
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """The answers of one model in a directory."""
+
+    def __init__(self, directory: Path, identity: Mapping[str, Any]) -> None:
+        """Make the model's folder in an existing directory.
+
+        identity: all that an answer depends on, beside its request.
+
+        Raises:
+            RunError: the folder cannot be made, or is in use.
+        """
+        text = json.dumps(identity, sort_keys=True)
+        self._folder = directory / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        NewDirectory.directory(self._folder)
+        with Lock(self._folder / _LOCK):
+            if not (self._folder / "model.json").exists():
+                write_json(self._folder / "model.json", identity)
+
+    @contextmanager
+    def open(self, kind: Kind) -> Iterator[RecordFile]:
+        """The file of the answers of one kind, locked, to read and to append to.
+
+        Raises:
+            RunError: another process has it, or it is damaged or cannot be written.
+        """
+        with open_for_append(self._folder / f"{kind}.jsonl", _LOCK) as file:
+            for notice in file.notices:
+                _log.warning("%s: %s", self._folder, notice)
+            yield file
+
+
+def read_stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str, Any]]:
+    """The records of the wanted keys that a file has."""
+    keys = set(wanted) & file.keys
+    if not keys:
+        return {}
+    found = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
+    return {key: record for key, record in found if key in keys}

@@ -1,0 +1,283 @@
+"""TreegenLM: lm-eval's interface of a model, over an LLM.
+
+All requests of a call become one tree: equal prefixes are computed once, and a prompt that is there
+k times is one node with k samples. Texts become tokens, are shortened and cut as by lm-eval's `hf`.
+"""
+
+import inspect
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import fsum
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import resolve_max_length
+from tqdm import tqdm
+
+from treegen.common.params import check_int
+from treegen.common.version import VERSION
+from treegen.errors import CapacityError, InputError
+from treegen.integrations.lm_eval.cached_responses import ResponseCache, SampledPrompt
+from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
+from treegen.integrations.lm_eval.journal import Journal
+from treegen.integrations.lm_eval.lengths import Pair, fitting, truncate_prompt, windows
+from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
+from treegen.integrations.lm_eval.tokenizer import HarnessTokenizer
+from treegen.llm import LLM
+from treegen.llm.base import BaseLLM
+from treegen.model.checkpoint.files import locate
+from treegen.model.config import read_config
+from treegen.model.options import check_known
+from treegen.prompts.images.table import PlacedImage, get_image_table
+from treegen.runs import model_identity
+from treegen.runs.new_directory import NewDirectory
+
+
+class TreegenLM(TemplateLM):  # type: ignore[misc]
+    """`--model treegen`; its arguments are `--model_args`.
+
+    max_length: tokens of a prompt and its answer at most.
+    max_gen_toks: tokens of an answer at most, where its request does not say.
+    eot_token_id: the token that ends a text. prefix_token_id: stands for an empty context.
+    tokenizer_name: what lm-eval's caches of requests call the tokenizer and its chat template.
+    """
+
+    eot_token_id: int | None = None
+    prefix_token_id: int | None = None
+    tokenizer_name = ""
+
+    def __init__(
+        self,
+        pretrained: str | BaseLLM,
+        *,
+        cache: str | None = None,
+        seed: int = 0,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        think_end_token: str | int | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        sampling: str = "neutral",
+        batch_size: object = None,
+        max_batch_size: object = None,
+        **options: Any,
+    ) -> None:
+        """Load a model, or take an LLM as it is.
+
+        pretrained: a directory, a hub name, "demo", an LLM or a Cluster.
+        cache: a directory to keep answers in as they are known. A run that was stopped goes on from
+        it when the same command is run again.
+        seed: of samples whose gen_kwargs have none.
+        max_length: tokens of a prompt and its answer at most; by default as lm-eval's `hf`.
+        max_gen_toks: tokens of an answer at most, where gen_kwargs do not say.
+        add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as for
+        lm-eval's `hf`.
+        sampling: what holds where gen_kwargs do not say: "neutral" filters and penalises nothing,
+        as lm-eval's `vllm`; "recommended" is what generation_config.json says, as its `hf`.
+        batch_size, max_batch_size: without effect; max_rows is the most samples at once.
+        options: those of LLM, such as dtype, device, memory or max_rows.
+
+        Raises:
+            InputError: an argument is not known or has a value that cannot be used.
+            ModelError, CapacityError: as for LLM.
+            RunError: the cache cannot be used.
+        """
+        super().__init__()
+        own = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+        check_known(options, "model_args", own)
+        if options and isinstance(pretrained, BaseLLM):
+            raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
+        check_int("seed", seed, least=0)
+        check_int("max_gen_toks", max_gen_toks, least=1)
+        if max_length is not None:
+            check_int("max_length", max_length, least=2)
+        if enable_thinking and think_end_token is None:
+            raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
+        if sampling not in ("neutral", "recommended"):
+            raise InputError(f"sampling must be neutral or recommended, got {sampling!r}")
+        if cache is not None:
+            NewDirectory.directory(Path(cache))
+        if options.get("device") == "cuda:0" and not torch.cuda.is_available():
+            options["device"] = "auto"  # lm-eval's command names that GPU where the user names none
+        self.llm = (
+            pretrained if isinstance(pretrained, BaseLLM) else LLM(str(pretrained), **options)
+        )
+        self.tokenizer = self.llm.tokenizer
+        self._images = get_image_table(self.tokenizer)
+        if self._images is not None:
+            self.MULTIMODAL = True
+        self._texts = HarnessTokenizer(
+            self.tokenizer,
+            add_bos_token=add_bos_token,
+            prefix_token_id=prefix_token_id,
+            think_end_token=think_end_token,
+            enable_thinking=enable_thinking,
+            chat_template_args=chat_template_args,
+        )
+        self.eot_token_id = self._texts.eos_token_id
+        self.prefix_token_id = self._texts.prefix_token_id
+        self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
+        self._device = torch.device(self.llm.facts.device_type)
+        self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
+        self._usual = self.llm.spec.take_recommended() if sampling == "recommended" else {}
+        self._revision = options.get("revision")
+        most = self.llm.spec.context_length
+        if max_length is not None and max_length > most:
+            raise InputError(
+                f"max_length={max_length} is beyond the model's context of {most}; lower it"
+            )
+        config = _config(self.llm)
+        self.max_length = max_length or min(resolve_max_length(config, self.tokenizer), most)
+        self._answers = ResponseCache(
+            self.llm, None if cache is None else self._journal(Path(cache))
+        )
+
+    def _journal(self, directory: Path) -> Journal:
+        info = self.get_model_info()
+        if not info["model_fingerprint"]:
+            raise InputError("cache needs a model from files; one from memory has no fingerprint")
+        no_part = ("model_num_parameters", "model_revision")
+        return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
+
+    # What lm-eval asks about the model
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model."""
+        facts = self.llm.facts
+        keys = None if facts.engine.kv_cache_dtype == "auto" else facts.engine.kv_cache_dtype
+        dtype = f"torch.{facts.dtype}"
+        known = model_identity(self.llm.fingerprint, dtype, facts.quantization, keys)
+        return {
+            "model_num_parameters": facts.spec.num_weights,
+            "model_revision": self._revision,
+            **{f"model_{name}": value for name, value in known.items()},
+            "treegen_version": VERSION,
+        }
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation."""
+        history = chat_history if self._images is None else list(map(with_images, chat_history))
+        return self._texts.chat(history, add_generation_prompt)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """The tokens of a text."""
+        return self._texts.encode(string, add_special_tokens)
+
+    # Log-likelihoods
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """Score the continuations of requests; a long context loses its first tokens."""
+        if self._thinks:
+            raise InputError("enable_thinking is for answers that are drawn; for tasks that score "
+                             "given answers leave it out")  # fmt: skip
+        pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
+        answers: dict[int, tuple[float, bool]] = {}
+        scores = self._answers.scores(pairs)
+        for at, answer in _show_progress(scores, len(pairs), "loglikelihood", disable_tqdm):
+            answers[at] = answer
+            self.cache_hook.add_partial("loglikelihood", requests[at][0], answer)
+        return [answers[at] for at in range(len(pairs))]
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Score whole texts, in windows of the model's length."""
+        pairs: list[Pair] = []
+        owner: list[int] = []
+        for at, request in enumerate(requests):
+            mine = windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length)
+            pairs += mine
+            owner += [at] * len(mine)
+        windows_of = Counter(owner)
+        parts: list[list[float]] = [[] for _ in requests]
+        scores = self._answers.scores(pairs)
+        kind = "loglikelihood_rolling"
+        for index, (logprob, _) in _show_progress(scores, len(pairs), kind, disable_tqdm):
+            at = owner[index]
+            parts[at].append(logprob)
+            if len(parts[at]) == windows_of[at]:
+                self.cache_hook.add_partial(kind, requests[at].args, fsum(parts[at]))
+        return [fsum(each) for each in parts]
+
+    # Generation
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Draw one sample for each request; equal requests are samples of one prompt."""
+        asked: dict[tuple[str, ...], tuple[SampledPrompt, GenSettings]] = {}
+        members: dict[SampledPrompt, list[int]] = defaultdict(list)
+        settings = []
+        for at, request in enumerate(requests):
+            context, gen_kwargs, *rest = request.args
+            images = load_images(self._images, rest[0]) if rest else []
+            text = context, repr(gen_kwargs), *(image.digest for image in images)
+            if text not in asked:
+                asked[text] = self._prompt(context, gen_kwargs, images)
+            prompt, own = asked[text]
+            members[prompt].append(at)
+            settings.append(own)
+        answers: dict[int, str] = {}
+        drawn = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
+        kind = "generate_until"
+        for prompt, index, tokens in _show_progress(drawn, len(requests), kind, disable_tqdm):
+            at = members[prompt][index]
+            answers[at] = self._texts.answer(tokens, settings[at].until)
+            self.cache_hook.add_partial(kind, requests[at].args, answers[at])
+        return [answers[at] for at in range(len(requests))]
+
+    def _prompt(
+        self, context: str, gen_kwargs: Mapping[str, Any], images: Sequence[PlacedImage] = ()
+    ) -> tuple[SampledPrompt, GenSettings]:
+        """A prompt, shortened to leave room for the answer, and its settings."""
+        settings = gen_settings(
+            gen_kwargs,
+            max_gen_toks=self.max_gen_toks,
+            seed=self._seed,
+            eos=self._texts.eos,
+            thinks=self._texts.think,
+            usual=self._usual,
+        )
+        if self._images is not None and images:
+            tokens = image_tokens(context, images, self._images, self._texts.encode_prompt)
+            room = self.max_length - settings.params.max_tokens
+            if len(tokens) > room:
+                raise CapacityError(
+                    f"a prompt with images has {len(tokens):,} tokens, and {max(room, 0):,} fit "
+                    "beside max_gen_toks; lower that, or give a larger max_length"
+                )
+            return SampledPrompt.of(tokens, settings.params), settings
+        tokens = self._texts.encode_prompt(context)
+        tokens = truncate_prompt(tokens, settings.params.max_tokens, self.max_length)
+        return SampledPrompt.of(tokens, settings.params), settings
+
+
+def _config(llm: BaseLLM) -> Any:
+    """The configuration of a model, which is here or with workers."""
+    if isinstance(llm, LLM):
+        return llm.model.module.config
+    engine = llm.facts.engine
+    directory = locate(engine.model, engine.revision, weights=False)
+    return read_config(
+        engine.model,
+        directory,
+        revision=engine.revision,
+        trust_remote_code=engine.trust_remote_code,
+    )
+
+
+def _show_progress(answers: Iterator[Any], total: int, kind: str, quiet: bool) -> Any:
+    """Answers as they come, counted on a bar."""
+    return tqdm(answers, total=total, desc=f"Running {kind} requests", disable=quiet)

@@ -1,0 +1,98 @@
+"""Texts to tokens and back, as lm-eval's `hf` does it."""
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
+
+from treegen.common.bounded.templates import TemplateError, render_chat
+
+_log = logging.getLogger(__name__)
+
+
+class HarnessTokenizer:
+    """A tokenizer, and how lm-eval wants it used."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        add_bos_token: bool | None,
+        prefix_token_id: int | None,
+        think_end_token: str | int | None,
+        enable_thinking: bool | None,
+        chat_template_args: Mapping[str, Any] | None,
+    ) -> None:
+        """Use a tokenizer; the arguments are those of lm-eval's `hf`."""
+        if add_bos_token is not None:
+            # A tokenizer may add no first token even where special tokens are asked for.
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.add_bos_token = add_bos_token
+        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._tokenizer = tokenizer
+        self._add_bos_token = add_bos_token
+        is_id = isinstance(think_end_token, str) and think_end_token.isdigit()
+        self._think_end = int(think_end_token) if think_end_token and is_id else think_end_token
+        self._chat_arguments = {**(chat_template_args or {}), **thinking}
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        begin: int | None = tokenizer.bos_token_id
+        known = (prefix_token_id, begin, self.eos_token_id)
+        self.prefix_token_id = next((token for token in known if token is not None), None)
+        self.eos = None if self.eos_token_id is None else tokenizer.decode([self.eos_token_id])
+        prefix = self.prefix_token_id
+        self._prefix = None if prefix is None else tokenizer.decode([prefix])
+
+    @property
+    def think(self) -> bool:
+        """Whether samples begin with thoughts."""
+        return self._think_end is not None
+
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+        """The tokens of a text that is scored; see `encode_prompt`."""
+        return self._encode(text, self._prefix, add_special_tokens)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The tokens of a prompt. If its first words are the first token's, none is added."""
+        return self._encode(text, self._tokenizer.bos_token, None)
+
+    def _encode(self, text: str, begin: str | None, special: bool | None) -> list[int]:
+        if special is None:
+            special = False if has_bos_prefix(text, begin) else self._add_bos_token
+        how = {} if special is None else {"add_special_tokens": special}
+        tokens: list[int] = self._tokenizer.encode(text, **how)
+        return tokens
+
+    def chat(self, history: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        """The prompt of a conversation; a template that knows no system turn gets none."""
+        try:
+            return self._apply_template(history, add_generation_prompt)
+        except TemplateError:
+            _log.warning("the chat template refuses the conversation; its system turn is left out")
+            history = [turn for turn in history if turn["role"] != "system"]
+            return self._apply_template(history, add_generation_prompt)
+
+    def _apply_template(
+        self, history: Sequence[Mapping[str, str]], add_generation_prompt: bool
+    ) -> str:
+        return render_chat(
+            self._tokenizer,
+            history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            **self._chat_arguments,
+        )
+
+    def answer(self, tokens: Sequence[int], until: Sequence[str]) -> str:
+        """The text of a sample: after its thoughts, and up to the first stop string."""
+        end, is_token = self._think_end, isinstance(self._think_end, int)
+        if is_token and end in tokens:
+            tokens = tokens[len(tokens) - tokens[::-1].index(end) :]
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        answer: str = postprocess_generated_text(
+            text.lstrip() if is_token else text,
+            stop=list(until),
+            think_end_token=None if is_token else end,
+        )
+        return answer

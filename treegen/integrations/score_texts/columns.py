@@ -1,0 +1,123 @@
+"""The files of columns: Parquet, compressed, one row for each text, in the order of the file.
+
+    id             text
+    tokens         list of int32: the token ids of the text, without those of its prompt
+    logprobs       list of float32: the natural-log probability of each
+    top_tokens     list of [K] int32: the likeliest tokens in the place of each, the likeliest first
+    top_logprobs   list of [K] float32: their log-probabilities
+
+A file is written whole or not at all. Its name has the number of its first row, and its metadata
+what the rows after it have to go on from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from treegen.common.files.regular_files import open_regular
+from treegen.common.files.temporary_files import replace_file
+from treegen.common.outputs import Score
+from treegen.errors import RunError
+from treegen.runs.files import format_os_error, sync_directory
+
+_META: Final = b"treegen"
+_PATTERN: Final = "scores-*.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenExtent:
+    """Up to where some files go. rows: texts in them. tokens: of those. seen: hash of the input."""
+
+    rows: int = 0
+    tokens: int = 0
+    seen: str = ""
+
+
+def write_part(
+    folder: Path, start: WrittenExtent, ids: Sequence[str], scores: Sequence[Score], seen: str
+) -> WrittenExtent:
+    """Write the rows that follow others; returns up to where the files go now.
+
+    Raises:
+        RunError: the system refused the write.
+    """
+    tokens = sum(len(score.tokens) for score in scores)
+    end = WrittenExtent(start.rows + len(ids), start.tokens + tokens, seen)
+    table = _table(ids, scores).replace_schema_metadata({_META: json.dumps(asdict(end)).encode()})
+    path = folder / f"scores-{start.rows:09d}.parquet"
+    try:
+        with replace_file(path) as file:
+            pq.write_table(table, file, compression="zstd")
+        sync_directory(folder)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {format_os_error(error)}; what is done is kept"
+        ) from error
+    return end
+
+
+def read_extent(folder: Path) -> WrittenExtent:
+    """Up to where the files of a folder go.
+
+    Raises:
+        RunError: a file is damaged, or one is missing.
+    """
+    at = WrittenExtent()
+    for path in sorted(folder.glob(_PATTERN)):
+        if path.name != f"scores-{at.rows:09d}.parquet":
+            raise RunError(
+                f"{path} does not follow on the files before it; "
+                "restore those from a copy, or give another folder"
+            )
+        try:
+            at = _reached_by(path, at)
+        except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
+            told = format_os_error(error) if isinstance(error, OSError) else error
+            raise RunError(
+                f"{path} is damaged ({told}); remove it and those after it to score them anew"
+            ) from None
+    return at
+
+
+def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
+    """Up to where a file goes that follows on others."""
+    with open(open_regular(path), "rb") as file:
+        found = pq.ParquetFile(file)
+        told = json.loads((found.schema_arrow.metadata or {})[_META])
+        kinds = {name: type(value) for name, value in told.items()}
+        if kinds != {"rows": int, "tokens": int, "seen": str}:
+            raise ValueError("it does not say what rows it has")
+        if told["rows"] != start.rows + found.metadata.num_rows:
+            raise ValueError("it has not the rows that it says")
+    return WrittenExtent(**told)
+
+
+def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
+    stops = np.cumsum([0, *(len(score.tokens) for score in scores)], dtype=np.int32)
+
+    def rows(values: Any) -> Any:
+        return pa.ListArray.from_arrays(pa.array(stops), values)
+
+    def concatenate(values: Any, kind: Any) -> Any:
+        return pa.array(np.concatenate([np.asarray(each, dtype=kind) for each in values]))
+
+    columns = {
+        "id": pa.array(ids, pa.string()),
+        "tokens": rows(concatenate([score.tokens for score in scores], np.int32)),
+        "logprobs": rows(concatenate([score.logprobs for score in scores], np.float32)),
+    }
+    tops = [score.top for score in scores if score.top is not None]
+    if tops:
+        width = tops[0].tokens.shape[1]
+        for name in ("tokens", "logprobs"):
+            flat = pa.array(np.concatenate([getattr(top, name).ravel() for top in tops]))
+            columns[f"top_{name}"] = rows(pa.FixedSizeListArray.from_arrays(flat, width))
+    return pa.table(columns)

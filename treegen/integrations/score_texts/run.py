@@ -1,0 +1,158 @@
+"""From a file of texts to columns, a part at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.checks import check_argument_types
+from treegen.common.params import MAX_COUNT, check_int
+from treegen.errors import InputError, RunError, TreegenError
+from treegen.integrations.score_texts.columns import WrittenExtent, read_extent, write_part
+from treegen.integrations.score_texts.texts import InputText, read_texts
+from treegen.prompts.plan.plan import Request
+from treegen.prompts.plan.requests import build_score_requests
+from treegen.runs.files import Lock, format_os_error, read_json, write_json
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+
+_PAIRS: Final = 2**24  # most likeliest tokens of a part, which is in memory at once
+_TOKENS: Final = 2**20  # most tokens of a part
+_ENCODED: Final = 64  # texts that are encoded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is.
+
+    texts: in the files. tokens: of those, scored. computed: tokens that went through the model in
+    this call, prompts included, each shared one once.
+    """
+
+    texts: int
+    tokens: int
+    computed: int
+
+
+@check_argument_types
+def score_texts(
+    llm: LLM,
+    path: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    top: int = 0,
+    part: int = _PAIRS,
+) -> Generator[Progress, None, None]:
+    """Score the texts of a file, into files of columns; yields after each that was written.
+
+    What is in the folder already is not computed again, so a call that was stopped goes on when it
+    is given again, with a file that may have more lines. Texts of a part are computed as one tree.
+
+    path: JSON lines; see `read_texts`. folder: where the columns go; see `columns`.
+    top: how many likeliest tokens to write in the place of each token.
+    part: most likeliest tokens of a part, which bounds the memory; a text has at least one part.
+
+    Raises:
+        InputError: an argument or a text cannot be used; the message has the number of its line.
+        CapacityError: a text is too long for the model or the cache.
+        RunError: the folder has columns of something else, or cannot be written.
+    """
+    if not callable(getattr(llm, "score_stream", None)):
+        raise InputError(f"llm must be an LLM, got {llm!r:.60}; give LLM(model)")
+    check_int("top", top, least=0, most=MAX_COUNT)
+    check_int("part", part, least=1)
+    path, folder = Path(path), Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {folder}: {format_os_error(error)}; choose another") from error
+    with Lock(folder / "scores.lock"):
+        at, computed = read_extent(folder), 0
+        _check_settings(llm, folder, top, at)
+        texts = read_texts(path)
+        _pass(texts, at, path, folder)
+        for given, requests in _parts(llm, texts, top, part):
+            with llm.score_stream([_pair(each) for each in requests], top=top) as stream:
+                known = dict(stream)
+                stream.check_complete()
+            scores = [known[index] for index in range(len(known))]
+            at = write_part(folder, at, [each.id for each in given], scores, given[-1].seen)
+            computed += stream.usage.prompt_tokens_computed
+            yield Progress(at.rows, at.tokens, computed)
+        if not at.rows:
+            raise InputError(f"{path} has no texts; give it at least one line")
+        if not computed:
+            yield Progress(at.rows, at.tokens, 0)
+
+
+def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None:
+    """Note what columns are to be made with, or compare it with what made those that are there."""
+    path = folder / "settings.json"
+    settings: dict[str, Any] = {
+        "model": llm.fingerprint, "dtype": str(llm.model.dtype).removeprefix("torch."), "top": top,
+    }  # fmt: skip
+    if not at.rows:
+        write_json(path, settings)
+        return
+    stored = read_json(path)
+    if stored != settings:
+        stored = stored if isinstance(stored, dict) else {}
+        names = [name for name in settings if stored.get(name) != settings[name]]
+        raise RunError(
+            f"{folder} has columns of another {' and '.join(names)}; choose another folder"
+        )
+
+
+def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Path) -> None:
+    """Pass the texts that are scored already."""
+    if not at.rows:
+        return
+    last = next(islice(texts, at.rows - 1, None), None)
+    if last is None or last.seen != at.seen:
+        raise RunError(
+            f"{folder} has columns of other texts than {path} begins with; choose another folder"
+        )
+
+
+def _parts(
+    llm: LLM, texts: Iterator[InputText], top: int, most: int
+) -> Iterator[tuple[list[InputText], list[Request]]]:
+    """Texts with their requests, as many at a time as may be in memory at once."""
+    given: list[InputText] = []
+    requests: list[Request] = []
+    pairs = tokens = 0
+    while batch := list(islice(texts, _ENCODED)):
+        for text, request in zip(batch, _encode_batch(llm, batch), strict=True):
+            own = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
+            if given and (pairs + own > most or tokens + len(request.tokens) > _TOKENS):
+                yield given, requests
+                given, requests, pairs, tokens = [], [], 0, 0
+            given.append(text)
+            requests.append(request)
+            pairs, tokens = pairs + own, tokens + len(request.tokens)
+    if given:
+        yield given, requests
+
+
+def _encode_batch(llm: LLM, batch: list[InputText]) -> list[Request]:
+    try:
+        return build_score_requests([(e.context, e.text) for e in batch], llm.tokenizer, llm.spec)
+    except TreegenError as error:
+        for each in batch:  # which of them it is
+            try:
+                build_score_requests([(each.context, each.text)], llm.tokenizer, llm.spec)
+            except TreegenError as own:
+                told = str(own).removeprefix("prompt 'pair 0'").removeprefix("pair 0")
+                between = "" if told[:1] in (" ", ":") else ": "
+                raise type(own)(f"{each.where}{between}{told}") from None
+        raise error
+
+
+def _pair(request: Request) -> tuple[Any, Any]:
+    assert request.score_from is not None
+    return request.tokens[: request.score_from], request.tokens[request.score_from :]

@@ -1,0 +1,326 @@
+"""The routes of the server, and its limits.
+
+A page of another site can have a browser ask a server on this machine. It cannot have it send JSON,
+for which browsers ask first, nor a key. But it could lead its own name to this address (DNS
+rebinding), and then ask as if the server were its own. So bodies must be called JSON, and a server
+without a key answers only those who call it by an address or as localhost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from treegen.common.outputs import Completion, Score
+from treegen.common.params import SamplingParams
+from treegen.errors import BusyError, CapacityError, InputError, StoppedError
+from treegen.integrations.server.metrics import Metrics
+from treegen.integrations.server.requests import (
+    CompletionRequest,
+    RequestError,
+    parse_request,
+    read_json,
+)
+from treegen.integrations.server.responses import CompletionResponse
+from treegen.llm.async_llm import AsyncLLM
+
+_LOG: Final = logging.getLogger("treegen.integrations.server")
+_RETRY_AFTER: Final = 1  # seconds
+# Bytes of an answer that are written, and must be read in time, before the next ones. Smaller
+# pieces would let a client that reads next to nothing keep a large answer in memory for hours.
+_PIECE: Final = 2**20
+_MOST_TOLD: Final = 1_000  # characters, for a message may have what the client has sent
+_GONE: Final = 499  # as nginx has it: nobody reads the answer
+_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+
+
+class Server:
+    """The handlers of one AsyncLLM under one name."""
+
+    def __init__(
+        self,
+        served: AsyncLLM,
+        *,
+        name: str,
+        api_key: str | None = None,
+        max_body: int = 16 * 2**20,
+        body_seconds: float = 30.0,
+        usual: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """A server of one model.
+
+        name: what requests call the model. api_key: what they must have; None asks for none.
+        max_body: bytes of a body at most. body_seconds: how long a body may take to come.
+        usual: sampling parameters of requests that do not give them.
+        """
+        self._served, self._name, self._api_key = served, name, api_key
+        self._max_body, self._body_seconds = max_body, body_seconds
+        self._usual = dict(usual)
+        self._started = int(time.time())
+        self._metrics = Metrics(served)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        texts, chats = (partial(self._answer, is_chat=is_chat) for is_chat in (False, True))
+        return Starlette(
+            routes=[
+                self._route("/v1/completions", texts, "POST"),
+                self._route("/v1/chat/completions", chats, "POST"),
+                self._route("/v1/models", self._models),
+                self._route("/v1/models/{name:path}", self._models),
+                self._route("/metrics", self._metrics.response),
+                Route("/health", self._health),
+            ],
+            exception_handlers={HTTPException: _not_found},
+        )
+
+    def _route(
+        self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str = "GET"
+    ) -> Route:
+        """A route for those who have the key, whose errors become OpenAI's JSON."""
+
+        async def handle_request(request: Request) -> Response:
+            try:
+                self._check_host(request)
+                self._check_key(request)
+                if method == "POST":
+                    _check_json(request)
+                response = await handler(request)
+            except HTTPException as error:
+                response = _error(error.status_code, str(error.detail), headers=error.headers)
+            except ClientDisconnect:
+                response = Response(status_code=_GONE)
+            except Exception as error:
+                response = _make_error_response(error)
+            self._metrics.requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return Route(path, handle_request, methods=[method])
+
+    def _check_key(self, request: Request) -> None:
+        if self._api_key is None:
+            return
+        # Starlette reads the bytes of headers as Latin-1.
+        scheme, _, given = request.headers.get("authorization", "").strip().partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode("latin-1"), self._api_key.encode())
+        if scheme.lower() != "bearer" or not is_right:
+            told = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
+            raise HTTPException(401, told, headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("host", "")
+        if self._api_key is None and not _is_address(host):
+            raise HTTPException(
+                403, f"the server is asked as {host!r:.80}, which may be another site's name; ask "
+                "it by its address or as localhost, or start it with --api-key",
+            )  # fmt: skip
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._body_seconds):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > self._max_body:
+                        raise HTTPException(
+                            413,
+                            f"the body has over {self._max_body:,} bytes; "
+                            "send fewer in one request",
+                        )
+        except TimeoutError:
+            raise HTTPException(408, "the body took too long to come; send it again") from None
+        return read_json(bytes(body))
+
+    async def _answer(self, request: Request, *, is_chat: bool) -> Response:
+        ask = parse_request(await self._body(request), is_chat=is_chat)
+        if ask.model not in ("", self._name):
+            raise HTTPException(404, f"the model {ask.model!r:.80} is not served; this one is: "
+                                f"{self._name!r}")  # fmt: skip
+        llm, served = self._served.llm, self._served
+        # A chat's answer may be as long as the model's context and half of the cache allow.
+        most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
+        prompts, params = ask.prompts(), ask.params(max(most, 1), self._usual, self._grammar(ask))
+        answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
+        how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
+        if not ask.stream:
+            whole = self._whole(answer, prompts, params if ask.is_sampled else None, how)
+            return _stream_json(await _cancel_on_disconnect(request, whole))
+        items = served.stream(prompts, params, **how, parts=ask.parses_reply)
+        # A request that cannot be served is told so by its status, not within the stream.
+        first = await _cancel_on_disconnect(request, anext(items))
+        return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
+
+    def _grammar(self, ask: CompletionRequest) -> str | None:
+        """The grammar of the call that the model has to make, if it has to."""
+        if not ask.must_call or not ask.tools:
+            return None
+        is_single = not ask.parallel_tool_calls
+        try:
+            return self._served.replies.call_grammar(ask.tools, ask.called, is_single=is_single)
+        except InputError as error:
+            raise RequestError(str(error), "tool_choice") from None
+
+    async def _whole(
+        self,
+        answer: CompletionResponse,
+        prompts: list[Any],
+        params: SamplingParams | None,
+        how: Any,
+    ) -> bytes:
+        """The JSON of an answer. params: None draws nothing."""
+        ask, found = answer.ask, list[list[Completion]]()
+        scores: list[Score | None] = []
+        if params is None or ask.num_prompt_top is not None:
+            read = await self._served.encode(prompts, **how)
+            ask.check_told(sum(map(len, read)))
+        if params is not None:
+            read, found = await self._served.generate(prompts, params, **how)
+            scores = [each[0].prompt_logprobs for each in found]
+        answer.prompts = [tokens.tolist() for tokens in read]
+        if params is None and ask.num_prompt_top is not None:
+            long = [tokens for tokens in answer.prompts if len(tokens) > 1]
+            known = iter(await self._served.score(long, top=ask.num_prompt_top) if long else ())
+            scores = [next(known) if len(tokens) > 1 else None for tokens in answer.prompts]
+        # Many log-probabilities take a while, and others are to be served meanwhile.
+        return await asyncio.to_thread(lambda: _encode_json(answer.build_response(found, scores)))
+
+    async def _models(self, request: Request) -> Response:
+        card = {"id": self._name, "object": "model", "created": self._started,
+                "owned_by": "treegen",
+                "max_model_len": self._served.llm.spec.context_length}  # fmt: skip
+        name = request.path_params.get("name")
+        if name is None:
+            return _json({"object": "list", "data": [card]})
+        if name != self._name:
+            raise HTTPException(
+                404, f"the model {name!r:.80} is not served; GET /v1/models names the one that is"
+            )
+        return _json(card)
+
+    async def _health(self, request: Request) -> Response:
+        self._check_host(request)
+        failure = self._served.failure
+        if failure is not None:
+            return _error(503, f"the model cannot be used any more: {failure}")
+        return _json({"status": "ok"})
+
+
+async def _events(
+    answer: CompletionResponse, first: tuple[int, Any], items: AsyncGenerator[tuple[int, Any], None]
+) -> AsyncGenerator[bytes, None]:
+    """The events of a stream. When nobody reads them any more, the samples are cancelled."""
+    async with aclosing(items):
+        try:
+            for piece in answer.pieces(*first):
+                yield _event(piece)
+            async for place, item in items:
+                for piece in answer.pieces(place, item):
+                    yield _event(piece)
+            if answer.ask.stream_options.include_usage:
+                yield _event(answer.usage_piece())
+            yield b"data: [DONE]\n\n"
+        except Exception as error:
+            yield b"data: " + bytes(_make_error_response(error).body) + b"\n\n"
+
+
+async def _cancel_on_disconnect(request: Request, call: Awaitable[Any]) -> Any:
+    """The result of a call; it is cancelled when the client has gone."""
+    work = asyncio.ensure_future(call)
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return work.result()
+        raise ClientDisconnect
+    finally:
+        for each in (work, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_json(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(
+            415, f"the body is called {kind!r:.80}; send the header Content-Type: application/json"
+        )
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header has an IP address or localhost, which no other site can have."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if name.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        bracketed = name.startswith("[") and name.endswith("]")
+        return ip_address(name[1:-1] if bracketed else name).version == (6 if bracketed else 4)
+    return False
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = f"{request.method} {request.url.path}: {error.detail}"
+    return _error(error.status_code, told, headers=error.headers)
+
+
+def _make_error_response(error: Exception) -> Response:
+    """What a client is told of an error. What is not the client's fault is logged."""
+    if isinstance(error, BusyError):
+        return _error(429, str(error), headers={"Retry-After": str(_RETRY_AFTER)})
+    if isinstance(error, StoppedError):
+        return _error(503, str(error))
+    if isinstance(error, InputError | CapacityError):
+        return _error(400, str(error), param=getattr(error, "param", None))
+    _LOG.error("a request failed: %r", error)
+    return _error(500, f"the server failed ({type(error).__name__}); see its log")
+
+
+def _error(status: int, message: str, *, param: str | None = None, headers: Any = None) -> Response:
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    told = {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
+    return _json({"error": told}, status, headers)
+
+
+def _json(value: Any, status: int = 200, headers: Any = None) -> Response:
+    return Response(_encode_json(value), status, headers, media_type="application/json")
+
+
+def _stream_json(body: bytes) -> Response:
+    """JSON that is written as it is read: the time of a slow client is that of each piece."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), _PIECE):
+            yield body[start : start + _PIECE]
+
+    headers = {"content-length": str(len(body))}
+    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + _encode_json(value) + b"\n\n"
+
+
+def _encode_json(value: Any) -> bytes:
+    # ASCII alone: a text may have halves of characters, which have no UTF-8.
+    return json.dumps(value, separators=(",", ":")).encode()

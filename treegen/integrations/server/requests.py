@@ -1,0 +1,328 @@
+"""What the body of a request asks for. What would change the answer and is not known is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, NoReturn
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from treegen.common.params import STRUCTURES, SamplingParams
+from treegen.errors import InputError
+from treegen.prompts.grammars import REQUESTED, parse_structure
+from treegen.prompts.tree import Message
+
+# Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
+_SAMPLING: Final = (
+    "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
+    "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
+    "no_repeat_ngram_size", "bad_words", "max_thinking_tokens",
+)  # fmt: skip
+# What changes no answer.
+_HARMLESS: Final = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention",
+)  # fmt: skip
+_ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
+_ONLY_CHATS: Final = (
+    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
+    "parallel_tool_calls", "chat_template_kwargs", "separate_reasoning",
+)  # fmt: skip
+_INSTEAD: Final = {
+    "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
+    '"low"}, or {"reasoning": "low"} for the name that the template has for it',
+}
+_DEFAULT_MAX_TOKENS: Final = 16  # of /v1/completions, as OpenAI has it
+
+_MOST_ECHOED: Final = 2**20  # characters of prompts that are told n times
+_MOST_TOLD: Final = 2**21  # log-probabilities of prompts, with their alternatives
+
+_Length = Annotated[int, Field(ge=0)]
+_Top = Annotated[int, Field(ge=0, le=20)]
+_Token = Annotated[int, Field(strict=False)]  # names in JSON are text
+
+
+class RequestError(InputError):
+    """A request that cannot be served. param: the parameter at fault, if it is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = False
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+
+
+class _Named(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: _Function
+
+
+class CompletionRequest(BaseModel):
+    """The body of a request, of a chat if it has messages; made by `parse_request`.
+
+    sampling: what SamplingParams checks. The other fields have the names that clients give them.
+    """
+
+    model_config = ConfigDict(strict=True)
+    sampling: dict[str, Any]
+    model: str = ""
+    stream: bool = False
+    stream_options: _Options = _Options()
+    max_tokens: _Length | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(max_length=1_000)]],
+        BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
+        Field(max_length=64),
+    ] = []
+    logit_bias: dict[_Token, Any] = {}
+    logprobs: bool | _Top | None = None  # the first in a chat, else the second
+    prompt_logprobs: _Top | None = None
+
+    prompt: Any = None
+    echo: bool = False
+    best_of: int | None = None
+    suffix: Literal[""] = ""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    max_completion_tokens: _Length | None = None
+    top_logprobs: _Top = 0
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | _Named = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+    separate_reasoning: bool = False
+    return_token_ids: bool = False
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether messages are asked about."""
+        return self.messages is not None
+
+    @property
+    def num_top(self) -> int | None:
+        """How many alternatives of each token to report; None reports no log-probabilities."""
+        if self.is_chat:
+            return self.top_logprobs if self.logprobs else None
+        return self.logprobs
+
+    @property
+    def num_prompt_top(self) -> int | None:
+        """How many alternatives of each token of a prompt are needed; None if none is told."""
+        told = [self.prompt_logprobs, self.num_top if self.echo else None]
+        return max((num for num in told if num is not None), default=None)
+
+    def check_told(self, num_tokens: int) -> None:
+        """Raise RequestError if log-probabilities of so many tokens of prompts are too many to
+        tell.
+        """
+        if self.num_prompt_top is None:
+            return
+        told = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
+        if told > _MOST_TOLD:
+            raise RequestError(
+                f"{told:,} log-probabilities of prompts are too many for an answer, which has "
+                f"{_MOST_TOLD:,} at most; ask for fewer alternatives or shorter prompts",
+                "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
+            )
+
+    @property
+    def shown_tools(self) -> list[Any] | None:
+        """The tools that the model may call."""
+        return self.tools if self.tools and self.tool_choice != "none" else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the model has to call a tool."""
+        return self.tool_choice not in ("auto", "none")
+
+    @property
+    def called(self) -> str | None:
+        """The name of the tool that the model has to call, if it is one by name."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, _Named) else None
+
+    @property
+    def parses_reply(self) -> bool:
+        """Whether thoughts and tool calls are told apart from the text."""
+        apart = self.separate_reasoning or self.shown_tools is not None or self.is_structured
+        return self.is_chat and apart
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether the answer must have a structure, such as JSON, of which thoughts are no part."""
+        return not self.sampling.keys().isdisjoint(STRUCTURES)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether anything is to be sampled; else prompts are only echoed."""
+        return self.max_tokens != 0
+
+    def prompts(self) -> list[str | list[int] | list[Message]]:
+        """What to sample from; a chat has one.
+
+        Raises:
+            RequestError: it cannot be read.
+        """
+        if self.messages is not None:
+            return [[_message(each) for each in self.messages]]
+        prompt = self.prompt
+        if isinstance(prompt, str) or _is_tokens(prompt):
+            return [prompt]
+        if isinstance(prompt, list) and prompt and all(_is_tokens(p) for p in prompt):
+            return prompt
+        if isinstance(prompt, list) and prompt and all(isinstance(p, str) for p in prompt):
+            return prompt
+        raise RequestError("prompt must be a string, token ids, or a list of strings or of token ids",
+                       "prompt")  # fmt: skip
+
+    def params(
+        self,
+        room: int,
+        usual: Mapping[str, Any] = MappingProxyType({}),
+        grammar: str | None = None,
+    ) -> SamplingParams:
+        """How to sample.
+
+        room: tokens of a chat's answer at most, where it says nothing.
+        usual: sampling parameters that hold where it says nothing.
+        grammar: that of a call, where the model has to call a tool.
+
+        Raises:
+            InputError: a sampling parameter cannot be used.
+        """
+        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        given = [self.max_completion_tokens, self.max_tokens, most]
+        params = SamplingParams(
+            **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
+            reasoning_tags="auto" if self.separate_reasoning else None,
+            max_tokens=next(each for each in given if each is not None) if self.is_sampled else 1,
+            stop=[each for each in self.stop if each],
+            logprobs=self.num_top or 0,
+            prompt_logprobs=self.num_prompt_top,
+            logit_bias=self.logit_bias or None,
+        )
+        if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
+            raise RequestError(
+                f"echo tells the prompt n={params.n} times, which is too much; leave it out", "echo"
+            )
+        return params
+
+
+def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
+    """The object that a text is, without what is null. name: what messages call it.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        found = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise RequestError(f"{name} is no JSON object")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
+    """What the body of a request asks for.
+
+    Raises:
+        RequestError: it asks for what cannot be done.
+    """
+    known = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
+    for name in body:
+        if name not in known or name in (_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS):
+            told = _INSTEAD.get(name, "leave it out") if is_chat else "leave it out"
+            raise RequestError(f"{name} is not supported; {told}", name[:80])
+    sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
+    needed: dict[str, Any] = {"messages": []} if is_chat else {}
+    try:
+        ask = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = [str(each)[:80] for each in first["loc"]]
+        if where[0] == "tool_choice":
+            raise RequestError(
+                f"tool_choice {body['tool_choice']!r:.80} is not supported; use auto, none, "
+                'required, or {"type": "function", "function": {"name": NAME}}', "tool_choice",
+            ) from None  # fmt: skip
+        raise RequestError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
+    refused = {
+        "logprobs must be a number, and in a chat true or false": ask.logprobs is not None
+        and isinstance(ask.logprobs, bool) != is_chat,
+        "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
+        "logprobs with echo cannot be streamed": ask.echo
+        and ask.stream
+        and ask.num_top is not None,
+        "prompt_logprobs cannot be streamed": ask.prompt_logprobs is not None and ask.stream,
+        "max_tokens 0 is only for echo, not streamed": not ask.is_sampled
+        and (ask.stream or not ask.echo),
+        "tool_choice needs tools for a call": ask.must_call and not ask.tools,
+        "tool_choice and a structure of the answer exclude each other": ask.must_call
+        and bool(parse_structure(body)),
+        "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
+        "best_of other than n is not supported": ask.best_of not in (None, body.get("n", 1)),
+        # It could compute for ever.
+        "chat_template_kwargs cannot have a chat_template": "chat_template"
+        in ask.chat_template_kwargs,
+        "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
+    }
+    for told, is_so in refused.items():
+        if is_so:
+            raise RequestError(f"{told}; leave it out or change it", told.split()[0])
+    return ask
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _is_tokens(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """A part of a message: text, or an image that the request itself has."""
+    if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+        return {"type": "text", "text": text}
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        raise RequestError(
+            "only parts of type text and image_url are supported in messages", "messages"
+        )
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, dict) else image
+    # Nobody who asks may have files of this machine read, or addresses in its network.
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise RequestError("image_url must be a data URL (data:image/png;base64,...)", "messages")
+    return {"type": "image", "image": url}
+
+
+def _message(message: dict[str, Any]) -> Message:
+    """A message as chat templates expect it: its text in one piece, tool calls as objects."""
+    found = {name: value for name, value in message.items() if value is not None}
+    if isinstance(content := found.get("content"), list):
+        parts = list(map(_part, content))
+        is_text = all(part["type"] == "text" for part in parts)
+        found["content"] = "".join(part["text"] for part in parts) if is_text else parts
+    if not isinstance(calls := found.get("tool_calls", []), list):
+        raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise RequestError("tool_calls must have functions", "messages")
+        if isinstance(arguments := function.get("arguments"), str):
+            function["arguments"] = read_json(
+                arguments.encode("utf-8", "replace"), "a tool call's arguments"
+            )
+    return found

@@ -1,0 +1,230 @@
+"""Completions as the JSON of OpenAI's protocol, whole or a piece at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, Final
+
+from treegen.common.outputs import Completion, Score
+from treegen.integrations.server.requests import CompletionRequest
+from treegen.prompts.detokenize import CONTEXT_TOKENS
+from treegen.prompts.replies import Part, ReasoningPart, Reply, ReplyReader, TextPart, ToolCall
+from treegen.prompts.token_text import NamedToken, TokenText, chat_logprobs
+from treegen.search.live.run import SampleDelta
+
+_NOTHING: Final = Completion("", 0, 0, "", (), (), "length")
+
+
+class CompletionResponse:
+    """The answer to one request. Its choices are samples: those of the first prompt come first.
+
+    prompts: the token ids of each prompt, once they are known.
+    """
+
+    def __init__(
+        self, ask: CompletionRequest, num: int, model: str, text: TokenText, replies: ReplyReader
+    ) -> None:
+        """An answer without choices yet.
+
+        num: samples of each prompt. model: its name. text: of tokens. replies: takes them apart.
+        """
+        self.ask, self.prompts = ask, list[list[int]]()
+        self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
+        kind = "chat.completion" if ask.is_chat else "text_completion"
+        self._frame = {
+            "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": f"{kind}.chunk" if ask.is_chat and ask.stream else kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+        # Of a choice in a stream: the last tokens that were told, and how many characters.
+        self._told: dict[int, tuple[list[int], int]] = {}
+        self._num_calls: dict[int, int] = {}
+
+    # Whole
+
+    def build_response(
+        self, found: Sequence[Sequence[Completion]], scores: Sequence[Score | None]
+    ) -> Any:
+        """The JSON of an answer that is given at once.
+
+        found: the completions of each prompt; none where nothing was to be drawn.
+        scores: the score of each prompt, where it is wanted; for echo with logprobs, and
+        prompt_logprobs.
+        """
+        choices = []
+        ids = self.ask.return_token_ids
+        for place, prompt in enumerate(self.prompts):
+            echoed, its_own = "", None
+            if self.ask.echo:
+                echoed = self._text.of([], prompt)
+            score = scores[place] if scores else None
+            if self.ask.echo and self.ask.num_top is not None:
+                known = (None, *(score.logprobs if score else ()))
+                tops = ((), *(score.top.pairs() if score and score.top else [()] * len(known[1:])))
+                tops = tuple(top[: self.ask.num_top] for top in tops)
+                its_own = _by_name(list(self._text.iter_named_tokens([], prompt, known, tops)), 0)
+            for drawn in found[place] if found else [_NOTHING]:
+                said = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
+                logprobs = self._logprobs(prompt, drawn, len(echoed))
+                if logprobs and its_own:
+                    logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
+                choice = self._build_final_choice(place, drawn, said, logprobs)
+                if self.ask.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = self._of_prompt(prompt, score)
+                if ids:
+                    choice["token_ids"] = list(drawn.tokens)
+                    if not self.ask.is_chat:
+                        choice["prompt_token_ids"] = prompt
+                choices.append(choice)
+        known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
+
+    def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
+        """What is known of a prompt's tokens, as vLLM's server has it: by token id."""
+        num, told = self.ask.prompt_logprobs or 0, list[Any]([None])
+        if score is None:
+            return told
+        tops = score.top.pairs() if score.top is not None else [()] * len(score.tokens)
+        for at, (token, logprob, top) in enumerate(
+            zip(score.tokens, score.logprobs, tops, strict=True), 1
+        ):
+            named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
+            named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
+            told.append({
+                str(each): {"logprob": value, "rank": rank,
+                            "decoded_token": self._text.token(prompt[:at], each)}
+                for each, (value, rank) in named.items()
+            })  # fmt: skip
+        return told
+
+    def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
+        ask = self.ask
+        reply = Reply(drawn.text, [])
+        if ask.parses_reply:
+            reply = self._replies.read(
+                drawn, self.prompts[place], ask.shown_tools, is_structured=ask.is_structured
+            )
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if reply.thoughts:
+            message["reasoning_content"] = reply.thoughts
+        if reply.calls:
+            message["content"] = reply.text or None
+            message["tool_calls"] = [_call(*each) for each in enumerate(reply.calls)]
+        return message
+
+    # Streams
+
+    def pieces(self, place: int, item: Any) -> Iterator[Any]:
+        """What a stream says of an item that `AsyncLLM.stream` gives."""
+        if isinstance(item, SampleDelta):
+            yield from self._further(place, item)
+        elif isinstance(item, Completion):
+            ended = self._build_final_choice(place, item, "", None)
+            if self._num_calls.get(place * self._num + item.sample_index):
+                ended["finish_reason"] = "tool_calls"
+            yield self._piece(ended)
+        else:
+            self.prompts.append(item.tolist())
+            for index in range(place * self._num, (place + 1) * self._num):
+                if self.ask.is_chat:
+                    begun = {"role": "assistant", "content": ""}
+                    yield self._piece(self._choice(index, begun))
+                elif self.ask.echo:
+                    yield self._piece(self._choice(index, self._text.of([], self.prompts[place])))
+
+    def _further(self, place: int, news: SampleDelta) -> Iterator[Any]:
+        index = place * self._num + news.sample
+        before, given = self._told.get(index, (self.prompts[place], 0))
+        logprobs = self._logprobs(before, news, given) if news.tokens else None
+        after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
+        self._told[index] = after, given + len(news.text)
+        said: list[Any] = [news.text] if news.text else []
+        if self.ask.parses_reply:
+            said = [self._delta(index, part) for part in news.parts]
+        if logprobs and not said:
+            said = [""]
+        for delta in said:
+            yield self._piece(self._choice(index, delta, logprobs))
+            logprobs = None
+
+    def _delta(self, index: int, part: Part) -> dict[str, Any]:
+        """What a stream says of a part of a choice."""
+        match part:
+            case TextPart(text):
+                return {"content": text}
+            case ReasoningPart(text):
+                return {"reasoning_content": text}
+            case ToolCall():
+                place = self._num_calls.get(index, 0)
+                self._num_calls[index] = place + 1
+                return {"tool_calls": [_call(place, part)]}
+
+    def usage_piece(self) -> Any:
+        """The last piece of a stream that is to tell its usage."""
+        return {**self._frame, "choices": [], "usage": self._usage()}
+
+    def _piece(self, choice: dict[str, Any]) -> Any:
+        usage = {"usage": None} if self.ask.stream_options.include_usage else {}
+        return {**self._frame, "choices": [choice], **usage}
+
+    # Both
+
+    def _build_final_choice(
+        self, place: int, drawn: Completion, said: Any, logprobs: Any
+    ) -> dict[str, Any]:
+        self._num_drawn += drawn.num_tokens
+        calls = isinstance(said, dict) and "tool_calls" in said
+        reason = "tool_calls" if calls else drawn.finish_reason
+        return self._choice(place * self._num + drawn.sample_index, said, logprobs, reason)
+
+    def _choice(
+        self, index: int, said: Any, logprobs: Any = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        key = "text"
+        if self.ask.is_chat:
+            key = "delta" if self.ask.stream else "message"
+            if isinstance(said, str):
+                said = {"content": said} if said else {}
+        return {"index": index, key: said, "logprobs": logprobs, "finish_reason": reason}
+
+    def _usage(self) -> dict[str, int]:
+        read = sum(map(len, self.prompts))
+        return {"prompt_tokens": read, "completion_tokens": self._num_drawn,
+                "total_tokens": read + self._num_drawn}  # fmt: skip
+
+    def _logprobs(
+        self, before: Sequence[int], drawn: Completion | SampleDelta, offset: int = 0
+    ) -> dict[str, Any] | None:
+        """What is known of tokens. offset: characters of the choice before them."""
+        if self.ask.num_top is None:
+            return None
+        tops = drawn.top if isinstance(drawn, SampleDelta) else drawn.top_logprobs
+        tokens = list(self._text.iter_named_tokens(before, drawn.tokens, drawn.logprobs, tops))
+        if not self.ask.is_chat:
+            return _by_name(tokens, offset)
+        return {"content": chat_logprobs(tokens), "refusal": None}
+
+
+def _call(index: int, call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "index": index, "function": function}
+
+
+def _by_name(tokens: Sequence[NamedToken], offset: int) -> dict[str, list[Any]]:
+    offsets = accumulate((each.num_characters for each in tokens), initial=offset)
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.logprob for each in tokens],
+        # Before the first token of a prompt there is no text that would make any likely.
+        "top_logprobs": [
+            None if each.logprob is None else {other.text: other.logprob for other in each.top}
+            for each in tokens
+        ],
+        "text_offset": list(islice(offsets, len(tokens))),
+    }

@@ -1,0 +1,335 @@
+"""The calls that sample, score and search: what they take, and what they give back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from treegen.common.closeable import Closeable
+from treegen.common.non_copyable import NonCopyable
+from treegen.common.outputs import Completion, Score
+from treegen.common.params import (
+    MAX_COUNT,
+    Params,
+    SamplingParams,
+    check_int,
+    check_params,
+    check_tree_params,
+)
+from treegen.common.progress import check_progress, show_progress
+from treegen.common.spec import ModelSpec
+from treegen.engine.stream import RunResult, ScoreStream, Stream
+from treegen.errors import InputError
+from treegen.llm.arguments import reject_unknown_arguments
+from treegen.llm.search_calls import SearchCalls
+from treegen.model.model_info import ModelInfo
+from treegen.prompts.expansion import sum_levels
+from treegen.prompts.plan.draw_counts import DrawCounter
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.plan.requests import (
+    ScoreContext,
+    ScoreInput,
+    build_flat_requests,
+    build_sample_requests,
+    build_score_requests,
+    expand_requests,
+)
+from treegen.prompts.tree import (
+    Message,
+    Node,
+    as_list,
+    chat_arguments,
+    expansions_of,
+    has_expansions,
+)
+
+
+class BaseLLM(SearchCalls, Closeable, NonCopyable):
+    """What an LLM can be asked for, made of four things that each kind of LLM does its own way.
+
+    Use it in a `with` statement, or `close` it, to give back what it holds.
+
+    tokenizer, spec: those of the model.
+    facts: these and what else plans go by.
+    fingerprint: stands for the weights; empty for a module that is not from a checkpoint.
+    """
+
+    tokenizer: Any
+    spec: ModelSpec
+    facts: ModelInfo
+    fingerprint: str
+    _before: DrawCounter
+
+    @property
+    def max_rows(self) -> int:
+        """Most samples to decode at once; of a Cluster, for each worker."""
+        return self.facts.max_rows
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer, as vLLM does."""
+        return self.tokenizer
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InputError(
+            f"no {type(self).__name__} can be pickled: it lives in the memory of its process. Make "
+            "one in each process that samples"
+        )
+
+    @abstractmethod
+    def _plan(self, requests: Sequence[Request]) -> Plan:
+        """Lay requests out."""
+
+    @abstractmethod
+    def _check_ready(self) -> None:
+        """Raise InputError while a run is not finished."""
+
+    @abstractmethod
+    def _start(
+        self,
+        plan: Plan,
+        params: Sequence[SamplingParams],
+        samples: Sequence[Sequence[int]],
+    ) -> Stream:
+        """Begin a run of a plan; params and the samples wanted are those of each request."""
+
+    @abstractmethod
+    def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
+        """Begin a run of a plan of which only what `Stream.deal` adds is drawn."""
+
+    # Sampling
+
+    def plan(self, tree: Node, params: Params | None = None) -> Plan:
+        """Return what running a tree would share, store and read; nothing is computed.
+
+        If a tree declares generated levels, its prompts are planned as if all rows of the largest
+        level were drawn below them. `Plan.generated` then sums up the levels.
+
+        Raises:
+            TreeError: the tree is malformed.
+            InputError: the tokenizer or the chat template refuses a prompt.
+            CapacityError: a prompt is too long for the model.
+        """
+        params = check_tree_params(params)
+        if not has_expansions(tree):
+            return self._plan(build_sample_requests(tree, self.tokenizer, params, self.spec))
+        requests = expand_requests(tree, self.tokenizer, params, self.spec)
+        levels = [each.levels for each in expansions_of(tree)]
+        return replace(self._plan(requests), generated=sum_levels(levels, params))
+
+    @reject_unknown_arguments
+    def stream(
+        self,
+        tree: Node,
+        params: Params | Sequence[Params] | None = None,
+        *,
+        skip: Collection[tuple[str, int]] = (),
+    ) -> Stream:
+        """Sample a tree; an iterator over completions as they finish.
+
+        The draws of a sample follow from the seed, the node's id and the sample's index. For a node
+        without an id they follow from the prompt's tokens. Then, as with `generate`, another call
+        with the same prompt draws further samples, unless params have a seed or `skip` is given.
+
+        params: of all sampled nodes, or one for each in the order that the tree declares.
+        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
+        other samples are the same with or without them.
+
+        Raises:
+            InputError: params or skip cannot be used, or another run of this LLM is not finished.
+            CacheFullError: the cache cannot hold a prompt even alone.
+            TreegenError: as for `plan`.
+            NumericsError: from the iterator, logits are not numbers.
+            CapacityError: from the iterator, the GPU's memory is full.
+        """
+        given = _check_node_params(params)
+        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
+        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
+        known = {request.id: request.samples for request in requests}
+        skipped = defaultdict(set)
+        for pair in as_list("skip", skip):
+            if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+            prompt_id, index = pair
+            num = known.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
+            if not isinstance(index, int) or not 0 <= index < num:
+                told = f"skip names sample {index} of {prompt_id!r}"
+                raise InputError(f"{told}, not in the tree; leave it out")
+            skipped[prompt_id].add(index)
+        samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
+        self._check_ready()
+        before = DrawCounter(None if any(skipped.values()) else self._before)
+        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        return stream
+
+    def open_stream(self, tree: Node, params: Params | Sequence[Params]) -> Stream:
+        """Begin a run of a tree of which only what `Stream.deal` adds is drawn, while it goes on.
+
+        The samples are those of `stream`, in whatever order and parts they are dealt. Raises what
+        `stream` raises.
+        """
+        given = _check_node_params(params)
+        requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
+        self._check_ready()
+        each = [given] * len(requests) if isinstance(given, SamplingParams) else given
+        return self._open_stream(self._plan(requests), each)
+
+    @reject_unknown_arguments
+    def run(
+        self,
+        tree: Node,
+        params: Params | Sequence[Params] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> RunResult:
+        """Sample a tree to its end; completions in the order the tree declares.
+
+        params: as for `stream`.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
+
+        Raises:
+            TreegenError: as for `stream` and its iterator.
+        """
+        check_progress(progress)
+        return _run_to_end(self.stream(tree, params), progress)
+
+    @reject_unknown_arguments
+    def generate(
+        self,
+        prompts: Iterable[str | Sequence[int] | Sequence[Message]],
+        params: Params | Sequence[Params] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: bool | None = None,
+    ) -> list[list[Completion]]:
+        """Return params.n completions of each flat prompt; shared prefixes are found in the tokens.
+
+        params: of all prompts, or one for each.
+        tools, chat_template_kwargs: for the chat template.
+        progress: show a bar of the samples that have ended; None does so in a notebook.
+
+        The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
+        another call with the same prompt draws further samples: its indices go on after those that
+        this LLM has drawn. With a seed each call draws the same samples. A prompt that is given
+        twice in one call gets different samples each time.
+
+        Raises:
+            InputError: params are not as many as prompts, and as for `stream`.
+            TreegenError: as for `stream` and its iterator.
+        """
+        check_progress(progress)
+        contents = as_list("prompts", prompts)
+        each = _expand_params(params, len(contents))
+        if not contents:
+            return []
+        template = chat_arguments(tools, chat_template_kwargs)
+        requests = build_flat_requests(contents, each, self.tokenizer, self.spec, template)
+        self._check_ready()
+        before = DrawCounter(self._before)
+        requests = before.continue_numbering_flat(requests, [own.seed for own in each])
+        samples = [range(request.samples) for request in requests]
+        stream = self._start(self._plan(requests), each, samples)
+        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        result = _run_to_end(stream, progress)
+        grouped: list[list[Completion]] = [[] for _ in contents]
+        for completion in result.completions:
+            grouped[int(completion.prompt_id)].append(completion)
+        return grouped
+
+    @reject_unknown_arguments
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | Sequence[Params] | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[list[Completion]]:
+        """Return params.n answers to each conversation; a special case of `generate`.
+
+        messages: one conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
+        """
+        several = as_list("messages", messages)
+        if several and isinstance(several[0], Mapping):
+            several = [several]
+        return self.generate(
+            several, params, tools=tools, chat_template_kwargs=chat_template_kwargs
+        )
+
+    @reject_unknown_arguments
+    def score(
+        self, pairs: Iterable[tuple[ScoreContext, ScoreInput]], *, top: int = 0
+    ) -> list[Score]:
+        """Return the log-likelihood of each continuation given its context.
+
+        pairs: (context, continuation), both texts or both token ids. A context may also be chat
+        messages, with images; the continuation is then what the assistant says.
+
+        A context that several pairs share is computed once. If a context is empty, or all its
+        tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
+        place, or else the end-of-sequence token.
+
+        top: how many likeliest tokens to report in the place of each token of a continuation, as
+        `Score.top`; all, if the vocabulary has fewer.
+
+        Raises:
+            InputError: pairs cannot be used, or another run of this LLM is not finished.
+            CapacityError: a pair is too long for the model or for the cache.
+            NumericsError: logits are not numbers.
+        """
+        pairs = as_list("pairs", pairs)
+        if not pairs:
+            return []
+        with self.score_stream(pairs, top=top) as stream:
+            scores = dict(stream)
+            stream.check_complete()
+        return [scores[index] for index in range(len(scores))]
+
+    def score_stream(
+        self, pairs: Iterable[tuple[ScoreContext, ScoreInput]], *, top: int = 0
+    ) -> ScoreStream:
+        """Return an iterator over (index of the pair, score); scores come as they are known.
+
+        Raises:
+            TreegenError: as for `score`; NumericsError comes from the iterator.
+        """
+        check_int("top", top, least=0, most=MAX_COUNT)
+        requests = build_score_requests(as_list("pairs", pairs), self.tokenizer, self.spec, top=top)
+        plan = self._plan(requests)
+        params = [SamplingParams()] * len(requests)
+        return ScoreStream(self._start(plan, params, [[] for _ in requests]))
+
+
+def _run_to_end(stream: Stream, progress: bool | None) -> RunResult:
+    """Use a run up; completions in the order of its prompts."""
+    with stream:
+        total = sum(request.samples for request in stream.plan.requests)
+        completions = list(show_progress(stream, total, progress))
+        stream.check_complete()
+    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    return RunResult(tuple(completions), stream.usage, stream.plan)
+
+
+def _check_node_params(
+    params: Params | Sequence[Params] | None,
+) -> SamplingParams | list[SamplingParams]:
+    """Check the parameters of all nodes of a tree, or of each node."""
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        return check_tree_params(params)
+    return [check_tree_params(own) for own in as_list("params", params)]
+
+
+def _expand_params(params: Params | Sequence[Params] | None, num: int) -> list[SamplingParams]:
+    """The parameters of each of `num` prompts."""
+    if params is None or isinstance(params, SamplingParams | Mapping):
+        return [check_params(params)] * num
+    each = [check_params(own) for own in as_list("params", params)]
+    if len(each) != num:
+        raise InputError(f"there are {len(each)} params for {num} prompts; give one for each")
+    return each

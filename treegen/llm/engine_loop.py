@@ -1,0 +1,215 @@
+"""The thread that owns the LLM: between two steps it takes what has come, then it hands out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final
+
+from treegen.common.outputs import Usage
+from treegen.errors import StoppedError
+from treegen.llm.async_call import AsyncCall
+from treegen.search.live.run import LiveRun
+
+if TYPE_CHECKING:
+    from treegen.llm import LLM
+
+_GATHERED: Final = 0.002  # seconds that the first call of all waits for others
+_MOST_GATHERED: Final = 0.05
+
+
+class EngineLoop:
+    """Takes the steps of one run, in which all calls are, until it is told to end.
+
+    lock: held to read or change what follows, and by who must not meet a `close`.
+    open_rows: samples of all calls that are not over and not cancelled.
+    closing: whether no further calls are taken.
+    failure: why no call can be served any more; None if they can.
+    status: what was under way after the last step.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        """Start the thread. Raises InputError if another run of the LLM is not finished."""
+        self._llm = llm
+        self.lock = threading.Condition()
+        self.open_rows = 0
+        self.closing = False
+        self.failure: Exception | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._calls: dict[
+            int, tuple[AsyncCall, int]
+        ] = {}  # by request number, with the prompt's place
+        self._coming = 0  # calls that are not in the inbox yet
+        self._past: list[Usage] = []  # of runs that failed
+        self._run: LiveRun = llm.open_live_run()
+        self.status = self._run.status()
+        self._thread = threading.Thread(target=self._serve, name="treegen-engine", daemon=True)
+        self._thread.start()
+
+    # For other threads
+
+    def usages(self) -> list[Usage]:
+        """What was computed so far; a run that failed has an account of its own."""
+        return [*self._past, self._run.usage]
+
+    def expect(self, call: AsyncCall) -> None:
+        """Count a call that is about to be encoded."""
+        with self.lock:
+            self.open_rows += call.rows
+            self._coming += 1
+
+    def start_call(self, call: AsyncCall, failure: Exception | None) -> None:
+        """Begin with a call that was expected, or end it if it could not be encoded."""
+        with self.lock:
+            self._coming -= 1
+            self._post(lambda: self._admit(call) if not failure else self._finish(call, failure))
+
+    def cancel(self, call: AsyncCall) -> None:
+        """End a call that nobody waits for; nothing happens if it is over."""
+        if not call.is_over:
+            self._make_room(call)
+            self._post(lambda: self._finish(call))
+
+    def check(self) -> None:
+        """Assert that pages, rows and requests are accounted for."""
+        done: Future[None] = Future()
+
+        def check() -> None:
+            try:
+                self._run.check()
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._post(check)
+        done.result()
+
+    def end(self) -> None:
+        """Take no more calls."""
+        with self.lock:
+            self.closing = True
+            self.lock.notify()
+
+    def join(self, *, drain: bool) -> None:
+        """Wait until all calls are done; or, if they are not to be drained, cancel them."""
+        if not drain:
+            self._post(self._finish_all)
+        self._thread.join()
+
+    def _make_room(self, call: AsyncCall) -> None:
+        """Let others have the place of a call that is over or cancelled."""
+        with self.lock:
+            self.open_rows -= call.rows
+            call.rows = 0
+
+    def _post(self, task: Callable[[], None]) -> None:
+        with self.lock:
+            self._inbox.append(task)
+            self.lock.notify()
+
+    # In the thread
+
+    def _serve(self) -> None:
+        while True:
+            with self.lock:
+                while not self._inbox and not self._run.has_work and not self._is_drained:
+                    self.lock.wait()
+                    self._wait_for_burst()
+                tasks, self._inbox = self._inbox, deque()
+                if not tasks and self._is_drained:
+                    break
+            try:
+                while tasks:
+                    tasks.popleft()()
+                if self._run.has_work:
+                    self._step()
+            except Exception as error:  # every caller is told, and others can be served
+                self._restart_run(error)
+                with self.lock:
+                    self._inbox.extendleft(reversed(tasks))
+            self.status = self._run.status()
+        self._run.close()
+
+    def _wait_for_burst(self) -> None:
+        """Wait as long as further calls come at once, for the first step shares among them.
+
+        Each pass that computes prompts costs more than the wait for them.
+        """
+        until = time.monotonic() + _MOST_GATHERED
+        while (self.lock.wait(_GATHERED) or self._coming) and time.monotonic() < until:
+            pass
+
+    @property
+    def _is_drained(self) -> bool:
+        return self.closing and not self.open_rows
+
+    def _admit(self, call: AsyncCall) -> None:
+        if call.is_over:
+            return
+        try:
+            if call.params is None:
+                for tokens in call.prompts:
+                    call.numbers.append(self._run.score(tokens, call.top))
+            else:
+                params = [call.params] * len(call.requests)
+                call.numbers += self._run.add(call.requests, params, first=call.first)
+        except Exception as error:
+            self._finish(call, error)
+            return
+        self._calls.update((number, (call, place)) for place, number in enumerate(call.numbers))
+        if call.streams:
+            self._hand_out(call, list(enumerate(call.prompts)))
+
+    def _step(self) -> None:
+        out: dict[AsyncCall, list[tuple[int, Any]]] = {}
+        results = self._run.step()
+        self.status = self._run.status()
+        for number, result in results:
+            call, place = self._calls[number]
+            out.setdefault(call, []).append((place, result))
+            call.due -= 1
+        streamed = [number for number, (call, _) in self._calls.items() if call.streams]
+        for news in self._run.take_deltas(streamed):
+            call, place = self._calls[news.number]
+            out.setdefault(call, []).append((place, news))
+        for call, batch in out.items():
+            if not call.due:
+                self._finish(call)  # first, so that who gets this answer can ask at once again
+            self._hand_out(call, batch)
+
+    def _hand_out(self, call: AsyncCall, batch: list[tuple[int, Any]] | Exception) -> None:
+        try:
+            call.loop.call_soon_threadsafe(call.queue.put_nowait, batch)
+        except RuntimeError:  # its event loop is closed, so nobody waits
+            self._finish(call)
+
+    def _finish(self, call: AsyncCall, failure: Exception | None = None) -> None:
+        """End a call: drop what it has not got, and free its pages."""
+        if call.is_over:
+            return
+        call.is_over = True
+        self._make_room(call)
+        if failure is not None:
+            self._hand_out(call, failure)
+        for number in call.numbers:
+            self._calls.pop(number, None)
+        for number in call.numbers:
+            self._run.cancel(number)  # it may note a pass under way, and so may fail
+
+    def _restart_run(self, error: Exception) -> None:
+        """Tell all callers that their calls have failed, and open another run."""
+        self._run.close()
+        for call in {id(call): call for call, _ in self._calls.values()}.values():
+            self._finish(call, error)
+        self._past.append(self._run.usage)
+        try:
+            self._run = self._llm.open_live_run()
+        except Exception as failure:
+            self.failure = failure
+
+    def _finish_all(self) -> None:
+        for call in {id(call): call for call, _ in self._calls.values()}.values():
+            self._finish(call, StoppedError("the server stops, and this call was not done"))

@@ -1,0 +1,170 @@
+"""Packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes), expanded one by one as they are loaded.
+
+`treegen.model.checkpoint.bnb` tells how bitsandbytes packs. For the others, a number is
+scale * (stored - zero), with a scale and a zero for each output and group of inputs.
+int32 words hold eight 4-bit integers each:
+
+- GPTQ packs stored integers along inputs, zeros along outputs, from the lowest bits up. Its first
+  format stores zeros less one, its second as they are. g_idx tells each input's group; without it,
+  groups are consecutive inputs.
+- AWQ packs both along outputs, in the order of `_AWQ_ORDER`.
+
+The product is exact in float32, for scales in 16 bits, and is rounded once. Sources: AutoGPTQ's,
+GPTQModel's and AutoAWQ's linear layers; the integer formats that AutoRound writes are theirs.
+
+Legend: N outputs, K inputs, G groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.core_model_loading import ConversionOps
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from treegen.model.checkpoint import bnb
+from treegen.model.checkpoint.quantized import Packing
+
+_METHOD: Final = "treegen-packed"
+_PARTS: Final = ("weight", "qweight", "qzeros", "scales", "g_idx")
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of eight consecutive outputs lies."""
+_ONES: Final = 0x11111111
+
+
+def dequantize_packed_on_load(config: PretrainedConfig, packing: Packing) -> None:
+    """Have transformers expand packed matrices as it loads. The configuration is changed."""
+    config.quantization_config = {"quant_method": _METHOD, "packing": packing}
+
+
+def dequantize(
+    packing: Packing, qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None
+) -> Tensor:
+    """The matrix [K, N] that is stored, in float32.
+
+    qweight: int32 [K / 8, N] of GPTQ, [K, N / 8] of AWQ. qzeros: int32 [G, N / 8].
+    scales: [G, N]. g_idx: the group of each input [K].
+
+    Raises:
+        ValueError: the tensors do not go together.
+    """
+    if packing.layout == "awq":
+        stored_KN, zeros_GN = _outputs(qweight, _AWQ_ORDER), _outputs(qzeros, _AWQ_ORDER)
+    else:
+        stored_KN = _outputs(qweight.T, range(8)).T
+        # The one was taken from whole words, so that a zero of 0 borrows from the next.
+        zeros_GN = _outputs(qzeros + (_ONES if packing.layout == "gptq" else 0), range(8))
+    inputs, outputs = stored_KN.shape
+    size = packing.group_size if packing.group_size > 0 else inputs
+    if g_idx is None:
+        if packing.shuffled:
+            raise ValueError("no g_idx tells the groups of inputs (desc_act)")
+        g_idx = torch.arange(inputs, device=qweight.device) // size
+    groups = scales.shape[0]
+    if scales.shape != (groups, outputs) or zeros_GN.shape != scales.shape:
+        raise ValueError(f"scales {[*scales.shape]} do not fit zeros {[*zeros_GN.shape]}")
+    if groups != -(-inputs // size) or g_idx.shape != (inputs,):
+        raise ValueError(f"{groups} groups of {size} do not make {inputs} inputs")
+    if not 0 <= int(g_idx.min()) <= int(g_idx.max()) < groups:
+        raise ValueError(f"g_idx names groups beyond {groups}")
+    group_K = g_idx.long()
+    return (stored_KN - zeros_GN[group_K]) * scales.float()[group_K]
+
+
+def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
+    """The integers [R, 8 W] in rows of words [R, W], eight of a word in an order."""
+    shifts = 4 * torch.tensor([*order], dtype=torch.int32, device=words.device)
+    return ((words[:, :, None] >> shifts) & 15).flatten(1)
+
+
+def _parts(packing: Packing) -> tuple[str, ...]:
+    """What may be stored of a matrix, by the ends of names."""
+    return {"bnb-4": bnb.PARTS_4, "bnb-8": bnb.PARTS_8}.get(packing.layout, _PARTS)
+
+
+def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
+    """The matrix [K, N] of what is stored, in float32.
+
+    Raises:
+        ValueError: the tensors do not go together, or one is missing.
+    """
+    try:
+        if packing.layout == "bnb-4":
+            return bnb.dequantize_4bit(parts).T
+        if packing.layout == "bnb-8":
+            return bnb.dequantize_8bit(parts).T
+        if "weight" in parts:
+            raise ValueError("some of these matrices are packed and some are not")
+        return dequantize(packing, **parts)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"a tensor is missing: {error}") from None
+
+
+class _DequantizeOp(ConversionOps):  # type: ignore[misc]
+    """Puts together what transformers collects for one matrix, or for those of all experts."""
+
+    def __init__(self, hf_quantizer: Any) -> None:
+        self.hf_quantizer = hf_quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], *given: Any, full_layer_name: str, model: Any, **more: Any
+    ) -> dict[str, Any]:
+        packing = self.hf_quantizer.quantization_config.packing
+        dtype = model.get_parameter_or_buffer(full_layer_name).dtype
+        stays = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
+        found: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
+        for name, each in input_dict.items():
+            part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
+            found[name[: -len(part)]][part] = each if isinstance(each, list) else [each]
+        made: dict[str, Any] = {}
+        for start, parts in found.items():
+            if parts.keys() == {"weight"}:
+                made[f"{start}weight"] = parts["weight"]
+                continue
+            columns = zip(*parts.values(), strict=True)
+            stored = (dict(zip(parts, column, strict=True)) for column in columns)
+            matrices = (_matrix(packing, each).to(dtype) for each in stored)
+            made[f"{start}weight"] = [each if stays else each.T.contiguous() for each in matrices]
+        if not all(each.is_floating_point() for matrices in made.values() for each in matrices):
+            raise ValueError("what scales these integers is missing")
+        if "weight" in made:  # one matrix of a layer, not of experts
+            return {full_layer_name: made["weight"][0].to(dtype)}
+        return made
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        raise NotImplementedError("packed weights are only read")
+
+
+@register_quantization_config(_METHOD)
+class _Config(QuantizationConfigMixin):  # type: ignore[misc]
+    def __init__(self, packing: Packing, **settings: Any) -> None:
+        super().__init__(quant_method=cast(Any, _METHOD))
+        self.packing = packing
+        self.dequantize = True
+
+
+@register_quantizer(_METHOD)
+class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Has transformers collect the parts of each matrix and expand them."""
+
+    requires_calibration = False
+    is_trainable = False
+
+    @property
+    def serialized_names(self) -> dict[str, list[str]]:
+        return {"weight": [*_parts(self.quantization_config.packing)]}
+
+    def get_load_operations(self) -> dict[str, Any]:
+        return {"dequantize": _DequantizeOp}
+
+    def is_serializable(self, *given: Any, **more: Any) -> bool:
+        return False

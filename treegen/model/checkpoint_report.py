@@ -1,0 +1,323 @@
+"""What becomes of a checkpoint, told from its configuration alone, or why it is refused."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import PretrainedConfig
+
+from treegen.common.formatting import format_bytes, format_table, safe_text
+from treegen.common.spec import ModelSpec
+from treegen.errors import InputError, ModelError, TreegenError
+from treegen.model.checkpoint.families import WAYS, Family, all_families, get_support, inputs_of
+from treegen.model.checkpoint.files import locate, read_raw_config
+from treegen.model.checkpoint.gguf_file import is_gguf, read_header
+from treegen.model.checkpoint.quantized import describe_support, quantisation_of
+from treegen.model.config import load_spec, read_config, resolve_device, resolve_dtype
+from treegen.model.generation_config import format_sampling
+from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
+from treegen.model.load import stays_fp8, stays_mxfp4
+from treegen.model.options import EngineOptions
+
+IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
+_WIDTH: Final = 100  # of a line
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What becomes of a checkpoint.
+
+    name: as the user gave it.
+    model_type: its family; empty if that could not be read.
+    way: what treegen says of the family, one of `families.WAYS`.
+    refused: why it cannot be used; empty if it can.
+    spec: its shape; None if it is refused.
+    dtype: the type to compute in.
+    stored: how its weights are quantised; empty if they are not.
+    quantization: "fp8" if its matrices run in FP8, "mxfp4" if its experts run in 4 bits.
+    weight_bytes: of the weights once they are loaded.
+    latent_bytes: of a token's latents, if the model has such and they cannot be kept; else 0.
+    takes: what it is given: text, images, sound.
+    image_tokens: by width and height in pixels, how many tokens an image becomes.
+    no_images: why its images cannot be taken here, though its family's can; empty if they can.
+    """
+
+    name: str
+    model_type: str
+    way: str
+    refused: str = ""
+    spec: ModelSpec | None = None
+    dtype: str = ""
+    stored: str = ""
+    quantization: str = ""
+    weight_bytes: int = 0
+    latent_bytes: int = 0
+    takes: tuple[str, ...] = ()
+    image_tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    no_images: str = ""
+
+    def __str__(self) -> str:
+        """The same in lines for people."""
+        told = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
+        if (spec := self.spec) is None:
+            return safe_text(f"{told}\nrefused: {self.refused}")
+        inside = {"fp8": ", matrices in fp8", "mxfp4": ", experts in mxfp4"}
+        kind = self.dtype + inside.get(self.quantization, "")
+        stored = f"; stored in {self.stored}" if self.stored else ""
+        attending = f"{len(spec.layers)} layers attend"
+        windows = sorted({window for window in spec.windows if window is not None})
+        if windows:
+            within = sum(window is not None for window in spec.windows)
+            attending += f", {within} of them to the last {' or '.join(map(str, windows))} tokens"
+        if spec.states:
+            attending += f"; {len(spec.states)} recurrent layers keep "
+            attending += f"{format_bytes(spec.state_bytes)} for each text"
+        each, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+        kept = f"keys and values: {format_bytes(each)} a token"
+        if spec.latent is not None:
+            kept = (
+                f"latents: {format_bytes(each)} a token, of which keys and values of "
+                f"{format_bytes(expanded)} are made ({expanded / each:,.1f} times)"
+            )
+        if self.latent_bytes:
+            kept += f", {each / self.latent_bytes:,.1f} times its latents, which its layers do not "
+            kept += "hand on"
+        lines = [
+            f"{told} (on a GPU {WAYS[self.way]})",
+            f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
+            f"{kind}{stored}",
+            attending,
+            f"{kept}; context {spec.context_length:,} tokens, vocabulary {spec.vocab_size:,}",
+        ]
+        lines.append(f"takes: {', '.join(self.takes)}{self._images}")
+        if spec.recommended:
+            lines.append(f"recommended sampling: {format_sampling(dict(spec.recommended))}")
+        if spec.recommended_note:
+            lines.append(spec.recommended_note)
+        if spec.unreached:
+            why = "without --images" if "images" in self.takes else "for text does not reach them"
+            lines.append(f"left out, {why}: {', '.join(spec.unreached)}")
+        return safe_text("\n".join(lines))
+
+    @property
+    def _images(self) -> str:
+        if self.no_images:
+            return f"; images not here: {self.no_images}"
+        if not self.image_tokens:
+            return ""
+        sizes = (f"{w} x {h} pixels {num:,}" for (w, h), num in self.image_tokens.items())
+        return f"; tokens of an image: {', '.join(sizes)}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        document: dict[str, Any] = {
+            "name": self.name,
+            "type": self.model_type,
+            "way": self.way,
+            "refused": self.refused or None,
+        }
+        if (spec := self.spec) is None:
+            return document
+        return document | {
+            "dtype": self.dtype,
+            "stored": self.stored or self.dtype,
+            "quantization": self.quantization or None,
+            "weights": spec.num_weights,
+            "weight_bytes": self.weight_bytes,
+            "layers": len(spec.layers),
+            "windows": sorted({window for window in spec.windows if window is not None}),
+            "recurrent_layers": len(spec.states),
+            "kv_bytes_per_token": spec.kv_bytes_per_token,
+            "latents": spec.latent is not None,
+            "expanded_bytes_per_token": spec.expanded_bytes_per_token,
+            "latent_bytes_not_kept": self.latent_bytes or None,
+            "state_bytes": spec.state_bytes,
+            "context_length": spec.context_length,
+            "vocab_size": spec.vocab_size,
+            "unreached": list(spec.unreached),
+            "recommended": dict(spec.recommended),
+            "takes": list(self.takes),
+            "image_tokens": [
+                {"width": width, "height": height, "tokens": num}
+                for (width, height), num in self.image_tokens.items()
+            ],
+            "no_images": self.no_images or None,
+        }
+
+
+def inspect_checkpoint(
+    options: EngineOptions, image_sizes: Sequence[tuple[int, int]] = ()
+) -> CheckpointReport:
+    """Return what becomes of a checkpoint with some options.
+
+    image_sizes: widths and heights in pixels, for which it tells the tokens of an image.
+
+    Raises:
+        ModelError: there is no such checkpoint, or its configuration cannot be read.
+        InputError: the dtype or the device cannot be used.
+    """
+    source: dict[str, Any] = {
+        "revision": options.revision,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    device = resolve_device(options.device)
+    directory = locate(options.model, options.revision, weights=False)
+    model_type, stored = "", ""
+    if is_gguf(directory):
+        header = read_header(directory)
+        stored = "" if header.is_plain else f"{header.stores} (GGUF)"
+    else:
+        model_type = str(read_raw_config(directory).get("model_type", ""))
+    try:
+        config = read_config(options.model, directory, **source)
+        model_type = config.model_type
+        found = quantisation_of(config)
+        dtype = resolve_dtype(options.dtype, config, device)
+        spec = load_spec(
+            options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype, **source
+        )
+    except ModelError as error:
+        way = get_support(model_type) if model_type else "refused"
+        return CheckpointReport(options.model, model_type, way, refused=str(error))
+    asked = options.loading()["quantization"]
+    in_fp8 = asked == "fp8" or stays_fp8(found, asked, device)
+    takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
+    if "images" in takes:
+        try:
+            image_tokens = _image_tokens(options, directory, config, spec, image_sizes)
+        except TreegenError as error:
+            takes, no_images = tuple(each for each in takes if each != "images"), str(error)
+    small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
+    in_4_bits = stays_mxfp4(config, found, asked, device, dtype)
+    if in_4_bits:
+        small = num_in_experts(config)
+        small_bytes = int(small * BYTES_PER_NUMBER)
+    return CheckpointReport(
+        name=options.model,
+        model_type=model_type,
+        way=get_support(model_type),
+        spec=spec,
+        dtype=str(dtype).removeprefix("torch."),
+        stored=found.stores if found is not None else stored,
+        quantization="fp8" if in_fp8 else "mxfp4" if in_4_bits else "",
+        weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
+        latent_bytes=_latent_bytes(config, spec),
+        takes=takes,
+        image_tokens=image_tokens,
+        no_images=no_images,
+    )
+
+
+def parse_image_sizes(text: str) -> list[tuple[int, int]]:
+    """Return widths and heights in pixels, from "1024x768,512x512".
+
+    Raises:
+        InputError: the text is no list of sizes, or a size has more pixels than an image may.
+    """
+    from treegen.prompts.images.loading import MOST_PIXELS
+
+    found = []
+    for word in text.split(","):
+        parts = re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", word)
+        if parts is None or int(parts[1]) * int(parts[2]) > MOST_PIXELS:
+            raise InputError(
+                f"--image-size must be like 1024x768, of at most {MOST_PIXELS:,} pixels, with "
+                f"commas between, got {text!r:.80}"
+            )
+        found.append((int(parts[1]), int(parts[2])))
+    return found
+
+
+def _image_tokens(
+    options: EngineOptions, directory: Path, config: PretrainedConfig, spec: ModelSpec,
+    sizes: Sequence[tuple[int, int]],
+) -> dict[tuple[int, int], int]:  # fmt: skip
+    """Return how many tokens images of some sizes become, from the model's own processor.
+
+    Raises:
+        TreegenError: the processor cannot be loaded, or cannot take such an image.
+    """
+    # Pillow and the processor take seconds to import, and most models have none.
+    from treegen.model.tokenizer import load_tokenizer
+    from treegen.model.vision.processor import load_processor
+
+    tokenizer = load_tokenizer(
+        options.model, revision=options.revision, trust_remote_code=options.trust_remote_code
+    )
+    table = load_processor(directory, config, tokenizer).table(spec.vocab_size)
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError("images need Pillow; install it (pip install pillow)") from None
+    return {size: table.add(Image.new("RGB", size)).num for size in sizes}
+
+
+def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
+    """Bytes of a token's latents, of a model whose layers do not hand them on."""
+    text = config.get_text_config(decoder=True)
+    rank, rope = (getattr(text, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
+    if not rank or rope is None or any(layer.latent is not None for layer in spec.layers):
+        return 0
+    return int(rank + rope) * len(spec.layers) * spec.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReport:
+    """Which families of models run, how, and what is refused and why.
+
+    weights: ways of storing weights, and what becomes of them.
+    """
+
+    known: Sequence[Family]
+    weights: Mapping[str, str]
+
+    @staticmethod
+    def known_here() -> FamilyReport:
+        """Return what the installed transformers has."""
+        return FamilyReport(all_families(), describe_support())
+
+    def __str__(self) -> str:
+        """The same in lines for people."""
+        counts = [
+            [way, str(sum(each.way == way for each in self.known)), how]
+            for way, how in WAYS.items()
+        ]
+        lines = [format_table(["Families", "Number", "On a GPU they run"], counts, right=(1,)), ""]
+        for way in WAYS:
+            for why in sorted({each.why for each in self.known if each.way == way}):
+                alike = [each for each in self.known if (each.way, each.why) == (way, why)]
+                names = ", ".join(each.model_type for each in alike)
+                lines += [f"{way}{': ' + why if why else ''}", _wrap_text(names), ""]
+        for kind in ("images", "sound"):
+            if names := ", ".join(each.model_type for each in self.known if kind in each.takes):
+                lines += [f"Given {kind} too", _wrap_text(names), ""]
+        lines.append("Weights that are quantised")
+        return "\n".join([*lines, *(_wrap_text(f"{a}: {b}") for a, b in self.weights.items())])
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The same as JSON takes it."""
+        return {
+            "families": [
+                {
+                    "type": each.model_type,
+                    "way": each.way,
+                    "takes": list(each.takes),
+                    "why": each.why or None,
+                }
+                for each in self.known
+            ],
+            "weights": [{"stored": a, "becomes": b} for a, b in self.weights.items()],
+        }
+
+
+def _wrap_text(text: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )

@@ -1,0 +1,104 @@
+"""How a checkpoint recommends that its samples are drawn, as generation_config.json says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.params import MIN_TEMPERATURE, SamplingParams
+from treegen.errors import InputError, ModelError
+from treegen.model.checkpoint.files import read_object
+
+# Settings that vLLM and transformers take from the file too, by names that SamplingParams shares.
+NAMES: Final = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size",
+    "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+_OF_DRAWS: Final = ("temperature", "top_p", "top_k", "min_p")
+
+
+# What else of the file changes the draws of `generate`, with the values that change nothing.
+_LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
+    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "sequence_bias": (),
+    "bad_words_ids": ([],), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
+    "guidance_scale": (1,),
+    "min_length": (0,), "min_new_tokens": (0,), "num_beams": (1,), "penalty_alpha": (0,),
+    "watermarking_config": (),
+}  # fmt: skip
+
+
+def difference_from_generate(directory: Path | None) -> str:
+    """Say how samples by `recommended_sampling` differ from those of transformers' `generate`.
+
+    Args:
+        directory: The checkpoint's directory; None for a model without files.
+
+    Returns:
+        One line; empty if there is no difference.
+
+    Raises:
+        ModelError: The file cannot be read, or has a value that cannot be used.
+    """
+    found = dict(recommended_sampling(directory))
+    if directory is None or not found:
+        return ""
+    settings = read_object(directory / "generation_config.json")
+    told = []
+    left_out = [
+        name
+        for name, neutral in _LEFT_OUT.items()
+        if settings.get(name) is not None and settings[name] not in neutral
+    ]
+    if left_out:
+        told.append(f"treegen does not apply its {', '.join(left_out)}")
+    if settings.get("do_sample") is None and found.get("temperature"):
+        told.append("without do_sample, transformers decodes greedily")
+    elif found.get("temperature") and "top_k" not in found:
+        told.append("without top_k, transformers keeps the 50 likeliest tokens, and treegen all")
+    if not told:
+        return ""
+    return (
+        f"generation_config.json is not applied as transformers' generate does: {'; '.join(told)}"
+    )
+
+
+def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
+    """The settings that a checkpoint recommends, by the names of SamplingParams; may be none.
+
+    directory: the checkpoint's; None for a model without files.
+
+    A file that says do_sample=false recommends greedy decoding, and one that says do_sample=true
+    without a temperature recommends 1, as transformers reads them. A temperature of nearly 0 means
+    greedy decoding too.
+
+    Raises:
+        ModelError: the file cannot be read, or has a value that cannot be used.
+    """
+    file = directory / "generation_config.json" if directory else None
+    if file is None or not file.is_file():
+        return ()
+    settings = read_object(file)
+    found = {name: settings[name] for name in NAMES if settings.get(name) is not None}
+    match settings.get("do_sample"):
+        case True:
+            found = {"temperature": 1.0, **found}
+        case False:
+            kept = {name: value for name, value in found.items() if name not in _OF_DRAWS}
+            found = {"temperature": 0.0, **kept}
+    if found.get("top_k") == -1:  # another way to write that all tokens are kept
+        found["top_k"] = 0
+    cold = found.get("temperature")
+    if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # another way to write greedy
+        found["temperature"] = 0.0
+    try:
+        SamplingParams(**found)
+    except InputError as error:
+        raise ModelError(f"{file} recommends what cannot be used: {error}; mend the file") from None
+    return tuple(found.items())
+
+
+def format_sampling(settings: dict[str, Any]) -> str:
+    """Settings as a line says them, such as "temperature 0.6, top_p 0.95"."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())

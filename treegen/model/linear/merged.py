@@ -1,0 +1,172 @@
+"""Linear layers that take one input as one matrix product: queries, keys and values; gate and up.
+
+A stock layer computes them one after another. Each product is a launch, and with few rows or few
+outputs it leaves a part of the GPU idle. docs/performance.md says what that costs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from treegen.model.linear.batch_invariant import (
+    BatchInvariantLinear,
+    batch_invariant_linear,
+    needs_invariant_kernel,
+)
+from treegen.model.linear.fp8 import Fp8Linear, fp8_linear
+
+
+class MergedLinears:
+    """The linear layers of a model that take the same input, computed together until `undo`.
+
+    The results are the same but for rounding, in whatever order the layers are called, as long as
+    none changes an input in place. Parameters keep their names and shapes, and numbers that are
+    written into them in place are used. Each now lies in memory beside those that it is computed
+    with.
+    """
+
+    def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
+        """Join the layers. Those for which memory runs out stay as they are.
+
+        run: does a forward pass, which shows which layers take the same input.
+        """
+        self._parts: list[nn.Linear] = []
+        for siblings in _find_mergeable(module, run):
+            joint = _build_merged(siblings)
+            if joint is None:
+                break
+            for place, part in enumerate(siblings):
+                part.__class__ = _PARTS[type(part)]
+                joined = cast(MergedLinearPart, part)
+                joined.joint, joined.place = joint, place
+                self._parts.append(part)
+
+    def undo(self) -> None:
+        """Let each layer compute by itself again."""
+        for part in self._parts:
+            del part.joint, part.place
+            part.__class__ = _ALONE[type(part)]
+        self._parts.clear()
+
+
+class MergedLinear:
+    """One product for several linear layers. It is computed when the first of them is called.
+
+    It is no module, because its weights already have names in the model. It holds them as
+    parameters, because the compiler takes the sizes of parameters as fixed.
+
+    product: what was computed last, [..., sum of sizes], if `keeps` is set; whoever sets it takes
+    the product away before the next is computed.
+    """
+
+    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+        self.sizes = [part.out_features for part in parts]
+        self.weight = _merge_parameters([part.weight for part in parts])
+        scales = [part.scale for part in parts if isinstance(part, Fp8Linear)]
+        self.scale = _merge_parameters(scales) if scales else None
+        biases = [part.bias for part in parts if part.bias is not None]
+        self.bias = _merge_parameters(biases) if biases else None
+        is_fixed = all(isinstance(part, BatchInvariantLinear) for part in parts)
+        is_fixed &= needs_invariant_kernel(self.weight, sum(self.sizes))
+        self._linear: Callable[..., Tensor] = batch_invariant_linear if is_fixed else linear
+        self._input: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+        self.keeps = False
+        self.product: Tensor | None = None
+
+    def output(self, input: Tensor, place: int) -> Tensor | None:
+        """Return what the layer at a place computes from an input [..., in_features].
+
+        Returns None if the product was computed from another input.
+        """
+        if place == 0:
+            if self.scale is None:
+                output = self._linear(input, self.weight, self.bias)
+            else:
+                output = fp8_linear(input, self.weight, self.scale, self.bias)
+            self._outputs, self._input = output.split(self.sizes, -1), input
+            self.product = output if self.keeps else None
+        if self._input is not input:
+            return None
+        output = self._outputs[place]
+        if place == len(self.sizes) - 1:
+            self._input, self._outputs = None, ()
+        return output
+
+
+def _build_merged(parts: Sequence[nn.Linear]) -> MergedLinear | None:
+    """The product for some layers; None if there is no memory for it."""
+    for attempt in range(2):
+        try:
+            return MergedLinear(parts)
+        except torch.OutOfMemoryError:
+            if attempt == 0:
+                # torch keeps the old places of layers joined before, which are too small for these.
+                torch.cuda.empty_cache()
+    return None
+
+
+class MergedLinearPart(nn.Linear):
+    """A linear layer that is computed together with others."""
+
+    joint: MergedLinear
+    place: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = self.joint.output(input, self.place)
+        return super().forward(input) if output is None else output
+
+
+class _Fp8Part(MergedLinearPart, Fp8Linear):
+    """The same in FP8."""
+
+
+class _FixedPart(MergedLinearPart, BatchInvariantLinear):
+    """The same of layers whose sums have one order."""
+
+
+_PARTS: Final[dict[type, type]] = {
+    nn.Linear: MergedLinearPart, Fp8Linear: _Fp8Part, BatchInvariantLinear: _FixedPart,
+}  # fmt: skip
+_ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
+
+
+@torch.no_grad()
+def _merge_parameters(parts: Sequence[Tensor]) -> nn.Parameter:
+    """Copy parameters one after another into new memory, and make them views of it."""
+    sizes = [len(part) for part in parts]
+    joined = nn.Parameter(parts[0].data.new_empty(sum(sizes), *parts[0].shape[1:]), False)
+    for part, data in zip(parts, joined.data.split(sizes), strict=True):
+        data.copy_(part.data)
+        part.data = data
+    return joined
+
+
+def _find_mergeable(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:
+    """Return groups of linear layers of one parent that take the same input, in order of calls."""
+    calls: list[tuple[nn.Linear, Tensor]] = []
+
+    def note(part: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
+        calls.extend((part, tensor) for tensor in inputs)  # an input given by name is not seen
+
+    uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+    with ExitStack() as hooks:
+        for part in module.modules():
+            if type(part) in _PARTS and all(uses[mine] == 1 for mine in part.parameters()):
+                hooks.enter_context(part.register_forward_pre_hook(note))
+        run()
+    times = Counter(part for part, _ in calls)
+    parents = {child: parent for parent in module.modules() for child in parent.children()}
+    groups: dict[tuple[object, ...], list[nn.Linear]] = defaultdict(list)
+    for part, inputs in calls:
+        if times[part] == 1:
+            key = parents.get(part), id(inputs), part.weight.dtype, part.bias is None
+            groups[key].append(part)
+    return [parts for parts in groups.values() if len(parts) > 1]

@@ -1,0 +1,328 @@
+"""The load check: a toy tree must give the logits of transformers' own attention.
+
+The toy is a shared prefix, two branches of different length, and one decoded token on each: three
+levels, prefill and decode. It runs on the loaded weights in their dtype and takes about a second.
+Keys and values stay in that dtype, whatever the cache keeps them in.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from treegen.common.device import without_autocast
+from treegen.errors import ModelError
+from treegen.model.batch import Batch
+from treegen.model.checkpoint.files import summarize_error
+from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.hook import ATTENTION
+from treegen.model.linear.fp8 import disable_input_rounding
+from treegen.model.recurrent.layer_states import cache_argument
+from treegen.model.recurrent.state_batch import Piece, states_of_pieces, states_of_rows
+from treegen.ops.attention import Level, prepare
+from treegen.ops.cache.pool import LayerKV
+from treegen.ops.cache.state_cache import NO_STATE
+
+if TYPE_CHECKING:
+    from treegen.model.model import Model
+
+# R query rows, V vocabulary, N tokens of a sequence
+
+PREFIX: Final = 11
+BRANCHES: Final = (5, 2)
+# Short enough that every branch of the toy looks past it.
+TOY_WINDOW: Final = 6
+_PAGE: Final = 64
+
+# Allowed distance from stock attention as a share of the logits' own spread.
+TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
+# The most that rounding may excuse. Unrelated logits differ by 1.4 of their spread.
+_MOST: Final = 0.7
+
+
+def check_model(model: "Model") -> None:
+    """Check that the logits of a toy tree are those of transformers' own attention.
+
+    Raises:
+        ModelError: a forward pass fails, or the logits differ.
+    """
+    try:
+        error, limit = _error_and_limit(model)
+    except RuntimeError as problem:
+        raise ModelError(
+            f"{model.spec.name} cannot be used: a forward pass fails: {summarize_error(problem)}; "
+            "try dtype='float32', or another version of transformers"
+        ) from None
+    if not error <= limit:
+        raise ModelError(
+            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
+            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} "
+            f"(limit {limit:.2g}), so samples would be wrong; dtype='float32' shows whether it is "
+            "rounding, and if it is not, please report the model. check=False loads it all the same"
+        )
+
+
+def _error_and_limit(model: "Model") -> tuple[float, float]:
+    """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
+    sequences = _sequences(model)
+    limit = TOLERANCE[model.dtype]
+    with _toy_window(model), disable_input_rounding(model.module):
+        want = _stock_logits(model, sequences)
+        if not all(bool(logits.isfinite().all()) for logits in want):
+            raise ModelError(
+                f"{model.spec.name} gives logits that are not numbers in {model.dtype} under "
+                "transformers' own attention; try dtype float32, or another checkpoint"
+            )
+        error = _relative_error(_tree_logits(model, sequences), want)
+        if error > limit and model.dtype != torch.float32:
+            # In deep models of many experts rounding alone leads tokens to other experts, under
+            # stock attention too.
+            noise = _relative_error(_stock_logits(model, sequences, perturb=True), want)
+            limit = min(max(limit, 3 * noise), _MOST)
+    return error, limit
+
+
+def _sequences(model: "Model") -> list[Tensor]:
+    """Return the toy's two token sequences [N], the same every time, without special tokens."""
+    text = model.module.config.get_text_config(decoder=True)
+    special: set[int] = set()
+    for config in (model.module.config, text):
+        for name, value in config.to_dict().items():
+            if "token_id" in name or "token_index" in name:
+                special |= set(value) if isinstance(value, list) else {value}
+    plain = [i for i in range(min(model.spec.vocab_size, 5000)) if i not in special]
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(plain), (PREFIX + sum(BRANCHES) + 2,), generator=generator)
+    tokens = torch.tensor(plain)[picks].to(model.device)
+    prefix, first, second, tails = tokens.split([PREFIX, *BRANCHES, 2])
+    return [torch.cat([prefix, first, tails[:1]]), torch.cat([prefix, second, tails[1:]])]
+
+
+@contextlib.contextmanager
+def _toy_window(model: "Model") -> Iterator[None]:
+    """While open, shrink the model's sliding windows, so that the short toy looks past them."""
+    text = model.module.config.get_text_config(decoder=True)
+    window = getattr(text, "sliding_window", None)
+    widths = {w for w in model.spec.windows if w is not None}
+    if window is None or widths != {window} or window <= TOY_WINDOW:
+        yield
+        return
+    # Some layers hold the width, others read it from the configuration, as stock masks do.
+    holders: list[Any] = [
+        m for m in model.module.modules() if getattr(m, "sliding_window", None) == window
+    ]
+    holders.append(text)
+    for holder in holders:
+        holder.sliding_window = TOY_WINDOW
+    try:
+        yield
+    finally:
+        for holder in holders:
+            holder.sliding_window = window
+
+
+class _CountedPools(list[LayerKV]):
+    """The page pools of the layers, which note each layer that asks for its pool."""
+
+    def __init__(self, pools: Sequence[LayerKV]) -> None:
+        super().__init__(pools)
+        self.asked: list[int] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Return the logits [N, V] of each sequence, computed as a tree, so each prefix row once."""
+    # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
+    pools = model.new_cache(num_pages=5, page_size=_PAGE, dtype=model.dtype)
+    # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place. Rows
+    # that list updates have windows in slots 4 and 5, and pages in slot 6 and beyond.
+    states = model.new_states(num_slots=10)
+    ends = [PREFIX + n for n in BRANCHES]
+    trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
+    first, rows = BRANCHES[0], sum(BRANCHES)
+    prefix_RV = _pass(
+        model,
+        (pools, states),
+        [_Span(sequences[0][:PREFIX], 0, 0, NO_STATE, 1)],
+        [([(0, PREFIX)], [0], [PREFIX], [0], True)],
+    )
+    branch_RV = _pass(
+        model,
+        (pools, states),
+        [_Span(s[PREFIX:-1], PREFIX, 1 + i, 1, 2 + i) for i, s in enumerate(sequences)],
+        [trunk, ([(0, first), (first, rows)], [1, 2], list(BRANCHES), [PREFIX] * 2, True)],
+    )
+    tail_RV = _pass(
+        model,
+        (pools, states),
+        [
+            _Span(s[-1:], end, 3 + i, 2 + i, 2 + i)
+            for i, (s, end) in enumerate(zip(sequences, ends, strict=True))
+        ],
+        [
+            ([(0, 2)], [0], [PREFIX], [0], False),
+            ([(0, 1), (1, 2)], [1, 2], list(BRANCHES), [PREFIX] * 2, False),
+            ([(0, 1), (1, 2)], [3, 4], [1, 1], ends, False),
+        ],
+        decodes=True,
+    )
+    return [
+        torch.cat([prefix_RV, branch_RV[:first], tail_RV[:1]]),
+        torch.cat([prefix_RV, branch_RV[first:], tail_RV[1:]]),
+    ]
+
+
+class _Span(NamedTuple):
+    """Tokens, their first position and page, and where the state before and after them lies."""
+
+    tokens: Tensor
+    start: int
+    page: int
+    reads: int
+    writes: int
+
+
+_Groups = tuple[list[tuple[int, int]], list[int], list[int], list[int], bool]
+
+
+def _pass(
+    model: "Model",
+    cache: tuple[Sequence[LayerKV], Sequence[Sequence[Tensor]]],
+    spans: Sequence[_Span],
+    levels: Sequence[_Groups],
+    decodes: bool = False,
+) -> Tensor:
+    """Run one forward pass over spans on page pools and states: logits [R, V].
+
+    decodes: whether it is a decode step, in which rows may list updates of their states.
+    """
+    pools, states = cache
+
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=model.device)
+
+    lengths = [len(span.tokens) for span in spans]
+    offsets = [sum(lengths[:at]) for at in range(len(spans))]
+    pieces = [
+        Piece(offset, length, span.reads, span.writes)
+        for offset, length, span in zip(offsets, lengths, spans, strict=True)
+    ]
+    tokens_R = torch.cat([span.tokens for span in spans])
+    each = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
+    positions_R = torch.cat([span.start + index for span, index in each])
+    slots_R = torch.cat([span.page * _PAGE + index for span, index in each])
+    prepared = prepare(
+        [
+            Level(
+                q_start_G=ints([start for start, _ in rows]),
+                q_stop_G=ints([stop for _, stop in rows]),
+                pages_GP=ints(pages)[:, None],
+                kv_len_G=ints(lengths),
+                kv_start_G=ints(starts),
+                causal=causal,
+            )
+            for rows, pages, lengths, starts, causal in levels
+        ],
+        positions_R,
+        impl=model.impl,
+    )
+    counted = _CountedPools(pools)
+    batch = states_of_pieces(pieces, states) if states else None
+    delta = model.spec.delta
+    if decodes and delta is not None:
+        reads = np.array([span.reads for span in spans])
+        pages = 6 * delta.pages + np.arange(2 * (delta.pages + delta.own_pages))
+        rows = np.stack([reads, 0 * reads, reads, [4, 5]])
+        batch = states_of_rows(np.concatenate([rows, pages.reshape(-1, 2)]), states)
+    logits_RV = model.forward(
+        Batch(
+            tokens_T=tokens_R,
+            positions_T=positions_R,
+            slots_T=slots_R,
+            logits_at_S=torch.arange(len(tokens_R), device=model.device),
+            levels=prepared,
+            layers=counted,
+            states=batch,
+        )
+    )
+    if sorted(counted.asked) != list(range(len(pools))):
+        raise ModelError(
+            f"{model.spec.model_type} called attention {len(counted.asked)} times for {len(pools)} "
+            "layers; each layer must call it exactly once"
+        )
+    return logits_RV
+
+
+@torch.inference_mode()
+def _stock_logits(
+    model: "Model", sequences: Sequence[Tensor], *, perturb: bool = False
+) -> list[Tensor]:
+    """Return the logits [N, V] of each sequence alone under transformers' own attention.
+
+    perturb: change the input embeddings by as much as one rounding does.
+    """
+    module: nn.Module = model.module
+    generator = torch.Generator(model.device).manual_seed(0)
+
+    def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        noise = torch.randn(embedded.shape, generator=generator, device=model.device)
+        return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
+
+    embeddings = model.module.get_input_embeddings()
+    hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
+    config = model.module.config
+    model.module.set_attn_implementation(attention_of_text(config, "eager"))
+    # Some recurrent layers step by other formulas than those of a whole text. What counts is what
+    # generate does: the prompt as a whole, and then the last token.
+    alone = _forward_stepwise if model.spec.states else _forward_whole
+    try:
+        with without_autocast(model.device), hook:
+            return [model.gather_logits(alone(module, s[None])).float() for s in sequences]
+    finally:
+        model.module.set_attn_implementation(attention_of_text(config, ATTENTION))
+
+
+def _forward_whole(module: nn.Module, ids_1N: Tensor) -> Tensor:
+    logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
+    return logits_NV
+
+
+def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
+    positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
+    name = cache_argument(module.forward)
+    if name is None:
+        raise ModelError(f"{type(module).__name__} keeps a state and takes no cache")
+    kept: dict[str, Any] = {}
+    logits = []
+    for part in (slice(None, -1), slice(-1, None)):
+        out = module(
+            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **kept
+        )
+        kept = {name: getattr(out, name)}
+        logits.append(out.logits[0])
+    return torch.cat(logits)
+
+
+def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    """Return how far logits are apart, as a share of their spread; NaN becomes infinity.
+
+    The rows are three parts: the prefix, the branches, and the decoded tokens. A part counts by its
+    median row (the lower one of two), because in 16 bits a single row may well go to other experts.
+    The worst part is returned.
+    """
+    spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
+    parts: list[list[Tensor]] = [[], [], []]
+    for got_NV, want_NV in zip(got, want, strict=True):
+        error_N = (got_NV.double() - want_NV.double()).square().mean(dim=-1).sqrt() / spread
+        error_N = error_N.nan_to_num(nan=float("inf"))
+        for part, rows in zip(
+            parts, error_N.split([PREFIX, len(error_N) - PREFIX - 1, 1]), strict=True
+        ):
+            part.append(rows)
+    return max(torch.cat(part).median().item() for part in parts)

@@ -1,0 +1,316 @@
+"""Rank 0 of a tensor-parallel model: it starts the other ranks, leads them and sees them end.
+
+Each follower is a process of its own on this machine, which begins at `treegen.llm.follower.main`.
+Rank 0 tells it, over a pipe, what to do: load the model, make a cache, and then each pass. A
+follower decides nothing. So all that schedules, samples and searches runs in this process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from treegen.common.closeable import Closeable
+from treegen.common.files.temporary_files import create_held, sweep
+from treegen.errors import InputError, TreegenError, WorkerError
+from treegen.model.config import load_spec, resolve_device
+from treegen.model.load import load_model
+from treegen.model.model import Model
+from treegen.model.options import EngineOptions
+from treegen.model.parallel.ranks import check_free, join, leave
+
+# It ends with this process from the beginning: to import torch may take a minute on a busy machine.
+_START: Final = (
+    "import sys; from treegen.common.parent_watch import exit_with_parent; exit_with_parent(int(sys.argv[-1])); "
+    "from treegen.llm.follower import main; main()"
+)
+_START_SECONDS: Final = 300.0  # for a follower to import what it needs
+_SOON: Final = 2.0  # seconds in which a follower that fails has told so
+_FOLDER: Final = "treegen-ranks-"
+_GRACE: Final = 10.0  # seconds for a follower to end by itself
+
+
+class FollowerProcesses:
+    """The other ranks, as processes."""
+
+    def __init__(self, size: int, device_type: str) -> None:
+        """Start ranks 1 to size - 1, and wait until each is about to join.
+
+        Raises:
+            WorkerError: one cannot be started.
+        """
+        temporary = Path(tempfile.gettempdir())
+        sweep(temporary, f"{_FOLDER}*")  # of processes that were killed
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
+        self._held = ExitStack()
+        self._held.enter_context(create_held(self._folder, folder=True))
+        self._failed = ""
+        self._closing = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        self._watch = threading.Thread(target=self._wait, name="treegen-ranks", daemon=True)
+        path = [entry for entry in sys.path if entry]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        try:
+            for rank in range(1, size):
+                mine, theirs = Pipe()
+                arguments = [theirs.fileno(), rank, size, device_type, self._folder, os.getpid()]
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _START, *map(str, arguments)],
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    process_group=0,  # Ctrl-C is for this process, which ends the others
+                )
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(mine)
+            for rank, connection in enumerate(self._connections, start=1):
+                self._await(rank, connection)
+        except BaseException:
+            self.close(now=True)
+            raise
+        self._watch.start()
+
+    @property
+    def failed(self) -> str:
+        """Why the ranks have ended; empty as long as they work."""
+        return self._failed
+
+    @property
+    def folder(self) -> Path:
+        """A folder that all ranks share."""
+        return self._folder
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, and so on."""
+        return [process.pid for process in self._processes]
+
+    def call_followers(self, name: str, *arguments: Any) -> None:
+        """Have the followers do a call.
+
+        Raises:
+            WorkerError: a follower has failed.
+        """
+        self.check()
+        message = pickle.dumps((name, arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        for rank, connection in enumerate(self._connections, start=1):
+            try:
+                connection.send_bytes(message)
+            except OSError:
+                self.fail(f"rank {rank} has died")
+                self.check()
+
+    def check(self) -> None:
+        """Raise WorkerError if a rank has failed."""
+        if self._failed:
+            raise WorkerError(
+                f"the ranks of a tensor-parallel model have ended: {self._failed}; samples that "
+                "had finished are kept; make a new LLM to go on"
+            )
+
+    def fail(self, told: str) -> None:
+        """End all ranks but this one, which then raises errors; only the first reason counts."""
+        if threading.current_thread() is not self._watch:
+            self._watch.join(_SOON)  # which may know why
+        # First of all, because what this process waits for now comes to an end, without numbers.
+        self._failed = self._failed or told
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.kill()
+        with contextlib.suppress(Exception):
+            leave(self)
+
+    def _await(self, rank: int, connection: Connection) -> None:
+        """Wait until a follower is about to join; raise WorkerError if it never is."""
+        with contextlib.suppress(EOFError, OSError):
+            if connection.poll(_START_SECONDS):
+                connection.recv()
+                return
+        told = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
+        raise WorkerError(
+            f"a tensor-parallel model cannot be started: {told}; see what it has told above, or "
+            "start again"
+        )
+
+    def _describe_exit(self, rank: int) -> str:
+        """Say that a follower has died, and of which signal; its connection has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._processes[rank - 1].wait(_GRACE)
+        code = self._processes[rank - 1].returncode
+        return f"rank {rank} has died" + (f" by signal {-code}" if code and code < 0 else "")
+
+    def _wait(self) -> None:
+        """Wait until a follower says that it fails, or dies."""
+        ready = wait(self._connections)
+        if self._closing:
+            return
+        connection = ready[0]
+        assert isinstance(connection, Connection)
+        rank = self._connections.index(connection) + 1
+        try:
+            told = f"rank {rank}: {connection.recv()}"
+        except (EOFError, OSError):
+            told = self._describe_exit(rank)
+        if not self._closing:
+            self.fail(told)
+
+    def close(self, *, now: bool = False) -> None:
+        """End the followers and wait for them. now: wherever they are; they may wait for rank 0."""
+        self._closing = True
+        for process in self._processes if now or self._failed else ():
+            process.kill()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(pickle.dumps(("end", ())))
+        for process in self._processes:
+            try:
+                process.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._watch.is_alive() and threading.current_thread() is not self._watch:
+            self._watch.join(_GRACE)  # it reads the connections
+        for connection in self._connections:
+            connection.close()
+        self._failed = self._failed or "the LLM was closed"
+        with contextlib.suppress(Exception):
+            leave(self)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
+
+
+def devices_of(size: int, device: str) -> torch.device:
+    """Where rank 0 of so many computes; rank r is on GPU r.
+
+    Raises:
+        InputError: there are fewer GPUs, or one of them is named.
+    """
+    found = resolve_device(device)
+    if found.type != "cuda":
+        return found
+    if found.index is not None:
+        raise InputError(
+            f"device {device!r} is one GPU, and tensor_parallel_size={size} takes the first "
+            f"{size}; choose them by CUDA_VISIBLE_DEVICES"
+        )
+    if size > (there := torch.cuda.device_count()):
+        raise InputError(
+            f"tensor_parallel_size={size} (--tp) needs {size} GPUs, and there are {there}; "
+            "CUDA_VISIBLE_DEVICES counts"
+        )
+    return torch.device("cuda", 0)
+
+
+class RankGroup(Closeable):
+    """Processes that compute models together, one at a time; this process is rank 0."""
+
+    def __init__(self, size: int, device: str = "auto") -> None:
+        """Start the others.
+
+        Raises:
+            InputError: there are fewer GPUs than ranks, or this process has a group already.
+            WorkerError: a rank cannot be started.
+        """
+        first = devices_of(size, device)
+        check_free()
+        self._followers = FollowerProcesses(size, first.type)
+        with self._failing():
+            self._ranks = join(0, size, first, self._followers.folder, self._followers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of ranks 1, 2, and so on."""
+        return self._followers.pids
+
+    def load(self, make: Callable[..., Model]) -> Model:
+        """A model of which each rank loads its part; the one before must not be used any more.
+
+        make: loads the model, given `device` and `ranks`. It runs in every rank, so it must be
+        possible to pickle.
+
+        Raises:
+            WorkerError: a rank fails.
+            TreegenError: what `make` raises.
+        """
+        with self._failing():
+            self._followers.call_followers("load", make)
+            return make(device=self._ranks.device, ranks=self._ranks)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """End the followers if this rank fails, and raise what one of them told if that is why."""
+        try:
+            yield
+        except TreegenError:
+            self._followers.close(now=True)
+            raise
+        except BaseException as error:
+            self._followers.fail(f"rank 0: {type(error).__name__}: {error}")
+            failed = self._followers.failed
+            self.close()
+            if isinstance(error, Exception) and not failed.startswith("rank 0"):
+                told = f"not all ranks could load the model: {failed}"
+                raise WorkerError(f"{told}; see what they have told above") from error
+            raise
+
+    def close(self) -> None:
+        """End the other processes and wait for them."""
+        self._followers.close()
+
+
+def load_with_ranks(make: Callable[..., Model], size: int, device: str) -> Model:
+    """A model that so many processes compute, which end with it. make: as in `RankGroup.load`.
+
+    Raises what `RankGroup` and its `load` raise.
+    """
+    group = RankGroup(size, device)
+    model = group.load(make)
+    model.close = weakref.finalize(model, group.close)
+    return model
+
+
+def load_tensor_parallel(path: str, size: int, *, device: str = "auto", **loading: Any) -> Model:
+    """The model in a directory or of a hub name, each rank with its part of it.
+
+    loading: what `load_model` takes.
+
+    Raises:
+        TreegenError: as `load_model` and `load_with_ranks` do. What can be known without the
+        weights
+            is known before other processes are started.
+    """
+    names = ("dtype", "revision", "trust_remote_code")
+    shape = {name: loading[name] for name in names if name in loading}
+    devices_of(size, device)
+    load_spec(path, device=device, ranks=size, **shape)
+    return load_with_ranks(functools.partial(load_model, path, **loading), size, device)
+
+
+def load_from_options(options: EngineOptions) -> Model:
+    """The model that options name, whole or each rank with its part of it.
+
+    Raises:
+        TreegenError: as `load_model` and `load_tensor_parallel` do.
+    """
+    loading = options.loading()
+    size = loading.pop("tensor_parallel_size")
+    if size == 1:
+        return load_model(options.model, impl=options.impl, **loading)
+    return load_tensor_parallel(options.model, size, impl=options.impl, **loading)

@@ -1,0 +1,197 @@
+"""Loads models that judge, and computes their outputs on whole texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from treegen.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SEQUENCE, TOKEN, CAUSAL = "SequenceClassification", "TokenClassification", "CausalLM"
+FORMS: Final = (SEQUENCE, TOKEN, CAUSAL)
+_FORMS: Final[Mapping[str, str]] = {
+    SEQUENCE: SEQUENCE,
+    TOKEN: TOKEN,
+    CAUSAL: CAUSAL,
+    "ProcessRewardModel": TOKEN,
+    "PrmModel": TOKEN,
+    "RewardModel": SEQUENCE,
+}
+"""Endings of architectures, and the form that each is of."""
+
+# By directory, device and form: what is asked for again while it is in use is not loaded twice.
+_in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A loaded model that judges.
+
+    form: SEQUENCE, TOKEN or CAUSAL. length: the most tokens that it reads; None for no limit.
+    """
+
+    model: Any
+    tokenizer: Any
+    form: str
+    length: int | None
+
+    def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Logits of texts of R token ids, float32 [R, labels], or [R, tokens, labels]."""
+        import torch
+
+        pad, longest = self.tokenizer.pad_token_id or 0, max(map(len, rows))
+        ids = torch.full((len(rows), longest), pad)
+        mask = torch.zeros_like(ids)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            mask[row, : len(tokens)] = 1
+        with torch.inference_mode():
+            device = self.model.device
+            found = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+            logits: Tensor = found.logits.float()
+        return logits
+
+    def check_length(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raise InputError if a text is too long for the model."""
+        longest = max(map(len, rows), default=0)
+        if self.length is not None and longest > self.length:
+            raise InputError(
+                f"a text has {longest:,} tokens but the reward model reads {self.length:,}; "
+                "shorten what it reads"
+            )
+
+    def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+        """Places of texts that are computed together: those of like lengths, for less padding."""
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        # Without a token for padding, a sequence classifier does not find the last token.
+        size = size if self.tokenizer.pad_token_id is not None or self.form != SEQUENCE else 1
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def probabilities(logits: Tensor) -> Tensor:
+    """Shares of the labels [..., labels]; of a single one its sigmoid."""
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(dim=-1)
+
+
+def load_scorer(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    device: str | None = None,
+    form: str | None = None,
+    own: bool = False,
+) -> Scorer:
+    """Load a model that judges; safetensors only.
+
+    device: by default a GPU if there is one. form: by default what config.json says.
+    own: nobody else gets the same model, because it will be changed.
+
+    Raises:
+        InputError: there is no such device or form.
+        ModelError: it cannot be loaded, or is of none of the forms.
+    """
+    from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
+    from treegen.model.checkpoint.headers import check_headers
+    from treegen.model.config import resolve_device
+    from treegen.model.tokenizer import load_tokenizer
+
+    if form not in (None, *FORMS):
+        raise InputError(f"form must be {', '.join(FORMS)} or None, got {form!r:.60}")
+    where = str(resolve_device("auto" if device is None else device))
+    directory = locate(name, revision, weights=True)
+    raw = read_raw_config(directory)
+    # Code that comes with a model of these is not run, because treegen has its own.
+    ours = _has_own_head(raw)
+    form = form or _form_of(name, raw)
+    if raw.get("auto_map") and not ours:
+        raise ModelError(
+            f"{name} comes with code of its own (auto_map in config.json), which is not run to "
+            "judge; if transformers' class of its architecture reads the same weights, remove the "
+            "field from a local copy"
+        )
+    trusted = {k: v for k, v in raw.items() if k != "auto_map"}
+    check_trust(trusted, "config.json", revision, local=True, trust=False)
+    check_weights(directory)
+    check_headers(directory, raw)
+    tokenizer: Any = load_tokenizer(directory, with_config=not ours)
+    model = None if own else _in_use.get((str(directory), where, form))
+    if model is None:
+        model = _read(name, directory, raw, form, tokenizer, where).to(where)
+        if not own:
+            _in_use[str(directory), where, form] = model
+    return Scorer(model, tokenizer, form, getattr(model.config, "max_position_embeddings", None))
+
+
+def _has_own_head(raw: Mapping[str, Any]) -> bool:
+    named = [str(each) for each in raw.get("architectures") or ()]
+    return any(each.endswith(("RewardModel", "PrmModel")) for each in named)
+
+
+def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
+    named = [str(each) for each in raw.get("architectures") or ()]
+    for ending, form in _FORMS.items():
+        if any(each.endswith(f"For{ending}") for each in named):
+            return form
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if set(named) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:  # such as GPT2LMHeadModel
+        return CAUSAL
+    raise ModelError(
+        f"{name} is no model that judges in a way that treegen knows: its architecture is "
+        f"{', '.join(named) or 'unknown'}; one must end in For{', For'.join(_FORMS)}. A function "
+        "of your own can judge with any model (by_function, Together)"
+    )
+
+
+def _read(
+    name: str | os.PathLike[str],
+    directory: Path,
+    raw: Mapping[str, Any],
+    form: str,
+    tokenizer: Any,
+    device: str,
+) -> Any:
+    import torch
+    import transformers
+
+    from treegen.model.checkpoint.files import summarize_error
+    from treegen.model.config import resolve_dtype
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+        dtype = resolve_dtype("auto", config, torch.device(device))
+        if _has_own_head(raw):
+            from treegen.model.scorers.reward_heads import read_reward_model
+
+            config.pad_token_id = tokenizer.pad_token_id
+            pooled = form == SEQUENCE
+            return read_reward_model(directory, config, dtype, tokenizer, pooled=pooled).eval()
+        # Older releases of transformers choose sdpa for such models, which drops the cap.
+        capped = getattr(config, "attn_logit_softcapping", None)
+        model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
+            directory, dtype=dtype, use_safetensors=True, local_files_only=True,
+            output_loading_info=True, **({"attn_implementation": "eager"} if capped else {}),
+        )  # fmt: skip
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"reward model {name} cannot be loaded: {summarize_error(error)}; "
+            "check the name, or download it again"
+        ) from None
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])[0]
+        kind = {SEQUENCE: "sequence classifier", TOKEN: "token classifier"}.get(form, "model")
+        raise ModelError(f"{name} is no {kind}: it has no weights for {missing}; take another")
+    # Decoders need it to find the last token of a padded text.
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval()

@@ -1,0 +1,249 @@
+"""Verifiers: reward models that judge answers to questions, as a whole or at each step.
+
+Three forms are published: a classifier of the whole text, a classifier of tokens read where a step
+ends, and a language model that is asked at a mark after each step, and says one of two tokens.
+The steps of the last stand in one text, or each is a turn of a chat that the model answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from treegen.common.bounded.templates import render_chat
+from treegen.errors import InputError, ModelError
+from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, probabilities
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
+    "last": lambda values: values[-1],
+    "min": min,
+    "product": lambda values: float(np.prod(values)),
+    "mean": lambda values: float(np.mean(values)),
+}
+"""How the values of steps become one number."""
+
+
+class Reader(Protocol):
+    """Computes shares of what is right in a way of its own; see
+    `treegen.search.live.prefix_scorer`.
+    """
+
+    def score_prefixes(
+        self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """For each text of token ids, the share of what is right after some of its tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verifier:
+    """Gives answers to questions a score, from 0 to 1.
+
+    scorer: the model.
+    reader: computes it, over prefixes that texts share; None reads each text whole.
+    label: the output to take, by default the last, which of two is "right".
+    tokens: of a language model, the two tokens that it says at a mark: right and wrong.
+    separator: the text between the steps of an answer.
+    mark: a text that is put after each step in place of it; the model is read where it ends. Empty
+    for a token classifier that is read at the last token of each step. A mark of white space alone
+    is a token of its own, whatever the tokenizer makes of it beside a step; then there is no chat.
+    reduce: how the values of steps become one, of REDUCE.
+    chat: put question and answer in the model's chat format; None does so if it has one.
+    turns: each step is a turn of the user's in the chat, the first after the question, and the mark
+    is the model's turn. It is read before the mark.
+    batch_size: texts to compute at once, if there is no reader.
+    """
+
+    scorer: Scorer
+    reader: Reader | None = None
+    label: int | None = None
+    tokens: tuple[str, str] = ("+", "-")
+    separator: str = "\n\n"
+    mark: str = ""
+    reduce: str = "last"
+    chat: bool | None = None
+    turns: bool = False
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        form, tokenizer = self.scorer.form, self.scorer.tokenizer
+        if self.reduce not in REDUCE:
+            raise InputError(f"reduce must be one of {', '.join(REDUCE)}, got {self.reduce!r}")
+        if form == CAUSAL and not self.mark:
+            raise InputError(
+                "a language model judges steps at a mark: give the text that it was trained with "
+                "(mark), and the two tokens that it says there (tokens)"
+            )
+        if form == SEQUENCE and self.mark:
+            raise InputError("a sequence classifier reads the whole text; leave the mark out")
+        read_at = getattr(self.scorer.model, "read_at", "")
+        if read_at and not self.mark:
+            raise InputError(f"this reward model is read at a mark after each step: give {read_at}")
+        if form != CAUSAL and self.label is not None:
+            num = int(self.scorer.model.config.num_labels)
+            if not 0 <= self.label < num:
+                raise InputError(f"label must be less than {num}, got {self.label}")
+        if form != SEQUENCE and not tokenizer.is_fast:
+            raise InputError("steps need a tokenizer that tells where tokens stand (a fast one)")
+        if not self.separator:
+            raise InputError("the separator between steps must not be empty")
+        if form == CAUSAL:
+            self.token_ids()
+        if self.mark.isspace() and (self.chat or self.turns):
+            raise InputError("a mark of white space is for texts without a chat; leave chat out")
+        if self.turns and (form != CAUSAL or self.chat is False or not self._has_chat):
+            raise InputError("turns are for a language model with a chat template; leave turns out")
+
+    @property
+    def _has_chat(self) -> bool:
+        return bool(getattr(self.scorer.tokenizer, "chat_template", None))
+
+    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The score of each (question, answer)."""
+        return [self.reduce_steps(values) for values in self.values(pairs)]
+
+    def reduce_steps(self, values: Sequence[float]) -> float:
+        """The values of an answer's steps as one number."""
+        return float(REDUCE[self.reduce](values))
+
+    def values(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
+        """The values of the steps of each (question, answer); one for a whole text.
+
+        Raises:
+            InputError: a text is too long for the model.
+        """
+        read = [self.encode(*pair) for pair in pairs]
+        return self.read([ids for ids, _ in read], [ends for _, ends in read])
+
+    def read(
+        self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
+    ) -> list[list[float]]:
+        """The share of what is right in texts of token ids, after some tokens of each.
+
+        Raises:
+            InputError: a text is too long for the model.
+        """
+        self.scorer.check_length(rows)
+        if self.reader is not None:
+            return self.reader.score_prefixes(rows, ends)
+        found: list[list[float]] = [[] for _ in rows]
+        for places in self.scorer.batches(rows, self.batch_size):
+            logits = self.scorer.logits([rows[place] for place in places])
+            for row, place in enumerate(places):
+                pooled = self.scorer.form == SEQUENCE
+                found[place] = self._shares(logits[row, None if pooled else ends[place]])
+        return found
+
+    def _shares(self, logits_SL: Tensor) -> list[float]:
+        """The share of the right one at each step."""
+        if self.scorer.form == CAUSAL:
+            return [float(x) for x in logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]]
+        return [float(x) for x in probabilities(logits_SL)[:, self.column]]
+
+    @property
+    def column(self) -> int:
+        """The output of a classifier that means right."""
+        if self.label is not None:
+            return self.label
+        return int(self.scorer.model.config.num_labels) - 1
+
+    def token_ids(self) -> list[int]:
+        """The ids of the tokens that a language model says: right and wrong.
+
+        Raises:
+            InputError: one is no token.
+        """
+        found = []
+        for text in self.tokens:
+            ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if not ids:
+                raise InputError(
+                    f"{text!r} is no token of the verifier; give tokens that its tokenizer knows"
+                )
+            found.append(int(ids[-1]))  # before it a tokenizer may put a space of its own
+        return found
+
+    def last(self, ids: Sequence[int]) -> int:
+        """The token after which a sequence classifier is read: the last that is no padding."""
+        pad = self.scorer.tokenizer.pad_token_id
+        return max((place for place, token in enumerate(ids) if token != pad), default=0)
+
+    def encode(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """The token ids of a text, and the places of those after which it is read."""
+        tokenizer, form = self.scorer.tokenizer, self.scorer.form
+        if self.turns:
+            return self._encode_turns(question, answer)
+        if self.mark.isspace():
+            return self._encode_apart(question, answer)
+        steps = [answer] if form == SEQUENCE else _steps(answer, self.separator)
+        body, ends = "", []
+        for number, step in enumerate(steps):
+            body += step if self.mark or not number else f"{self.separator}{step}"
+            body += self.mark
+            ends.append(len(body.rstrip()))
+        if self.chat and not self._has_chat:
+            raise InputError("the verifier has no chat template; leave --chat out")
+        chat = self._has_chat if self.chat is None else self.chat
+        text = f"{question}\n{body}"
+        if chat:
+            turns = [("user", question), ("assistant", body)]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            text = render_chat(tokenizer, messages)
+        at = text.rfind(body.strip())
+        if at < 0:
+            raise ModelError("the verifier's chat template changes the answer; try it without chat")
+        if form == SEQUENCE:
+            ids = list(tokenizer(text, add_special_tokens=not chat)["input_ids"])
+            return ids, [self.last(ids)]
+        encoded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
+        stops = np.array([stop for _, stop in encoded["offset_mapping"]])
+        at -= len(body) - len(body.lstrip())
+        # The first token that reaches the end of the step. Later ones stop further on.
+        places = [int(np.argmax(stops >= at + end)) for end in ends]
+        return list(encoded["input_ids"]), places
+
+    def _encode_apart(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        """Question, steps and marks, each tokenised by itself, as Skywork's models are trained."""
+        tokenizer, ends = self.scorer.tokenizer, []
+        ids = list(tokenizer(f"{question}\n")["input_ids"])
+        first = tokenizer.bos_token_id
+        if first is not None and ids[:1] != [first]:
+            ids.insert(0, first)
+        for step in _steps(answer, self.separator):
+            for text in (step, self.mark):
+                own = tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids += own if text is step else own[-1:]
+            ends.append(len(ids) - 1)
+        return ids, ends
+
+    def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+        messages = []
+        for number, step in enumerate(_steps(answer, self.separator)):
+            asked = f"{question} {step}" if not number else step
+            messages += [{"role": "user", "content": asked.strip()}]
+            messages += [{"role": "assistant", "content": self.mark}]
+        tokenizer, ids, ends = self.scorer.tokenizer, [], []
+        for stop in range(2, len(messages) + 1, 2):
+            text = render_chat(tokenizer, messages[:stop])
+            at = text.rfind(self.mark.strip())
+            if at < 0:
+                raise ModelError(
+                    "the verifier's chat template changes the mark; it has no turns; "
+                    "leave turns out, or give another mark"
+                )
+            encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            ids = list(encoded["input_ids"])
+            first = next(i for i, (_, end) in enumerate(encoded["offset_mapping"]) if end > at)
+            ends.append(max(first - 1, 0))
+        return ids, ends
+
+
+def _steps(answer: str, separator: str) -> list[str]:
+    """The steps of an answer, blank ones left out; at least one."""
+    return [step for step in answer.split(separator) if step.strip()] or [answer]

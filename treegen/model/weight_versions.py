@@ -1,0 +1,28 @@
+"""Whether somebody has written into weights: an optimizer's step, or `load_state_dict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def get_versions(weights: Iterable[Tensor]) -> tuple[int, ...]:
+    """Numbers of which one is another once a weight was written into, but by way of `.data`."""
+    return tuple(0 if each.is_inference() else each._version for each in weights)
+
+
+def _bump_versions(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Count a fused step as torch counts all others; fused kernels write without being noticed."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for weight in group["params"]:
+                if not weight.is_inference():
+                    increment_version(weight)
+
+
+register_optimizer_step_post_hook(_bump_versions)

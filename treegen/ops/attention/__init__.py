@@ -1,0 +1,22 @@
+"""Attention of query rows over levels of shared and own keys: one softmax, exactly."""
+
+from treegen.ops.attention.api import attend, prepare, prepare_host
+from treegen.ops.attention.level import HostLevel, Items, Level
+from treegen.ops.attention.merge import merge
+from treegen.ops.attention.registry import choose, register
+from treegen.ops.attention.types import AttentionOptions, Implementation, PreparedLevels
+
+__all__ = [
+    "HostLevel",
+    "Implementation",
+    "Items",
+    "Level",
+    "AttentionOptions",
+    "PreparedLevels",
+    "attend",
+    "choose",
+    "merge",
+    "prepare",
+    "prepare_host",
+    "register",
+]

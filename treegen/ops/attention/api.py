@@ -1,0 +1,297 @@
+"""The attention operator: it checks its arguments and calls an implementation.
+
+Legend: T query rows, H query heads, D key dimension, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from treegen.common.checks import as_tuple
+from treegen.errors import InputError
+from treegen.ops.attention.level import HostLevel, Level, check_layout, check_values, to_host
+from treegen.ops.attention.registry import check_reads_fp8, choose
+from treegen.ops.attention.types import (
+    FP8,
+    AttentionOptions,
+    Implementation,
+    KVPair,
+    PreparedLevels,
+)
+
+Pools = Tensor | Sequence[Tensor]
+"""Keys or values: one pool for all levels, or one for each."""
+FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def prepare(
+    levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
+) -> PreparedLevels:
+    """Make levels ready for `attend`, once for all layers of a pass.
+
+    positions_T: the position of each query row, int64 or int32; needed where a level is causal or
+    a layer has a window.
+
+    Raises:
+        InputError: the levels or positions are not as `Level` says, or the implementation does not
+            run on their device.
+    """
+    levels = as_tuple("levels", levels)
+    if not levels:
+        raise InputError("attention needs at least one level, got none")
+    if not isinstance(levels[0], Level):
+        raise InputError(f"levels[0] must be a Level, got {type(levels[0]).__name__}")
+    device = levels[0].q_start_G.device
+    for index, level in enumerate(levels):
+        check_layout(level, index, device)
+        if level.causal and positions_T is None:
+            raise InputError(f"level {index} is causal, which needs positions_T; got None")
+    if positions_T is not None and (
+        positions_T.dim() != 1
+        or positions_T.dtype not in (torch.int32, torch.int64)
+        or positions_T.device != device
+    ):
+        raise InputError(
+            f"positions_T must be int64 or int32 [T] on {device}, got {positions_T.dtype} "
+            f"{tuple(positions_T.shape)} on {positions_T.device}"
+        )
+    host = [to_host(level) for level in levels]
+    for index, host_level in enumerate(host):
+        check_values(host_level, index)
+        if positions_T is not None:
+            _check_rows(host_level, index, positions_T.shape[0])
+    return prepare_host(host, positions_T, device, impl, checked=True)
+
+
+def prepare_host(
+    levels: Sequence[HostLevel],
+    positions_T: Tensor | None,
+    device: torch.device,
+    impl: str | Implementation = "auto",
+    *,
+    checked: bool = False,
+    expands: bool = False,
+) -> PreparedLevels:
+    """Make levels on the host ready for `attend`; does not wait for the device.
+
+    levels: known to be right; this does not check them.
+    impl: an implementation, or the name of one.
+    checked: whether `attend` checks each layer's tensors against the levels.
+    expands: as in `PreparedLevels`.
+
+    Raises:
+        InputError: the implementation does not run on the device.
+    """
+    if device.type == "cuda" and device.index is None:  # as the tensors on it name it
+        device = torch.device("cuda", torch.cuda.current_device())
+    implementation = choose(impl, device) if isinstance(impl, str) else impl
+    copied = [level for level in levels if level.copied]
+    if copied and len(copied) < len(levels):
+        stored = [level for level in levels if not level.copied]
+        copies = prepare_host(copied, positions_T, device, implementation)
+        prepared = prepare_host(stored, positions_T, device, implementation, expands=expands)
+        return replace(prepared, copies=copies)
+    return PreparedLevels(
+        levels=tuple(levels),
+        positions_T=positions_T,
+        device=device,
+        impl=implementation.name,
+        implementation=implementation,
+        state=implementation.prepare(levels, positions_T, device),
+        checked=checked,
+        expands=expands,
+    )
+
+
+class AttendOptions(TypedDict, total=False):
+    """The options of `attend`, which says what they mean."""
+
+    scale: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    impl: str
+
+
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttendOptions],
+) -> Tensor: ...
+@overload
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttendOptions],
+) -> tuple[Tensor, Tensor]: ...
+def attend(
+    q_THD: Tensor,
+    keys: Pools,
+    values: Pools,
+    levels: Sequence[Level] | PreparedLevels,
+    positions_T: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    impl: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attend each query row to the keys of its groups, over all levels, in one softmax.
+
+    A row sees the keys of its groups. On a causal level it sees only keys at or before its own
+    position. With a window W it sees, on any level, only keys less than W positions before it.
+    Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold;
+    for "flash4" this must be finite.
+
+    q_THD: queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads key
+    head h // (q_heads // kv_heads).
+    keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one for
+    each level.
+    values: [num_pages, page_size, kv_heads, v_dim], likewise. Both have the type of q, or both are
+    in FP8 (e4m3) and taken as the numbers that these are.
+    levels: Levels, which are checked, or what `prepare` returned, which is quicker.
+    positions_T: as in `prepare`, where levels are given.
+    scale: what logits are multiplied by; k_dim ** -0.5 by default.
+    window: W, at least 1.
+    softcap: c; scaled logits then become c * tanh(logit / c).
+    sinks: [q_heads], one more logit in the denominator of each head.
+    impl: the name of an implementation, where levels are given.
+
+    Returns out [T, q_heads, v_dim] in the type of q. With return_lse also the natural logarithm of
+    the softmax denominator, sink included: [T, q_heads] in float32 (float64 for float64). A row
+    that sees no key has out 0, and LSE -inf or the logit of its sink.
+
+    Raises:
+        InputError: arguments do not fit each other, or the implementation does not take them.
+    """
+    if isinstance(levels, PreparedLevels):
+        prepared = levels
+        if positions_T is not None or impl not in ("auto", prepared.impl):
+            raise InputError(
+                f"positions_T and impl belong to prepare() when levels are prepared; "
+                f"prepared for {prepared.impl!r}, got impl={impl!r}; leave both out of attend()"
+            )
+    else:
+        prepared = prepare(levels, positions_T, impl)
+    num_levels = len(prepared.levels)
+    if isinstance(keys, Tensor) and isinstance(values, Tensor):
+        pairs: list[KVPair] = [(keys, values)] * num_levels
+    elif isinstance(keys, Tensor) or isinstance(values, Tensor):
+        raise InputError("keys and values must both be one tensor, or both one tensor per level")
+    elif len(keys) != num_levels or len(values) != num_levels:
+        raise InputError(
+            f"there are {num_levels} levels but {len(keys)} key and {len(values)} value tensors; "
+            "give one of each for each level"
+        )
+    else:
+        pairs = list(zip(keys, values, strict=True))
+    # Most layers of a model have the same shapes, so each set of shapes is checked once.
+    signature = (q_THD.shape, q_THD.dtype, q_THD.device, *((k.shape, k.dtype) for k, _ in pairs))
+    signature += tuple((v.shape, v.dtype) for _, v in pairs)
+    if signature not in prepared.seen:
+        _check_tensors(q_THD, pairs, prepared)
+        prepared.seen.add(signature)
+    _check_options(q_THD.shape[1], prepared, window, softcap, sinks)
+    options = AttentionOptions(
+        scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
+        window=window,
+        softcap=softcap,
+        sinks_H=sinks,
+    )
+    out_THV, lse_TH = prepared.implementation.attend(q_THD, pairs, prepared, options)
+    return (out_THV, lse_TH) if return_lse else out_THV
+
+
+def _check_options(
+    q_heads: int,
+    prepared: PreparedLevels,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    if window is not None:
+        if window < 1:
+            raise InputError(f"window must be at least 1 (the row's own token), got {window}")
+        if prepared.positions_T is None:
+            raise InputError(f"window {window} needs positions_T, got None")
+    if softcap is not None and not softcap > 0:
+        raise InputError(f"softcap must be positive, got {softcap}")
+    if sinks is not None and sinks.shape != (q_heads,):
+        raise InputError(f"sinks must have shape ({q_heads},), got {tuple(sinks.shape)}")
+
+
+def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:
+    if level.stop_G.size and level.stop_G.max() > num_rows:
+        raise InputError(
+            f"level {index} has rows up to {level.stop_G.max()} but there are {num_rows} query "
+            "rows; give q_THD a row for each"
+        )
+
+
+def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: PreparedLevels) -> None:
+    """Check the tensors of a layer against each other and against the levels."""
+    if q_THD.dim() != 3 or q_THD.dtype not in FLOATS:
+        raise InputError(
+            f"q_THD must be [rows, q_heads, k_dim] in a floating type of 16, 32 or 64 bits, got "
+            f"{tuple(q_THD.shape)} {q_THD.dtype}"
+        )
+    num_rows, q_heads, k_dim = q_THD.shape
+    if prepared.positions_T is not None and prepared.positions_T.shape[0] != num_rows:
+        raise InputError(
+            f"there are {prepared.positions_T.shape[0]} positions but {num_rows} query rows; "
+            "give one position for each row"
+        )
+    device = prepared.device
+    for index, (keys, values) in enumerate(pairs):
+        if keys.dim() != 4 or keys.shape[-1] != k_dim or not keys.shape[1]:
+            raise InputError(
+                f"keys of level {index} must be [pages, page_size, kv_heads, {k_dim}], got "
+                f"{tuple(keys.shape)}"
+            )
+        if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3]:
+            raise InputError(
+                f"values of level {index} must be {[*keys.shape[:3]]} and v_dim, got "
+                f"{tuple(values.shape)}"
+            )
+        if values.shape[3] != pairs[0][1].shape[3]:
+            raise InputError(
+                f"v_dim of level {index} is {values.shape[3]}, of level 0 {pairs[0][1].shape[3]}; "
+                "all levels need the same"
+            )
+        if not keys.shape[2] or q_heads % keys.shape[2]:
+            raise InputError(
+                f"q has {q_heads} heads, no multiple of {keys.shape[2]} kv heads; "
+                "repeat or drop heads"
+            )
+        if keys.dtype == FP8:
+            check_reads_fp8(prepared.impl)
+        stored = FP8 if keys.dtype == FP8 else q_THD.dtype
+        for name, tensor, dtype in (
+            ("q_THD", q_THD, q_THD.dtype), ("keys", keys, stored), ("values", values, stored),
+        ):  # fmt: skip
+            if tensor.dtype != dtype or tensor.device != device:
+                raise InputError(
+                    f"{name} (level {index}) must be {dtype} on {device}, got "
+                    f"{tensor.dtype} on {tensor.device}"
+                )
+        if prepared.checked:
+            _check_rows(prepared.levels[index], index, num_rows)
+            prepared.levels[index].check_pool(index, keys.shape[0], keys.shape[1])

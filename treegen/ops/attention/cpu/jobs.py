@@ -1,0 +1,235 @@
+"""Turn the units of a level into jobs for the CPU: few calls, bounded padding, no needless copy.
+
+A unit with many consecutive keys is a job of its own and reads the pool in place. Other units of
+one kind and row count are batched, and their keys are gathered token by token. A short unit is
+padded with repetitions of its last key. So no slot is read that does not hold a key of the group.
+
+Legend: U units, B units of a job, N rows of a unit, L keys of a unit with padding, G groups,
+P page table entries, T query rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from treegen.ops.attention.cpu.units import (
+    CAUSAL,
+    GROUP,
+    HIGH,
+    KIND,
+    LOW,
+    MASKED,
+    PART,
+    PLAIN,
+    ROW,
+    ROWS,
+    cut_units,
+)
+from treegen.ops.attention.level import HostLevel, IntArray
+
+# Keys are gathered or converted this many bytes at a time: copies then stay in the cache and in
+# memory that the allocator keeps. For larger fresh tensors page faults cost more than attention.
+CHUNK_BYTES: Final = 2 << 20
+# This much padding costs about as much as one more call.
+WASTE_BYTES: Final = 128 << 10
+# From this size on, a call of its own on keys in place beats gathering them into a batch.
+VIEW_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShape:
+    """What a plan depends on besides the level."""
+
+    page_size: int
+    token_bytes: int  # one key, in the type of the computation
+    converts: bool  # the pool has another type than the computation
+    dtype: torch.dtype  # of the computation
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuJob:
+    """One attention call over B units of N rows each.
+
+    part: the partial result that it writes.
+    rows: the query rows of all units.
+    num_units, num_rows: B and N.
+    pieces: the keys, as runs of the pool, or as slots [B * L] to gather. Several are merged.
+    causal: whether row n of a unit sees its keys 0 to n only.
+    mask: added to the logits, [B, 1, 1 or N, L].
+    dead_BN: the rows from which the mask hides all keys.
+    """
+
+    part: int
+    rows: slice | Tensor
+    num_units: int
+    num_rows: int
+    pieces: tuple[slice | Tensor, ...]
+    causal: bool
+    mask: Tensor | None
+    dead_BN: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelPlan:
+    """The jobs of a level. Each writes to one part, and the jobs of a part have disjoint rows.
+
+    complete: for each part, whether its jobs write every query row.
+    """
+
+    jobs: tuple[CpuJob, ...]
+    complete: tuple[bool, ...]
+
+
+def plan_level(
+    level: HostLevel, positions_T: IntArray | None, num_rows: int, shape: CpuShape
+) -> LevelPlan:
+    """Make the jobs of one level."""
+    units_U7 = cut_units(level, positions_T, shape.window)
+    parts, units_U7[:, PART] = np.unique(units_U7[:, PART], return_inverse=True)
+    rows_P = np.bincount(units_U7[:, PART], weights=units_U7[:, ROWS], minlength=parts.size)
+    jobs = tuple(_jobs(level, units_U7, positions_T, shape))
+    return LevelPlan(jobs, tuple(bool(rows == num_rows) for rows in rows_P))
+
+
+def _jobs(
+    level: HostLevel, units_U7: IntArray, positions_T: IntArray | None, shape: CpuShape
+) -> Iterator[CpuJob]:
+    length_U = units_U7[:, HIGH] - units_U7[:, LOW]
+    in_place_U = _consecutive(level, units_U7, shape.page_size) & (
+        (length_U * shape.token_bytes >= VIEW_BYTES) | (len(units_U7) == 1)
+    )
+    for unit in units_U7[in_place_U]:
+        page, offset = divmod(int(unit[LOW]), shape.page_size)
+        slot = int(level.pages_GP[unit[GROUP], page]) * shape.page_size + offset
+        run = slice(slot, slot + int(unit[HIGH] - unit[LOW]))
+        yield _job(level, unit[None], run, positions_T, shape)
+    rest_U7 = units_U7[~in_place_U]
+    length_U = rest_U7[:, HIGH] - rest_U7[:, LOW]
+    same_U3 = rest_U7[:, [PART, KIND, ROWS]]
+    order_U = np.lexsort((rest_U7[:, ROW], -length_U, *same_U3.T))
+    rest_U7, length_U = rest_U7[order_U], length_U[order_U]
+    same_U3 = rest_U7[:, [PART, KIND, ROWS]]
+    edges = np.flatnonzero((same_U3[1:] != same_U3[:-1]).any(axis=1)) + 1
+    for begin, end in zip([0, *edges], [*edges, len(rest_U7)], strict=True):
+        while begin < end:
+            count = _batch_size(length_U[begin:end], shape.token_bytes)
+            units_B7 = rest_U7[begin : begin + count]
+            units_B7 = units_B7[np.argsort(units_B7[:, ROW])]
+            yield _gather_job(level, units_B7, positions_T, shape)
+            begin += count
+
+
+def _batch_size(length_U: IntArray, token_bytes: int) -> int:
+    """How many of the units, longest first, go into one call."""
+    longest = int(length_U[0])
+    most = max(1, CHUNK_BYTES // (longest * token_bytes))
+    length_U = length_U[:most]
+    waste_U = np.cumsum(longest - length_U)
+    return int(np.searchsorted(waste_U, WASTE_BYTES // token_bytes, side="right"))
+
+
+def _consecutive(level: HostLevel, units_U7: IntArray, page_size: int) -> npt.NDArray[np.bool_]:
+    """Whether the keys of a unit lie in consecutive pages."""
+    breaks_GP = np.zeros(level.pages_GP.shape, dtype=np.int64)
+    np.cumsum(np.diff(level.pages_GP, axis=1) != 1, axis=1, out=breaks_GP[:, 1:])
+    g_U = units_U7[:, GROUP]
+    first_U, last_U = units_U7[:, LOW] // page_size, (units_U7[:, HIGH] - 1) // page_size
+    same: npt.NDArray[np.bool_] = breaks_GP[g_U, first_U] == breaks_GP[g_U, last_U]
+    return same
+
+
+def _slots(level: HostLevel, units_B7: IntArray, key_BL: IntArray, page_size: int) -> IntArray:
+    """The slots in the pool of keys [B, L], which are counted from the first key of each unit."""
+    key_BL = key_BL + units_B7[:, LOW, None]
+    slots: IntArray = (
+        level.pages_GP[units_B7[:, GROUP, None], key_BL // page_size] * page_size
+        + key_BL % page_size
+    )
+    return slots
+
+
+def _gather_job(
+    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
+) -> CpuJob:
+    length_B = units_B7[:, HIGH] - units_B7[:, LOW]
+    key_BL = np.minimum(np.arange(length_B.max()), length_B[:, None] - 1)
+    slot_S = _slots(level, units_B7, key_BL, shape.page_size).ravel()
+    if slot_S[-1] - slot_S[0] == slot_S.size - 1 and (np.diff(slot_S) == 1).all():
+        run = slice(int(slot_S[0]), int(slot_S[-1]) + 1)
+        return _job(level, units_B7, run, positions_T, shape)
+    return _job(level, units_B7, torch.from_numpy(slot_S), positions_T, shape)
+
+
+def _job(
+    level: HostLevel,
+    units_B7: IntArray,
+    keys: slice | Tensor,
+    positions_T: IntArray | None,
+    shape: CpuShape,
+) -> CpuJob:
+    num_units, n, kind = len(units_B7), int(units_B7[0, ROWS]), int(units_B7[0, KIND])
+    row_B = units_B7[:, ROW]
+    rows: slice | Tensor
+    if (np.diff(row_B) == n).all():
+        rows = slice(int(row_B[0]), int(row_B[0]) + num_units * n)
+    else:
+        rows = torch.from_numpy((row_B[:, None] + np.arange(n)).ravel())
+    mask, dead_BN = _mask(level, units_B7, positions_T, shape)
+    single = num_units == 1 and kind == PLAIN
+    return CpuJob(
+        part=int(units_B7[0, PART]),
+        rows=rows,
+        num_units=num_units,
+        num_rows=n,
+        pieces=tuple(_pieces(keys, shape)) if single else (keys,),
+        causal=kind == CAUSAL,
+        mask=mask,
+        dead_BN=dead_BN,
+    )
+
+
+def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
+    """Cut the keys of a single unit into small chunks where they must be gathered or converted."""
+    step = max(1, CHUNK_BYTES // shape.token_bytes)
+    if isinstance(keys, Tensor):
+        yield from keys.split(step)
+    elif shape.converts:
+        for start in range(keys.start, keys.stop, step):
+            yield slice(start, min(start + step, keys.stop))
+    else:
+        yield keys
+
+
+def _mask(
+    level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the mask [B, 1, 1 or N, L] and the rows [B, N] from which it hides all keys.
+
+    It hides padding and, in masked units, the keys that a row may not see.
+    """
+    length_B = units_B7[:, HIGH] - units_B7[:, LOW]
+    key_L = np.arange(length_B.max())
+    hidden_BNL = key_L >= length_B[:, None, None]
+    if units_B7[0, KIND] == MASKED and positions_T is not None:
+        g_B = units_B7[:, GROUP]
+        row_BN = units_B7[:, ROW, None] + np.arange(units_B7[0, ROWS])
+        key_BL = key_L + (units_B7[:, LOW] + level.kv_start_G[g_B])[:, None]
+        distance_BNL = positions_T[row_BN][:, :, None] - key_BL[:, None, :]
+        if level.causal:
+            hidden_BNL = hidden_BNL | (distance_BNL < 0)
+        if shape.window is not None:
+            hidden_BNL = hidden_BNL | (distance_BNL >= shape.window)
+    elif (length_B == length_B[0]).all():
+        return None, None
+    hidden = torch.from_numpy(hidden_BNL)
+    mask = torch.zeros(hidden.shape, dtype=shape.dtype).masked_fill_(hidden, -torch.inf)
+    dead_BN = hidden.all(dim=-1)
+    return mask[:, None], dead_BN if bool(dead_BN.any()) else None

@@ -1,0 +1,179 @@
+"""Attention over levels on a GPU: a Triton kernel over work lists, beside torch's dense kernel.
+
+Each level but the last leaves partial results in float32; the launch for the last one, if its
+groups are single rows and the parts are few, merges them on its way. Otherwise a kernel of its own
+does.
+
+Legend: T query rows, H query heads, V value dimension, P parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from treegen.common.device import use_device
+from treegen.errors import InputError
+from treegen.ops.attention.gpu.dense import attend_dense, can_attend_dense
+from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
+from treegen.ops.attention.gpu.launch import LayerCall, width_of
+from treegen.ops.attention.gpu.state import TritonState
+from treegen.ops.attention.gpu.tuning import (
+    choose_tuning,
+    find_max_height,
+    latent_tuning,
+    shared_memory,
+)
+from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape
+from treegen.ops.attention.level import HostLevel
+from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPair, PreparedLevels
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Triton:
+    """One kernel for all levels but a trunk, which the dense one takes where it can.
+
+    Takes 16-bit and float32 tensors.
+    """
+
+    name = "triton"
+    in_graphs = True
+
+    def refusal(self, device: torch.device) -> str | None:
+        """Runs on CUDA devices since Ampere, and anywhere in Triton's interpreter."""
+        if _INTERPRETED:
+            return None
+        if device.type != "cuda":
+            return f"takes CUDA tensors, got {device}"
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return NEEDS_AMPERE
+        return None
+
+    def prepare(
+        self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
+    ) -> TritonState:
+        """Keep the host arrays; work lists need the head count, known at the first layer."""
+        return TritonState(tuple(levels), device)
+
+    def attend(
+        self,
+        q_THD: Tensor,
+        pairs: Sequence[KVPair],
+        prepared: PreparedLevels,
+        options: AttentionOptions,
+    ) -> tuple[Tensor, Tensor]:
+        """Partial results of all levels in float32, merged in float32, rounded once.
+
+        What the dense kernel computes is rounded before the merge, too.
+
+        Raises:
+            InputError: levels have different pools, or the tensors are float64.
+        """
+        keys, values = pairs[0]
+        if any(pair[0] is not keys or pair[1] is not values for pair in pairs):
+            raise InputError(f"impl {self.name!r} takes one pool for all levels; use 'reference'")
+        if q_THD.dtype == torch.float64:
+            raise InputError(f"impl {self.name!r} computes in float32; use 'reference' for float64")
+        # The last dimension must be dense for the kernels.
+        q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
+        (num_rows, q_heads, _), v_dim = q_THD.shape, values.shape[3]
+        out_THV = q_THD.new_empty(num_rows, q_heads, v_dim)
+        lse_TH = q_THD.new_empty(num_rows, q_heads, dtype=torch.float32)
+        if num_rows == 0:
+            return out_THV, lse_TH
+        state: TritonState = prepared.state
+        is_latent = self.reads_latents(keys, values)
+        if is_latent:  # the one key head stands for several, each with as many rows as a unit has
+            split = -1, -1, _head_groups(q_heads), -1
+            keys, values = keys.expand(split), values.expand(split)
+        work = state.work(self.shape_of(q_THD, keys, values, options, is_latent))
+        at = prepared.positions_T, options, work, out_THV, lse_TH, is_latent
+        with use_device(q_THD.device):
+            self.fill(LayerCall(q_THD, keys, values, *at))
+        return out_THV, lse_TH
+
+    def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
+        """Whether values are the first numbers of keys, of one head."""
+        same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
+        return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
+
+    def shape_of(
+        self,
+        q_THD: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        options: AttentionOptions,
+        is_latent: bool = False,
+    ) -> WorkShape:
+        """What the work lists of a layer depend on."""
+        num_rows, q_heads = q_THD.shape[:2]
+        width, memory = width_of(q_THD, values, is_latent), shared_memory(q_THD.device)
+        highest = HEIGHTS[2] if is_latent else find_max_height(width, q_THD.dtype, memory)
+        return WorkShape(
+            num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
+            self.takes_dense(q_THD, keys, values, options), highest,
+            HEIGHTS[2] if is_latent else HEIGHTS[1],
+        )  # fmt: skip
+
+    def takes_dense(
+        self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+    ) -> bool:
+        """Whether the dense kernel takes the trunk of a layer."""
+        return can_attend_dense(q_THD, keys, values, options)
+
+    def fill(self, call: LayerCall) -> None:
+        """Fill out and LSE of a layer that has rows."""
+        work, q_THD = call.work, call.q_THD
+        (num_rows, q_heads, _), v_dim = q_THD.shape, call.values.shape[3]
+        num_parts, dense_rows, num_chunks, fold = work.host.num_parts, 0, 0, 1
+        parts = q_THD.new_empty(num_parts, num_rows, q_heads, v_dim, dtype=torch.float32)
+        lses = q_THD.new_empty(num_parts, num_rows, q_heads, dtype=torch.float32)
+        if not work.host.complete:
+            lses.fill_(-torch.inf)
+        dense, dense_lses = call.out_THV, call.lse_TH  # stand-ins that nothing reads
+        if work.dense is not None:
+            dense, dense_lses = attend_dense(
+                q_THD, call.keys, call.values, work.dense, call.options.scale
+            )
+            num_chunks, dense_rows, fold = dense.shape[:3]
+        arrays = parts, lses, dense, dense_lses, call.sinks, call.out_THV, call.lse_TH
+        counts = num_rows, dense_rows, num_chunks
+        has_sinks = call.options.sinks_H is not None
+        for kind, units in zip(work.host.kinds, work.units, strict=True):
+            if len(units):
+                _launch(call, units, kind, arrays, counts, FOLD=1, HAS_SINKS=False, LAST=False)
+        if len(work.last):
+            kind = work.host.last_kind
+            _launch(
+                call, work.last, kind, arrays, counts, FOLD=fold, HAS_SINKS=has_sinks, LAST=True
+            )
+            return
+        call.launch_merge(merge_parts, arrays, *counts, num_parts, FOLD=fold)
+
+
+def _launch(
+    call: LayerCall,
+    units: Tensor,
+    kind: int,
+    arrays: tuple[Tensor, ...],
+    counts: tuple[int, ...],
+    **merging: int,
+) -> None:
+    """One launch of units of one height; merging: FOLD, HAS_SINKS and LAST of the kernel."""
+    height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
+    if height > 1:
+        height = max(height, triton.next_power_of_2(call.per_head))
+    call.launch_units(
+        attend_units, units, height, arrays, counts, latent_tuning if call.is_latent else choose_tuning,
+        LATENT=call.is_latent, **merging,
+    )  # fmt: skip
+
+
+def _head_groups(heads: int) -> int:
+    """Into how many groups query heads are divided, none of them with more than a unit has rows."""
+    return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= HEIGHTS[2])

@@ -1,0 +1,174 @@
+"""Triton kernels of attention whose bits depend on a row's own keys alone.
+
+A row's keys are folded in, 16 at a time, from the first to the last. Nothing else may change a
+bit, so each choice that is made for speed must be exact:
+
+-   The running maximum is rounded up to an integer. Weights are powers of two, so rescaling what
+    was summed so far is exact, however many keys are taken in one block.
+-   Logits are rounded to multiples of 2^-14. What is left after the maximum is subtracted is then
+    the same number but for an integer, and its power of two has the same digits.
+-   Keys that a row does not see have a weight of exactly zero.
+-   Weights are summed by a matrix product with ones, in the order in which values are.
+-   A launch goes on from the sums of the launch for the level above, which it reads as they were.
+
+So rows per program, keys per block, and where levels begin are free, if levels begin at multiples
+of 16 positions. Sums start anew at multiples of PART positions only, so that the keys of few rows
+can be read by many programs.
+
+Legend: T query rows, H query heads, D key dimension, V value dimension, P parts.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from treegen.ops.attention.gpu.kernel_steps import (
+    LOG2E,
+    load_block,
+    reach_of,
+    rows_of,
+    seen_by,
+    slots_of,
+    store_rows,
+    unit_of,
+)
+from treegen.ops.attention.gpu.kernels import LISTS
+
+# A number between 512 and 1,024 in float32 is a multiple of 2^-14.
+_GRID: tl.constexpr = tl.constexpr(768.0)
+_ONES: tl.constexpr = tl.constexpr(16)  # columns of ones: the fewest of a matrix product
+_COUNTS = ("num_units", "num_rows", "num_parts")
+
+
+@triton.jit
+def _write(
+    top, total, sum_MV, row, head, live, sinks, out, lses,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Write out [T, H, V] and natural lses [T, H]; sinks [H] take their share of the softmax."""
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
+        new_top = tl.maximum(top, tl.ceil(sink))
+        keep = tl.exp2(top - new_top)
+        total, sum_MV, top = total * keep, sum_MV * keep[:, None], new_top
+        total += tl.exp2(sink - new_top)
+    store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
+
+
+@triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=LISTS[:3])
+def fold_units(
+    q, k, v, pages, units, positions, sums, stats, sinks, out, lses,
+    scale, window, softcap,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, num_units, num_rows, num_parts,
+    H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """One program: one unit of the work list and one key head.
+
+    A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
+    of key 0, causal, -). The query heads of a key head are folded into rows. The sums of a part,
+    sums [P, T, H, V] and stats [2, P, T, H] (integer maximum in base 2, and total weight; a total
+    of 0 for none), are read, unless FIRST, and written again. LAST: there is one part, and out and
+    LSEs are written in place of its sums.
+    """
+    unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)
+    start, stop = tl.load(unit + 1), tl.load(unit + 2)
+    table = pages + tl.load(unit + 3)
+    low, high = tl.load(unit + 4), tl.load(unit + 5)
+    if start >= stop:
+        return
+
+    row, q_at, live, q_MD = rows_of(
+        q, start, stop, head, q_row, q_head, PER_HEAD, D, BLOCK_D, BLOCK_M
+    )
+    e = tl.arange(0, BLOCK_V)
+    first = low // BLOCK_N * BLOCK_N
+    newest, oldest, first, high = reach_of(
+        unit, positions, row, live, first, high, window, BLOCK_M, BLOCK_N, HAS_POSITIONS, HAS_WINDOW
+    )
+    page = tl.load(table + first // PAGE, mask=first < high, other=0)
+
+    at = (tl.load(unit) * num_rows.to(tl.int64) + row) * H + q_at
+    size = num_parts.to(tl.int64) * num_rows * H
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M, _ONES], tl.float32)
+    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    if not FIRST:
+        before = tl.load(stats + size + at, mask=live, other=0.0)
+        some = before > 0
+        top = tl.where(some, tl.load(stats + at, mask=live & some, other=0.0), top)
+        total += before[:, None]
+        sum_MV = tl.load(
+            sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
+        )
+    ones = tl.full([BLOCK_N, _ONES], 1.0, q_MD.dtype)
+    for begin in range(first, high, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        there = (n >= low) & (n < high)
+        slot, page = slots_of(table, page, begin, n, there, high, PAGE, BLOCK_N)
+        # Keys and values may be stored in FP8.
+        k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
+        logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
+        if HAS_CAP:
+            # tanh through exp, which does not overflow for large arguments of either sign.
+            logit = logit * scale
+            bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
+            sign = tl.where(logit < 0, -1.0, 1.0)
+            logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
+        else:
+            logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
+        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
+        logit = tl.where(seen, logit, float("-inf"))
+        new_top = tl.maximum(top, tl.ceil(tl.max(logit, 1)))
+        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logit - floor[:, None]).to(q_MD.dtype)
+        keep = tl.exp2(top - floor)
+        v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
+        total = tl.dot(weight, ones, total * keep[:, None], input_precision="ieee")
+        sum_MV = tl.dot(weight, v_NV, sum_MV * keep[:, None], input_precision="ieee")
+        top = new_top
+
+    total_M = tl.max(total, 1)
+    if LAST:
+        _write(top, total_M, sum_MV, row, q_at, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
+    else:
+        tl.store(sums + at[:, None] * V + e[None, :], sum_MV, mask=live[:, None] & (e < V)[None, :])
+        tl.store(stats + at, top, mask=live)
+        tl.store(stats + size + at, total_M, mask=live)
+
+
+@triton.jit(do_not_specialize=_COUNTS[1:])
+def merge_sums(
+    sums, stats, sinks, out, lses, num_rows, num_parts,
+    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M pairs of a row and a head; their parts are added from first to last."""
+    pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row, head = pair // H, pair % H
+    live = row < num_rows
+    e = tl.arange(0, BLOCK_V)
+    rows_size = num_rows.to(tl.int64) * H
+    size = num_parts.to(tl.int64) * rows_size
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    for p in range(num_parts):
+        at = p * rows_size + pair
+        part_total = tl.load(stats + size + at, mask=live, other=0.0)
+        some = part_total > 0
+        part_top = tl.load(stats + at, mask=live & some, other=float("-inf"))
+        part_MV = tl.load(
+            sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
+        )
+        new_top = tl.maximum(top, part_top)
+        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        keep, weight = tl.exp2(top - floor), tl.exp2(part_top - floor)
+        total = total * keep + part_total * weight
+        sum_MV = sum_MV * keep[:, None] + part_MV * weight[:, None]
+        top = new_top
+    _write(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)

@@ -1,0 +1,138 @@
+"""Work lists of passes in which each item has some query rows, another number in each pass.
+
+What does not depend on these numbers is planned once, for entries: an item or a group of items,
+times the splits of its keys. A pass then only cuts each entry's rows into blocks, for meanwhile the
+GPU waits.
+
+Letters: G groups, E entries, U units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from treegen.ops.attention.gpu.units import (
+    HEIGHTS,
+    KEYS_PER_SPLIT,
+    START,
+    STOP,
+    UNIT,
+    WorkList,
+    WorkShape,
+    kind_of,
+    splits_of,
+    table_of,
+)
+from treegen.ops.attention.level import HostLevel, IntArray, Items
+
+_FEW_KEYS = 2048  # of a group
+_NONE = np.empty((0, UNIT), dtype=np.int64)
+
+
+def are_ragged(levels: Sequence[HostLevel]) -> bool:
+    """Whether a pass has been described by its items."""
+    return all(level.items is not None for level in levels)
+
+
+def build_ragged_list(levels: Sequence[HostLevel], shape: WorkShape, processors: int) -> WorkList:
+    """As `build_work_list`, of levels that have items.
+
+    How levels are cut follows from `shape.num_rows`, not from how many each item has. So it is the
+    same for all passes that one CUDA graph computes.
+    """
+    entries: list[list[IntArray]] = [[] for _ in HEIGHTS]
+    part = offset = 0
+    for level in levels:
+        table, kind, splits = _entries(level, part, offset, shape, processors)
+        if len(table):
+            entries[kind].append(table)
+            part += splits
+        offset += level.pages_GP.size
+    items = levels[0].items
+    assert items is not None
+    return WorkList(
+        units=tuple(
+            _cut(into, items.offsets, max(height // shape.per_head, 1))
+            for into, height in zip(entries, HEIGHTS, strict=True)
+        ),
+        kinds=tuple(range(len(HEIGHTS))),
+        last=_NONE,
+        last_kind=0,
+        pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
+        num_parts=part,
+        complete=False,
+        causal=any(level.causal for level in levels),
+    )
+
+
+def _entries(
+    level: HostLevel, part: int, offset: int, shape: WorkShape, processors: int
+) -> tuple[IntArray, int, int]:
+    """Units of a level whose rows are not cut, with items in place of rows; kind and splits."""
+    items = level.items
+    assert items is not None
+    if level.causal:
+        # An item's own keys grow from pass to pass. There is always one.
+        size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
+        own = "own", size, shape, processors
+        if own not in items.memo:
+            items.memo[own] = _shape_of(level, items, shape, processors)
+        groups, kind, splits = items.memo[own]
+        return _table(level, items, groups, splits, part, offset, shape.page_size), kind, splits
+    key = "shared", part, offset, shape, processors
+    if key not in items.memo:
+        groups, kind, splits = _shape_of(level, items, shape, processors)
+        table = _table(level, items, groups, splits, part, offset, shape.page_size)
+        items.memo[key] = table, kind, splits
+    found: tuple[IntArray, int, int] = items.memo[key]
+    return found
+
+
+def _shape_of(
+    level: HostLevel, items: Items, shape: WorkShape, processors: int
+) -> tuple[IntArray, int, int]:
+    """The groups that have items and keys, the height of units, and the splits.
+
+    Few of them for many kinds of passes: each is another graph.
+    """
+    num_G = items.stop_G - items.start_G
+    groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
+    keys = level.kv_len_G[groups]
+    rows = -(-num_G[groups] * shape.num_rows // items.num)
+    kind, tallest = 1, shape.tallest
+    if int(keys.max(initial=0)) > _FEW_KEYS:
+        folded = (1 << np.ceil(np.log2(rows)).astype(np.int64)) * shape.per_head
+        kind = max(kind_of(folded, keys, tallest), 1)
+    elif not level.causal:
+        # What suits them best matters less than that all passes have the same.
+        one = np.array([shape.num_rows])
+        kind = max(kind_of(one * shape.per_head, one, tallest), 1)
+    splits = splits_of(rows, keys, kind, shape, processors)
+    low = 1 << (splits.bit_length() - 1)
+    return groups, kind, low + low // 2 if splits >= low + low // 2 else low
+
+
+def _table(
+    level: HostLevel, items: Items, groups: IntArray, splits: int, part: int, offset: int,
+    page_size: int,
+) -> IntArray:  # fmt: skip
+    table = table_of(level, groups, splits, part, offset, 0, page_size)
+    table[..., START], table[..., STOP] = items.start_G[groups], items.stop_G[groups]
+    return table.reshape(-1, UNIT)
+
+
+def _cut(entries: Sequence[IntArray], offsets_R: IntArray, height: int) -> IntArray:
+    """Units of entries: blocks of the rows that their items have."""
+    if not entries:
+        return _NONE
+    table_E = entries[0] if len(entries) == 1 else np.concatenate(entries)
+    start_E, stop_E = offsets_R[table_E[:, 1]], offsets_R[table_E[:, 2]]
+    blocks_E = (stop_E - start_E + (height - 1)) // height
+    entry_U = np.repeat(np.arange(len(table_E)), blocks_E)
+    first_E = start_E - (blocks_E.cumsum() - blocks_E) * height
+    table = table_E[entry_U]
+    table[:, START] = start_U = first_E[entry_U] + np.arange(len(entry_U)) * height
+    np.minimum(start_U + height, stop_E[entry_U], out=table[:, STOP])
+    return table

@@ -1,0 +1,239 @@
+"""The work lists of the Triton kernel: which rows meet which keys, split so that the GPU is full.
+
+Letters: G groups, U units. A unit is at most BLOCK_M folded query rows and a run of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.ops.attention.level import HostLevel, IntArray
+
+# Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
+HEIGHTS = (1, 16, 64, 128)
+_COSTS = (1.0, 1.6, 2.5)  # of a key in a unit of the last three heights, about
+_PROGRAMS = (4, 4, 2, 2)  # of each height that keep a multiprocessor busy
+KEYS_PER_SPLIT = 256  # a split reads at least so many keys
+KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not straddle pages
+# The numbers that describe a unit, in the order in which the kernels load them: its part, its first
+# row and the one after its last, where its page table begins, its first key and the one after its
+# last, the position of key 0, whether the level is causal, and the page of its first key.
+PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
+UNIT = 9
+_MOST_MERGED = 4  # parts that the last launch merges itself
+
+
+@dataclass(frozen=True, slots=True)
+class WorkShape:
+    """What a work list depends on beside the levels.
+
+    num_rows: with those past the live ones, of which nothing is used.
+    may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
+    query rows of a unit that the card has memory for. merges: query heads of a key head for which
+    the last launch merges parts at most.
+    """
+
+    num_rows: int
+    kv_heads: int
+    per_head: int
+    page_size: int
+    may_be_dense: bool
+    tallest: int = HEIGHTS[-1]
+    merges: int = HEIGHTS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """Units of all levels. units: [U, 9] for each launch; see `attend_units`. kinds: the index of
+    each launch's height.
+
+    last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
+    none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
+    one. complete: every part that is merged was written, so that none needs to be marked empty
+    beforehand. causal: of any level.
+    """
+
+    units: tuple[IntArray, ...]
+    kinds: tuple[int, ...]
+    last: IntArray
+    last_kind: int
+    pages: IntArray
+    num_parts: int
+    complete: bool
+    causal: bool
+
+
+def build_work_list(
+    levels: Sequence[HostLevel],
+    shape: WorkShape,
+    live_rows: int,
+    processors: int,
+    elsewhere: tuple[int, int] = (-1, 0),
+) -> WorkList:
+    """Cut levels into units; few long ones are split over keys until they keep all processors busy.
+
+    elsewhere: a level, and how many of its first keys are read elsewhere.
+    """
+    tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
+    last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
+    part = offset = 0
+    complete = True
+    for index, level in enumerate(levels):
+        first_key = elsewhere[1] if index == elsewhere[0] else 0
+        cut = _cut_of(level, first_key, shape, processors)
+        may_merge = cut.splits == 1 and part <= _MOST_MERGED and shape.per_head <= shape.merges
+        is_last = index == len(levels) - 1 and not first_key
+        if is_last and may_merge and cut.is_flat:
+            last_kind = 0 if shape.per_head == 1 else 1
+            last = _one_unit_a_row(level, shape.num_rows, live_rows, part, offset)
+        elif cut.num_rows:
+            size = shape.page_size
+            key = "units", part, offset, first_key, size, cut.kind, cut.height, cut.splits
+            if key not in level.memo:
+                level.memo[key] = _units(level, cut, part, offset, first_key, size)
+            tables[cut.kind].append(level.memo[key])
+            complete &= cut.num_rows == live_rows
+            part += cut.splits
+        offset += level.pages_GP.size
+    return WorkList(
+        units=tuple(
+            np.concatenate(into) if into else np.empty((0, UNIT), dtype=np.int64) for into in tables
+        ),
+        kinds=tuple(range(len(HEIGHTS))),
+        last=last,
+        last_kind=last_kind,
+        pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
+        num_parts=part,
+        # A kernel that only merges does not know which rows are live.
+        complete=complete and len(last) > 0,
+        causal=any(level.causal for level in levels),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _LevelTiling:
+    """How a level is cut: into units of a height (rows of one key head), over so many splits.
+
+    groups: those with rows and keys; num_rows: theirs. is_flat: no group has two rows.
+    """
+
+    kind: int
+    height: int
+    splits: int
+    groups: IntArray
+    num_rows: int
+    is_flat: bool
+
+
+def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
+    per_head = shape.per_head
+    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest
+    if key in level.memo:
+        found: _LevelTiling = level.memo[key]
+        return found
+    rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
+    groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
+    rows, keys = rows_G[groups], keys_G[groups]
+    kind = kind_of(rows * per_head, keys, shape.tallest)
+    height = max(HEIGHTS[kind] // per_head, 1)
+    splits = splits_of(rows, keys, kind, shape, processors)
+    is_flat = int(rows_G.max(initial=0)) <= 1
+    cut = _LevelTiling(kind, height, splits, groups, int(rows.sum()), is_flat)
+    level.memo[key] = cut
+    return cut
+
+
+def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, processors: int) -> int:
+    """Into how many splits keys are cut, so that all processors are busy. rows: of each group."""
+    if not len(rows):
+        return 1
+    height = max(HEIGHTS[kind] // shape.per_head, 1)
+    programs = int((-(-rows // height)).sum()) * shape.kv_heads
+    wanted = _PROGRAMS[kind] * processors // programs
+    return max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+
+
+def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
+    """Index of the height that suits a level, one for all of its groups.
+
+    Each height is a launch of its own, and which of them there are is part of a CUDA graph.
+    """
+    if folded_G.max(initial=0) <= HEIGHTS[0]:
+        return 0
+    costs = [
+        cost * int((-(-folded_G // height) * keys_G).sum())
+        for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
+        if height <= tallest
+    ]
+    return 1 + int(np.argmin(costs))
+
+
+def _one_unit_a_row(
+    level: HostLevel, num_rows: int, live_rows: int, num_parts: int, offset: int
+) -> IntArray:
+    """Units of a level whose groups have one row at most, and of all other rows, without keys.
+
+    In place of a part they have the number of those that a row is merged with: 0 for padding.
+    """
+    table = np.zeros((num_rows, UNIT), dtype=np.int64)
+    table[:live_rows, PART_AT] = num_parts
+    table[:, START] = np.arange(num_rows)
+    table[:, STOP] = table[:, START] + 1
+    group = np.flatnonzero(level.stop_G > level.start_G)
+    row = level.start_G[group]
+    table[row, TABLE] = offset + group * level.pages_GP.shape[1]
+    table[row, HIGH] = level.kv_len_G[group]
+    table[row, ORIGIN] = level.kv_start_G[group]
+    table[row, CAUSAL] = level.causal
+    table[row, PAGE] = level.pages_GP[group, 0] if level.pages_GP.shape[1] else 0
+    return table
+
+
+def _units(
+    level: HostLevel, cut: _LevelTiling, part: int, offset: int, first_key: int, page_size: int
+) -> IntArray:
+    """Units of a level: row blocks of a height, times key splits."""
+    index, height = cut.groups, cut.height
+    rows = level.stop_G[index] - level.start_G[index]
+    blocks = -(-rows // height)
+    group = np.repeat(np.arange(len(index)), blocks)
+    block = np.arange(len(group)) - np.repeat(blocks.cumsum() - blocks, blocks)
+    start = level.start_G[index][group] + block * height
+    table = table_of(level, index[group], cut.splits, part, offset, first_key, page_size)
+    table[..., START] = start
+    table[..., STOP] = np.minimum(start + height, level.stop_G[index][group])
+    return table.reshape(-1, UNIT)
+
+
+def table_of(
+    level: HostLevel,
+    groups: IntArray,
+    splits: int,
+    part: int,
+    offset: int,
+    first_key: int,
+    page_size: int,
+) -> IntArray:
+    """Units of groups, [splits, groups, 9], whose rows are not set."""
+    keys, width = level.kv_len_G[groups], level.pages_GP.shape[1]
+    table = np.empty((splits, len(groups), UNIT), dtype=np.int64)
+    table[..., TABLE] = offset + groups * width
+    table[..., ORIGIN] = level.kv_start_G[groups]
+    table[..., CAUSAL] = level.causal
+    if splits == 1:
+        table[..., PART_AT], table[..., LOW], table[..., HIGH] = part, first_key, keys
+        table[..., PAGE] = level.pages_GP[groups, min(first_key // page_size, width - 1)]
+        return table
+    split = np.arange(splits)[:, None]
+    key_blocks = -(-(keys - first_key) // KEY_BLOCK)
+    low, high = (first_key + key_blocks * at // splits * KEY_BLOCK for at in (split, split + 1))
+    table[..., PART_AT] = part + split
+    table[..., LOW] = low
+    table[..., HIGH] = np.minimum(high, keys)
+    # A split of a short group may have no keys.
+    page = np.minimum(low // page_size, width - 1)
+    table[..., PAGE] = level.pages_GP[groups, page]
+    return table

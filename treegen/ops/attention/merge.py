@@ -1,0 +1,74 @@
+"""From attention over disjoint sets of keys to attention over all of them.
+
+Legend: P parts of the key set, T query rows, H heads, V value dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treegen.common.checks import check_argument_types
+from treegen.errors import InputError
+
+
+@check_argument_types
+def merge(
+    outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Join attention over disjoint sets of keys into one exact softmax over all keys.
+
+    The weights of the parts are the softmax of their LSEs. Partial results are float32 or float64:
+    they may be rounded to a shorter type after the merge, not before.
+
+    outs: [P, T, H, V], or a sequence of P tensors.
+    lses: [P, T, H], likewise; -inf where a row sees no key of a part. What `outs` holds there, even
+    NaN, does not reach the result.
+
+    Returns out [T, H, V] and LSE [T, H]. A row that sees no key has out 0 and LSE -inf.
+
+    Raises:
+        InputError: shapes do not fit each other, or the type is another one.
+    """
+    if len(outs) != len(lses) or len(outs) == 0:
+        raise InputError(
+            f"merge needs as many outs as lses, at least one, got {len(outs)} and {len(lses)}"
+        )
+    for out_THV, lse_TH in zip(outs, lses, strict=True):
+        if out_THV.shape[:-1] != lse_TH.shape or lse_TH.shape != lses[0].shape:
+            raise InputError(
+                f"each out must have the shape of its lse and a last dimension, got "
+                f"{tuple(out_THV.shape)} and {tuple(lse_TH.shape)}"
+            )
+        if out_THV.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"merge takes float32 or float64 partial results, got {out_THV.dtype}")
+    lse_PTH = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
+    empty_PTH1 = (lse_PTH == -torch.inf)[..., None]
+    finite = [out.masked_fill(empty, 0) for out, empty in zip(outs, empty_PTH1, strict=True)]
+    return merge_in_place(finite, lse_PTH)
+
+
+def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge as `merge` does, but into outs[0]. Where a row has no key of a part, `outs` is finite.
+
+    outs: P tensors [T, H, V], or one tensor of them.
+    """
+    # In a row without any key the floor takes the place of -inf, so that all weights become 0.
+    top_TH = lse_PTH.amax(dim=0).clamp_(min=torch.finfo(lse_PTH.dtype).min)
+    weight_PTH = (lse_PTH - top_TH).exp_()
+    sum_TH = weight_PTH.sum(dim=0)
+    # A row with a key has a part of weight 1. So the floor acts in rows without a key only.
+    weight_PTH /= sum_TH.clamp(min=1.0)
+    out_THV = outs[0].mul_(weight_PTH[0][..., None])
+    for p in range(1, len(outs)):
+        out_THV.addcmul_(outs[p], weight_PTH[p][..., None])
+    return out_THV, sum_TH.log_().add_(top_TH)
+
+
+def add_sinks(out_THV: Tensor, lse_TH: Tensor, sinks_H: Tensor) -> tuple[Tensor, Tensor]:
+    """Add the sink of each head to the denominator of its softmax. A sink has no value vector."""
+    total_TH = torch.logaddexp(lse_TH, sinks_H.to(lse_TH.dtype))
+    share_TH = (lse_TH - total_TH.clamp(min=torch.finfo(lse_TH.dtype).min)).exp_()
+    return out_THV.mul_(share_TH[..., None]), total_TH

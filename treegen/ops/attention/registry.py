@@ -1,0 +1,130 @@
+"""The implementations of attention, by name: which there are, and which is taken on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from treegen.common.checks import check_argument_types
+from treegen.errors import InputError
+from treegen.ops.attention.types import Implementation
+
+
+def _load_reference() -> Implementation:
+    from treegen.ops.attention.reference import Reference
+
+    return Reference()
+
+
+def _load_cpu() -> Implementation:
+    from treegen.ops.attention.cpu.attend import Cpu
+
+    return Cpu()
+
+
+def _load_triton() -> Implementation:
+    from treegen.ops.attention.gpu.attend import Triton
+
+    return Triton()
+
+
+def _load_invariant() -> Implementation:
+    from treegen.ops.attention.gpu.invariant import Invariant
+
+    return Invariant()
+
+
+def _load_flash() -> Implementation:
+    from treegen.ops.attention.libraries.varlen import FlashAttention2
+
+    return FlashAttention2()
+
+
+def _load_flash4() -> Implementation:
+    from treegen.ops.attention.libraries.varlen import FlashAttention4
+
+    return FlashAttention4()
+
+
+def _load_xformers() -> Implementation:
+    from treegen.ops.attention.libraries.varlen import XFormers
+
+    return XFormers()
+
+
+# An implementation is loaded when it is first chosen, so a missing library harms nobody else.
+# "auto" takes the first one that does not refuse the device. "reference" refuses no device, so the
+# implementations after it are used only where they are named.
+LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
+    "cpu": _load_cpu,
+    "triton": _load_triton,
+    "reference": _load_reference,
+    "invariant": _load_invariant,
+    "flash": _load_flash,
+    "flash4": _load_flash4,
+    "xformers": _load_xformers,
+}
+_READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
+
+
+@check_argument_types
+def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
+    """Add an implementation under a name.
+
+    load: returns the implementation; called each time that it is chosen.
+    auto: whether "auto" may take it, before those that were registered earlier. If not, it is used
+    only where it is named.
+
+    Raises:
+        InputError: the name is taken.
+    """
+    if name in LOADERS or name == "auto":
+        raise InputError(
+            f"an attention implementation named {name!r} exists already; choose another name"
+        )
+    if not auto:
+        LOADERS[name] = load
+        return
+    known = dict(LOADERS)
+    LOADERS.clear()
+    LOADERS.update({name: load, **known})
+
+
+def choose(impl: str, device: torch.device) -> Implementation:
+    """Load the named implementation, or for "auto" the first that runs on the device.
+
+    Raises:
+        InputError: no implementation has the name, or none that may be taken runs on the device.
+    """
+    if not isinstance(impl, str) or (impl != "auto" and impl not in LOADERS):
+        raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
+    reasons = []
+    for name in LOADERS if impl == "auto" else [impl]:
+        found = load(name, device)
+        if not isinstance(found, str):
+            return found
+        reasons.append(f"{name}: {found}")
+    raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
+
+
+def load(name: str, device: torch.device) -> Implementation | str:
+    """Return an implementation, or why it cannot run on a device."""
+    try:
+        found = LOADERS[name]()
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed"
+    return found.refusal(device) or found
+
+
+def check_reads_fp8(impl: str) -> None:
+    """Check that an implementation of ours takes keys and values in FP8.
+
+    Raises:
+        InputError: it does not.
+    """
+    if impl in LOADERS and impl not in _READ_FP8:
+        raise InputError(
+            f"attention impl {impl!r} takes no keys in FP8; use 'triton' or 'reference'"
+        )

@@ -1,0 +1,22 @@
+"""The gated delta rule and Mamba2, a token at a time, for rows that share states.
+
+A head's state S is a matrix of k_dim by v_dim numbers. A token with the key k, the value v, the log
+gate g and the strength b changes it:
+
+    S_t = exp(g_t) S_(t-1) + k_t u_t',   u_t = b_t (v_t - exp(g_t) S_(t-1)' k_t)
+
+and reads S_t' q_t. With the sums G_t of log gates since some state S_0 this is
+
+    S_t = exp(G_t) S_0 + sum over i of exp(G_t - G_i) k_i u_i'
+
+So a row need not have S_t. It keeps the list of its (k_i, u_i, G_i) and reads S_0, which many rows
+share: one matrix product for all of them. A row folds its list into a state of its own once to read
+the list takes longer than to read that state.
+"""
+
+from treegen.ops.recurrence.api import convolve, convolve_runs, fold_update_lists, scan, step
+from treegen.ops.recurrence.types import DeltaInputs, DeltaStates, RowSlots
+
+__all__ = [
+    "DeltaInputs", "DeltaStates", "RowSlots", "convolve", "convolve_runs", "fold_update_lists", "scan", "step",
+]  # fmt: skip

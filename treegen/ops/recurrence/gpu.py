@@ -1,0 +1,225 @@
+"""Launches of the kernels of recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+
+from treegen.common.spec import DeltaSpec
+from treegen.ops.recurrence import kernels
+from treegen.ops.recurrence.types import (
+    BASE,
+    LISTED,
+    NEXT_WINDOW,
+    PAGES,
+    READS,
+    WINDOW,
+    WRITES,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+    offsets,
+    page_offsets,
+)
+
+_CHANNELS: Final = 512  # of a program
+_ROWS: Final = 32  # of a program that reads shared states; half in float32
+_KEYS: Final = 128  # of a state's rows that leave room for as many columns as usual
+_VALUES: Final = 64  # of a state's columns, of a program that takes products
+_OWN_VALUES: Final = 32  # of a program of a row's own state
+_UPDATES: Final = 32  # that are folded at once
+_READ: Final = 4  # updates that are read at once, by one warp, so that none waits for others
+_HELD: Final = 2048  # numbers that it sums up what it reads in
+
+
+def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
+    at = (
+        (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[READS], inputs[WRITES])
+    )
+    mixed_TC = convolve(
+        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *at, activates=True
+    )
+    if not rows.has_lists:
+        return _step_states(given, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
+    block_k, block_v = _blocks(on)
+    parts = triton.cdiv(spec.v_dim, block_v)
+    scale, heads = _scale(on), _heads(on)
+    out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
+    reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
+    block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
+    kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
+        mixed_TC, on.states, inputs[BASE], reads_2THV, num_rows, scale, **heads,
+        BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=_precision(mixed_TC.dtype),
+        num_warps=8,
+    )  # fmt: skip
+    block_h = _heads_at_once(spec)
+    kernels.read_lists[spec.v_heads // block_h, num_rows](
+        mixed_TC, *_gates(given), reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
+        inputs[LISTED], inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_get_page_arguments(on),
+        BLOCK_H=block_h, BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_next_power_of_2(spec.v_dim), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def scan(
+    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+) -> Tensor:
+    """What N sequences read after each of so many tokens; see `treegen.ops.recurrence.scan`."""
+    mixed_TC = convolve_runs(
+        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, reads_N, writes_N, num_tokens,
+        activates=True,
+    )  # fmt: skip
+    return _step_states(given, on, mixed_TC, reads_N, writes_N, num_tokens)
+
+
+def _step_states(
+    given: DeltaInputs,
+    on: DeltaStates,
+    mixed_TC: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """What sequences with states of their own read after each token, [T, H, V]."""
+    spec, (block_k, block_v) = on.spec, _blocks(on)
+    out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
+    block_v = min(block_v, _OWN_VALUES)
+    kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
+        mixed_TC, *_gates(given), on.states, reads_N, writes_N, out, num_tokens, _scale(on),
+        given.strength, **_heads(on), BLOCK_K=block_k, BLOCK_V=block_v,
+    )  # fmt: skip
+    return out
+
+
+def _gates(given: DeltaInputs) -> tuple[Any, ...]:
+    """What kernels make the gates and the strengths of."""
+    skip_H = given.a_log_H if given.skip_H is None else given.skip_H
+    a_TH, b_TH = given.a_TH, given.b_TH
+    return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), given.a_log_H, given.dt_bias_H, skip_H
+
+
+def _heads(on: DeltaStates) -> dict[str, Any]:
+    """What kernels are told of heads."""
+    spec = on.spec
+    return {
+        "G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim,
+        **dict(zip(("Q_AT", "K_AT", "V_AT"), offsets(spec), strict=True)),
+        "CORRECTS": spec.corrects,
+    }  # fmt: skip
+
+
+def _scale(on: DeltaStates) -> float:
+    return float(on.spec.k_dim**-0.5) if on.spec.corrects else 1.0
+
+
+def convolve_runs(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+    *,
+    activates: bool = False,
+) -> Tensor:
+    """The convolution's outputs [T, C] at so many tokens of each sequence.
+
+    The windows have these tokens afterwards. activates: whether SiLU follows.
+    """
+    (num_rows, channels), width = mixed_TC.shape, windows.shape[-1]
+    out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
+    parts = triton.cdiv(channels, _CHANNELS)
+    kernels.convolve_runs[parts, num_rows](
+        mixed_TC, mixed_TC.stride(0), windows, reads_N, conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C, out_TC, num_tokens, channels, W=width,
+        SEEN=conv_CW.shape[-1], BLOCK=_CHANNELS, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
+    )  # fmt: skip
+    kernels.move_windows[parts, len(reads_N)](
+        mixed_TC, mixed_TC.stride(0), windows, reads_N, writes_N, num_tokens, channels,
+        W=width, BLOCK=_CHANNELS,
+    )  # fmt: skip
+    return out_TC
+
+
+def convolve(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_T: Tensor,
+    writes_T: Tensor,
+    *,
+    activates: bool = False,
+) -> Tensor:
+    """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards.
+
+    mixed_TC: its rows are dense. activates: whether SiLU follows.
+    """
+    num_rows, channels = mixed_TC.shape
+    out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
+    width, itemsize = windows.shape[-1], windows.itemsize
+    is_whole = width * itemsize == torch.int64.itemsize and itemsize == 2
+    whole = windows.view(torch.int64) if is_whole else windows
+    kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
+        mixed_TC, mixed_TC.stride(0), windows, whole, reads_T, writes_T, conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C, out_TC, channels, W=width, SEEN=conv_CW.shape[-1],
+        BLOCK=_CHANNELS, WHOLE=is_whole, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
+    )  # fmt: skip
+    return out_TC
+
+
+def fold(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """Make states of lists; see `treegen.ops.recurrence.fold`."""
+    spec, num_rows = on.spec, len(base_F)
+    block_k, block_v = _blocks(on)
+    kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
+        on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
+        pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
+        **_get_page_arguments(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v,
+        PRECISION=_precision(on.dtype), num_warps=8,
+    )  # fmt: skip
+
+
+def _blocks(on: DeltaStates) -> tuple[int, int]:
+    """Keys' numbers and values' numbers of a program that takes products; it holds both at once."""
+    keys = _next_power_of_2(on.spec.k_dim)
+    return keys, min(_next_power_of_2(on.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
+
+
+def _heads_at_once(spec: DeltaSpec) -> int:
+    """Heads of one key head that a program reads lists for: a power of two of them."""
+    heads, most = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
+    while 2 * heads <= most and spec.v_heads // spec.k_heads % (2 * heads) == 0:
+        heads *= 2
+    return heads
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How products of float32 are taken whose factors come from numbers of a type.
+
+    One product in TF32 rounds less than 16 bits do.
+    """
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def _get_page_arguments(on: DeltaStates) -> dict[str, Any]:
+    """What kernels are told of the pages of lists."""
+    spec = on.spec
+    keys, values = page_offsets(spec)
+    size = spec.state_bytes // (spec.pages * spec.k_heads)
+    return {
+        "N": spec.page_tokens, "PAGE": size, "KEYS": keys, "VALUES": values, "SIZE": spec.itemsize,
+    }  # fmt: skip
+
+
+def _next_power_of_2(size: int) -> int:
+    """A power of two that matrix products take."""
+    return max(1 << (size - 1).bit_length(), 16)

@@ -1,0 +1,212 @@
+"""The recurrences a token at a time, in torch: what the kernels compute, and the CPU's way."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from treegen.ops.recurrence.types import (
+    BASE,
+    LISTED,
+    NEXT_WINDOW,
+    PAGES,
+    READS,
+    WINDOW,
+    WRITES,
+    DeltaInputs,
+    DeltaStates,
+    RowSlots,
+    offsets,
+)
+
+# T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
+# N updates of a list
+
+_NORM = 1e-6
+
+
+def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    inputs = rows.inputs_RT
+    window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
+    mixed_TC = silu(
+        convolve(given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, *window_at)
+    )
+    q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
+    step_TH = softplus(given.a_TH.float() + given.dt_bias_H.float())
+    gate_TH = -given.a_log_H.float().exp() * step_TH
+    corrects = on.spec.corrects
+    b_TH = given.b_TH.float().sigmoid() * given.strength if corrects else step_TH
+    skipped_THV = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * v_THV
+    if not rows.has_lists:
+        s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
+        u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
+        s_THKV += k_THK[..., None] * u_THV[..., None, :]
+        on.states[inputs[WRITES]] = s_THKV
+        return (_read(s_THKV, q_THK) + skipped_THV).to(given.mixed_TC.dtype)
+    base_THKV = on.states[inputs[BASE]]
+    listed_T = inputs[LISTED]
+    k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
+    sum_TH, weight_TNH = gate_TH, sum_TNH
+    if k_TNHK.shape[1]:
+        sum_TH, weight_TNH = _decay_weights(sum_TNH, listed_T, gate_TH)
+
+    def read(x_THK: Tensor) -> Tensor:
+        part_TNH = torch.einsum("tnhk,thk->tnh", k_TNHK, x_THK) * weight_TNH
+        listed_THV = torch.einsum("tnh,tnhv->thv", part_TNH, u_TNHV)
+        return sum_TH.exp()[..., None] * _read(base_THKV, x_THK) + listed_THV
+
+    u_THV = b_TH[..., None] * (v_THV - read(k_THK) if corrects else v_THV)
+    out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV + skipped_THV
+    _add(on, inputs, k_TGK, u_THV, sum_TH)
+    return out_THV.to(given.mixed_TC.dtype)
+
+
+def scan(
+    given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+) -> Tensor:
+    """What N sequences read after each of so many tokens; see `treegen.ops.recurrence.scan`."""
+    _begin((on.windows, on.states), reads_N, writes_N)
+    rows = RowSlots(torch.stack([writes_N, writes_N]))
+    index_TN = _token_indices(len(writes_N), num_tokens, writes_N.device)
+    out_THV = given.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
+    for index_N in index_TN:
+        out_THV[index_N] = step(given.rows(index_N), on, rows)
+    return out_THV
+
+
+def convolve_runs(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_N: Tensor,
+    writes_N: Tensor,
+    num_tokens: int,
+) -> Tensor:
+    """The convolution's outputs [T, C] at so many tokens of each sequence."""
+    _begin((windows,), reads_N, writes_N)
+    out_TC = torch.empty_like(mixed_TC)
+    for index_N in _token_indices(len(writes_N), num_tokens, writes_N.device):
+        given = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
+        out_TC[index_N] = convolve(*given).to(out_TC.dtype)
+    return out_TC
+
+
+def _begin(tensors: tuple[Tensor, ...], reads_N: Tensor, writes_N: Tensor) -> None:
+    """Put the states that sequences go on from where they go on, or zeros."""
+    for tensor in tensors:
+        before = tensor[reads_N.clamp(min=0)]
+        before[reads_N < 0] = 0
+        tensor[writes_N] = before
+
+
+def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
+    """Which tokens of a pass are the first ones of sequences, the second ones, and so on."""
+    return torch.arange(num * num_tokens, device=device).view(num, num_tokens).T
+
+
+def fold(
+    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+) -> None:
+    """Write the states after the updates in lists, [slots F], into other slots or the same ones.
+
+    base_F: slots of the states that the lists go on from. pages_PF: those of each list.
+    """
+    k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
+    states_FHKV = on.states[base_F].clone()
+    if k_FNHK.shape[1]:
+        sum_FH, weight_FNH = _decay_weights(sum_FNH, listed_F)
+        states_FHKV *= sum_FH.exp()[..., None, None]
+        states_FHKV += torch.einsum("fnhk,fnhv->fhkv", k_FNHK * weight_FNH[..., None], u_FNHV)
+    on.states[target_F] = states_FHKV
+
+
+def _decay_weights(
+    sum_TNH: Tensor, listed_T: Tensor, gate_TH: Tensor | float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sums of gates [T, H] up to now, and by what each update of a list counts now, [T, N, H].
+
+    gate_TH: of the tokens after the lists.
+    """
+    num_T, num_N = sum_TNH.shape[:2]
+    index_N = torch.arange(num_N, device=listed_T.device)
+    last_T = (listed_T - 1).clamp(min=0)
+    before_TH = sum_TNH[torch.arange(num_T, device=last_T.device), last_T]
+    sum_TH = gate_TH + torch.where((listed_T > 0)[:, None], before_TH, 0.0)
+    live_TN1 = (index_N < listed_T[:, None])[..., None]
+    return sum_TH, torch.where(live_TN1, (sum_TH[:, None] - sum_TNH).exp(), 0.0)
+
+
+def convolve(
+    mixed_TC: Tensor,
+    conv_CW: Tensor,
+    bias_C: Tensor | None,
+    windows: Tensor,
+    reads_T: Tensor,
+    writes_T: Tensor,
+) -> Tensor:
+    """The convolution's outputs [T, C] at the new tokens, in float32; windows have these then."""
+    whole_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
+    windows[writes_T] = whole_TCW[..., 1:]
+    out_TC = (whole_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
+    return out_TC if bias_C is None else out_TC + bias_C.float()
+
+
+def _heads(mixed_TC: Tensor, on: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
+    spec = on.spec
+    sizes = [(spec.k_heads, spec.k_dim)] * 2 + [(spec.v_heads, spec.v_dim)]
+    q_TGK, k_TGK, v_THV = (
+        mixed_TC.float()[:, at : at + heads * dim].unflatten(-1, (heads, dim))
+        for at, (heads, dim) in zip(offsets(spec), sizes, strict=True)
+    )
+    if spec.corrects:
+        q_TGK, k_TGK = _norm(q_TGK) * spec.k_dim**-0.5, _norm(k_TGK)
+    per_head = spec.v_heads // spec.k_heads
+    q_THK, k_THK = (x.repeat_interleave(per_head, 1) for x in (q_TGK, k_TGK))
+    return q_THK, k_TGK, k_THK, v_THV
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _NORM)
+
+
+def _read(states_THKV: Tensor, x_THK: Tensor) -> Tensor:
+    return (x_THK[..., None, :] @ states_THKV).squeeze(-2)
+
+
+def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys [T, N, H, K], values [T, N, H, V] and sums of gates [T, N, H] of lists, in float32.
+
+    What is past the end of a list is zeros.
+    """
+    spec = on.spec
+    num = min(int(listed_T.max()) if len(listed_T) else 0, len(pages) * spec.page_tokens)
+    used = -(-num // spec.page_tokens)
+    pages_TP = pages[:used].T
+    gates, keys, values = (
+        # [T, P, G, n, ...] becomes [T, P * n, G, ...]
+        part[pages_TP].transpose(2, 3).flatten(1, 2)[:, :num].float()
+        for part in on.views()
+    )
+    dead_TN = torch.arange(num, device=pages.device) >= listed_T[:, None]
+    # Memory that was a state before may hold any bits, also those of no number.
+    for part in (gates, keys, values):
+        part[dead_TN] = 0.0
+    per_head = spec.v_heads // spec.k_heads
+    return keys.repeat_interleave(per_head, 2), values.flatten(2, 3), gates.flatten(2, 3)
+
+
+def _add(on: DeltaStates, inputs: Tensor, k_TGK: Tensor, u_THV: Tensor, sum_TH: Tensor) -> None:
+    """Add an update to each list."""
+    spec, listed_T = on.spec, inputs[LISTED]
+    gates, keys, values = on.views()
+    row = torch.arange(len(listed_T), device=listed_T.device)
+    page = inputs[PAGES:][listed_T // spec.page_tokens, row]
+    at = listed_T % spec.page_tokens
+    heads = (spec.k_heads, spec.v_heads // spec.k_heads)
+    gates[page, :, at] = sum_TH.unflatten(1, heads)
+    keys[page, :, at] = k_TGK.to(keys.dtype)
+    values[page, :, at] = u_THV.unflatten(1, heads).to(values.dtype)

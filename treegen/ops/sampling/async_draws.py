@@ -1,0 +1,60 @@
+"""Draws on their way to the host, and what is there of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.common.device import AsyncHostCopy
+from treegen.ops.sampling.draw import Draws
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraws:
+    """Draws as arrays, named as in `Draws`; None where something is not reported.
+
+    After `flat` all have one entry for each draw.
+    """
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    lse: NDArray[np.float32]
+    top_tokens: NDArray[np.int64] | None
+    top_logprobs: NDArray[np.float32] | None
+    signals: NDArray[np.float32] | None
+
+    def flat(self) -> HostDraws:
+        """One entry for each draw: those of one distribution have what is told of it."""
+        each = self.tokens.shape[1]
+        told: list[Any] = [self.lse, self.top_tokens, self.top_logprobs, self.signals]
+        if each > 1:
+            told = [None if array is None else np.repeat(array, each, axis=0) for array in told]
+        return HostDraws(self.tokens.ravel(), self.logprobs.ravel(), *told)
+
+    def at(self, draws: NDArray[np.int64]) -> HostDraws:
+        """Some of the draws."""
+        every = (getattr(self, name) for name in _NAMES)
+        told: list[Any] = [None if array is None else array[draws] for array in every]
+        return HostDraws(*told)
+
+
+_NAMES = tuple(field.name for field in fields(HostDraws))
+
+
+class AsyncDraws:
+    """Draws whose copies to the host are queued."""
+
+    def __init__(self, draws: Draws) -> None:
+        """Queue the copies behind what the device is doing."""
+        tensors = [getattr(draws, field.name) for field in fields(draws)]
+        self._fetch = AsyncHostCopy([tensor for tensor in tensors if tensor is not None])
+        self._is_there = [tensor is not None for tensor in tensors]
+
+    def wait(self) -> HostDraws:
+        """The draws, once they are there."""
+        arrays = iter(self._fetch.wait())
+        told: list[Any] = [next(arrays) if there else None for there in self._is_there]
+        return HostDraws(*told)

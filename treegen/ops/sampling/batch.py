@@ -1,0 +1,165 @@
+"""What some distributions of a pass are drawn with: sampling parameters, as tensors.
+
+Shape letters: P distributions, U kinds of biases, K biased tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.common.device import to_device
+from treegen.common.params import SamplingParams
+from treegen.ops.sampling.columns import column
+from treegen.ops.sampling.confidence import ConfidenceSignals
+from treegen.ops.sampling.penalties import Penalties, Words
+
+NO_END = 2**62  # more tokens than any sample has
+_MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """What is added to the logits of K tokens, and what may not be drawn.
+
+    token: the ids of the tokens.
+    value: what is added to the logit of each.
+    until: the value is added as long as the sample has fewer tokens than this.
+    words: may not be drawn, each as its tokens.
+    """
+
+    token: NDArray[np.int64]
+    value: NDArray[np.float32]
+    until: NDArray[np.int64]
+    words: Words = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """The biases of P distributions, which are of U kinds.
+
+    token_UK, value_UK, until_UK: the fields of each kind's `Bias`, filled up with zeros.
+    index_P: the kind of each distribution.
+    """
+
+    token_UK: Tensor
+    value_UK: Tensor
+    until_UK: Tensor
+    index_P: Tensor
+
+    @staticmethod
+    def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
+        """The biases of P rows; row p has kinds[index_P[p]]. None where no kind adds anything."""
+        most = max((len(kind.token) for kind in kinds), default=0)
+        if not most:
+            return None
+
+        def column(name: str) -> Tensor:
+            arrays = [getattr(kind, name) for kind in kinds]
+            rows = [np.pad(array, (0, most - len(array))) for array in arrays]
+            return to_device(np.stack(rows), index_P.device)
+
+        return Biases(column("token"), column("value"), column("until"), index_P)
+
+    def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
+        """Return the biased logits. steps_P: how many tokens each row has."""
+        index_P = self.index_P
+        holds_PK = steps_P[:, None] < self.until_UK[index_P]
+        value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
+        return logits_PV.scatter_add(1, self.token_UK[index_P], value_PK)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """Sampling parameters of P distributions as tensors [P]; None where no row uses one.
+
+    greedy_P: which rows take the likeliest token.
+    all_greedy: whether all rows do.
+    num_logprobs: likeliest tokens that are reported for each draw.
+    biases: what is added to logits before a draw.
+    signals: what is told of each distribution.
+    processed_P: which rows report log-probabilities of the distribution that they draw from.
+    penalties: what of a draw depends on the text before it.
+    masked: whether some rows may draw certain tokens only; which ones is told at the draw.
+    """
+
+    temperature_P: Tensor
+    greedy_P: Tensor | None
+    all_greedy: bool
+    top_p_P: Tensor | None
+    top_k_P: Tensor | None
+    min_p_P: Tensor | None
+    num_logprobs: int
+    biases: Biases | None = None
+    signals: ConfidenceSignals | None = None
+    processed_P: Tensor | None = None
+    penalties: Penalties | None = None
+    masked: bool = False
+
+    @property
+    def draws_plainly(self) -> bool:
+        """Whether rows draw from all tokens, unbiased, and report only the token's own logit."""
+        return self.draws_in_blocks and not self.masked
+
+    @property
+    def draws_in_blocks(self) -> bool:
+        """Whether rows draw plainly, from all tokens or from those that a mask allows."""
+        filters = (
+            self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P,
+            self.penalties,
+        )  # fmt: skip
+        return not self.num_logprobs and all(column is None for column in filters)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows draw plainly, and nothing is told of their distributions."""
+        return self.signals is None and self.draws_plainly
+
+    @staticmethod
+    def greedy(num: int, device: torch.device) -> SamplingBatch:
+        """Parameters of rows that take the likeliest token, until `load` gives them others."""
+        temperature_P = torch.ones(num, device=device)
+        return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
+
+    def load(self, other: SamplingBatch) -> None:
+        """Write the parameters of plain draws over those of the first rows, in place.
+
+        CUDA graphs read these tensors where they lie.
+        """
+        assert self.is_plain and other.is_plain and self.greedy_P is not None
+        num = len(other.temperature_P)
+        self.temperature_P[:num] = other.temperature_P
+        self.greedy_P[:num] = False if other.greedy_P is None else other.greedy_P
+
+    @staticmethod
+    def of(
+        params: Sequence[SamplingParams],
+        index_P: Tensor,
+        biases: Sequence[Bias] = (),
+    ) -> SamplingBatch:
+        """Parameters of P rows; row p has params[index_P[p]], and biases[index_P[p]] if any."""
+
+        def of_each(values: list[float]) -> Tensor:
+            return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
+
+        temperatures = [p.temperature for p in params]
+        processed = [p.reports_processed for p in params]
+        top_k = column([min(p.top_k, _MAX_TOP_K) for p in params], 0, index_P)
+        return SamplingBatch(
+            temperature_P=of_each([t or 1.0 for t in temperatures]),
+            greedy_P=of_each(temperatures) == 0 if 0 in temperatures else None,
+            all_greedy=all(t == 0 for t in temperatures),
+            top_p_P=column([p.top_p for p in params], 1.0, index_P),
+            top_k_P=None if top_k is None else top_k.long(),
+            min_p_P=column([p.min_p for p in params], 0.0, index_P),
+            num_logprobs=max(p.logprobs for p in params),
+            biases=Biases.of(biases, index_P),
+            signals=ConfidenceSignals.of(params, index_P),
+            processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
+            penalties=Penalties.of(params, [each.words for each in biases], index_P),
+        )

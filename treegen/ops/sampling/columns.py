@@ -1,0 +1,42 @@
+"""Columns: tensors with a number for each row, in the dataclasses that say how rows are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from treegen.common.device import to_device
+
+# P rows
+
+_T = TypeVar("_T")
+
+
+def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor | None:
+    """A number for each row, in float32; None if all are neutral.
+
+    values: of each set of parameters. index_P: the set of each row.
+    """
+    if all(value == neutral for value in values):
+        return None
+    return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
+
+
+def slice_rows(found: _T, rows: slice) -> _T:
+    """What some rows have: each tensor whose name says [P, ...], also in dataclasses within."""
+    whole: Any = found
+    changes: dict[str, Any] = {}
+    for name in (each.name for each in fields(whole)):
+        value = getattr(whole, name)
+        if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("P"):
+            changes[name] = value[rows]
+        elif is_dataclass(value):
+            changes[name] = slice_rows(value, rows)
+        elif isinstance(value, list) and all(map(is_dataclass, value)):
+            changes[name] = [slice_rows(each, rows) for each in value]
+    part: _T = replace(whole, **changes)
+    return part

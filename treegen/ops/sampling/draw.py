@@ -1,0 +1,265 @@
+"""Draw tokens from logits with randomness that belongs to the row, not to the batch.
+
+A draw is a pure function of the row's seed, the step and the logits, and with penalties of the
+row's text. A counter-based generator makes one uniform number of the seed and the step. That number
+is looked up in the row's cumulative distribution. So a sample draws with the same numbers in any
+batch, in any order, and after any preemption or resume. The sample is the same if its logits are; a
+model may round logits otherwise in another batch.
+
+Shape letters: P distributions, N draws from each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treegen.ops.sampling.batch import SamplingBatch
+from treegen.ops.sampling.columns import slice_rows
+from treegen.ops.sampling.masks import Masks
+from treegen.ops.sampling.reductions import argmax_tokens, log_sum_exp
+from treegen.ops.sampling.token_history import TokenHistory
+
+# Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX2 = 0x94D049BB133111EB - 2**64
+
+
+def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
+    """Uniform float64 numbers in [0, 1), one for each seed and step.
+
+    seeds, steps: int64, of one shape, which the result has too.
+    """
+    # int64 arithmetic wraps around. The masks turn arithmetic shifts into logical ones.
+    z = seeds + (steps + 1) * _GAMMA
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX1
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX2
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(torch.float64) * 2.0**-53
+
+
+_BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
+_AT_ONCE = 2**24  # logits at most that `_draw` gets in one call
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """N drawn tokens of each of P distributions.
+
+    tokens_PN: int64, the tokens.
+    logprobs_PN: float32, the natural logarithm of their probability, under the unchanged logits or,
+        if a row asks for that, under the distribution that they are drawn from.
+    lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
+    top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
+    signals_P2: float32, the confidence and the self-certainty, where they are reported.
+    """
+
+    tokens_PN: Tensor
+    logprobs_PN: Tensor
+    lse_P: Tensor
+    top_tokens_PK: Tensor | None
+    top_logprobs_PK: Tensor | None
+    signals_P2: Tensor | None = None
+
+    def first(self, num: int) -> Draws:
+        """The draws of the first distributions."""
+        told = (getattr(self, each.name) for each in fields(self))
+        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in told]
+        return Draws(*parts)
+
+
+def draw(
+    logits_PV: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    params: SamplingBatch,
+    forced_P: Tensor | None = None,
+    texts: TokenHistory | None = None,
+    masks: Masks | None = None,
+) -> Draws:
+    """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
+
+    seeds_PN: the seed of each draw.
+    steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
+    forced_P: int64, the token that a row gets in place of its draws, or -1; None if all are drawn.
+    texts: what comes before the draws; needed where there are penalties.
+    masks: the tokens that may be drawn; None for all.
+    """
+    if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
+        tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
+            logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
+            params.greedy_P, forced_P, masks=masks,
+        )  # fmt: skip
+        signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
+        return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
+    # To sort, sum and search logits takes ten to twenty times the memory that they take.
+    width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
+    most = max(_AT_ONCE // width, 1)
+    if len(logits_PV) <= most:
+        return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
+    parts = []
+    for start in range(0, len(logits_PV), most):
+        rows = slice(start, start + most)
+        forced = None if forced_P is None else forced_P[rows]
+        mine = None if texts is None else slice_rows(texts, rows)
+        how, may = slice_rows(params, rows), None if masks is None else slice_rows(masks, rows)
+        parts.append(_draw(logits_PV[rows], seeds_PN[rows], steps_PN[rows], how, forced, mine, may))
+    return _concat_draws(parts)
+
+
+def can_divide(device: torch.device) -> bool:
+    """Whether `draw_vocab_parallel` runs on a device: on a GPU, and anywhere in Triton's
+    interpreter.
+    """
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def draw_vocab_parallel(
+    logits_PW: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch,
+    forced_P: Tensor | None, part: tuple[int, int, int], gather: Callable[[Tensor], Tensor],
+    total: Callable[[Tensor], Tensor],
+) -> Draws:  # fmt: skip
+    """`draw` on a GPU, of plain parameters, where each of several GPUs has a part of the logits.
+
+    All of them get the draws. They exchange sums of blocks, not logits.
+
+    part: which part is at hand, its first token, and how many of the W logits are real.
+    gather: puts what all have side by side, dense. total: adds up what all have.
+    """
+    kernels = _kernels()
+    tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
+        logits_PW, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
+        params.greedy_P, forced_P, part=kernels.Part(*part), gather=gather, total=total,
+    )  # fmt: skip
+    return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
+
+
+def _concat_draws(parts: list[Draws]) -> Draws:
+    def column(name: str) -> Any:
+        pieces = [getattr(part, name) for part in parts]
+        return None if pieces[0] is None else torch.cat(pieces)
+
+    return Draws(*(column(field.name) for field in fields(Draws)))
+
+
+def _draw(
+    logits_PV: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    params: SamplingBatch,
+    forced_P: Tensor | None,
+    texts: TokenHistory | None,
+    masks: Masks | None,
+) -> Draws:
+    logits_PV = logits_PV.float()
+    lse_P = log_sum_exp(logits_PV)
+    biased_PV = logits_PV if masks is None else masks.apply(logits_PV)
+    if params.biases is not None:
+        biased_PV = params.biases.add(biased_PV, steps_PN[:, 0])
+    if params.penalties is not None:
+        assert texts is not None, "penalties need the text"
+        biased_PV = params.penalties.apply(biased_PV, texts)
+    if params.all_greedy:
+        tokens_PN = argmax_tokens(biased_PV)[:, None].expand_as(seeds_PN)
+    else:
+        tokens_PN = _inverse_cdf(_weights(biased_PV, params), uniforms(seeds_PN, steps_PN))
+        if params.greedy_P is not None:
+            best_P1 = argmax_tokens(biased_PV)[:, None]
+            tokens_PN = torch.where(params.greedy_P[:, None], best_P1, tokens_PN)
+    if forced_P is not None:
+        tokens_PN = torch.where(forced_P[:, None] >= 0, forced_P[:, None], tokens_PN)
+    told_PV, told_lse_P = logits_PV, lse_P
+    if params.processed_P is not None:
+        drawn_PV = _weights(biased_PV, params).log()
+        # A forced token is not drawn: its log-probability is the model's.
+        processed_P = (
+            params.processed_P if forced_P is None else params.processed_P & (forced_P < 0)
+        )
+        told_PV = torch.where(processed_P[:, None], drawn_PV, logits_PV)
+        told_lse_P = log_sum_exp(told_PV)
+    logprobs_PN = told_PV.gather(1, tokens_PN) - told_lse_P[:, None]
+    top_tokens = top_logprobs = None
+    if params.num_logprobs:
+        top = told_PV.topk(min(params.num_logprobs, logits_PV.shape[-1]), dim=-1)
+        top_tokens, top_logprobs = top.indices, top.values - told_lse_P[:, None]
+    signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
+    return Draws(tokens_PN, logprobs_PN, lse_P, top_tokens, top_logprobs, signals_P2)
+
+
+def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
+    """For each draw, the first token whose cumulative weight passes its share of the total.
+
+    The block of the vocabulary is found first, then the token in that block. So only one block is
+    summed token by token. Sums are float64: rounding must not move a boundary between two tokens.
+    """
+    num_rows, size = weights_PV.shape
+    if size <= 2 * _BLOCK:
+        return _search(weights_PV.cumsum(dim=-1, dtype=torch.float64), uniform_PN)
+    if size % _BLOCK:
+        weights_PV = torch.nn.functional.pad(weights_PV, (0, -size % _BLOCK))
+    blocks_PBW = weights_PV.view(num_rows, -1, _BLOCK)
+    sums_PB = blocks_PBW.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    target_PN = uniform_PN * sums_PB[:, -1:]
+    block_PN = _search(sums_PB, uniform_PN)
+    before_PN = torch.where(block_PN > 0, sums_PB.gather(1, (block_PN - 1).clamp(min=0)), 0.0)
+    row_P1 = torch.arange(num_rows, device=weights_PV.device)[:, None]
+    cdf_PNW = blocks_PBW[row_P1, block_PN].cumsum(dim=-1, dtype=torch.float64)
+    share_PN1 = ((target_PN - before_PN) / cdf_PNW[..., -1])[..., None]
+    return block_PN * _BLOCK + _search(cdf_PNW, share_PN1)[..., 0]
+
+
+def _search(cdf: Tensor, share: Tensor) -> Tensor:
+    """Index of the first cumulative weight that exceeds a share of the last one.
+
+    The entry there has weight itself, because its cumulative weight exceeds the one before it.
+    """
+    # In float64 too, a share below 1 times the total is below the total.
+    target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
+    # The caller refuses weights that are not numbers. Here they must not lead out of the table.
+    return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
+
+
+def _kernels() -> ModuleType:
+    """The GPU's kernels, imported when a GPU first draws."""
+    from treegen.ops.sampling import kernels as sampling_kernels
+
+    return sampling_kernels
+
+
+def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
+    """Weights of tokens after temperature, min_p, top_k and top_p, not normalised.
+
+    A token that is left out has weight 0.
+    """
+    # In place: to take fresh memory for each of them would cost a CPU more than to compute them.
+    weights = logits_PV / params.temperature_P[:, None]
+    weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
+    if params.min_p_P is not None:
+        floor_P1 = weights.amax(dim=-1, keepdim=True) * params.min_p_P[:, None]
+        weights = weights.masked_fill(weights < floor_P1, 0.0)
+    if params.top_k_P is None and params.top_p_P is None:
+        return weights
+    # A stable sort, so that equal weights are kept by vocabulary order, not by batch.
+    sorted_PV, order_PV = weights.sort(dim=-1, descending=True, stable=True)
+    if params.top_k_P is not None:
+        size = logits_PV.shape[-1]
+        limit_P1 = torch.where(params.top_k_P > 0, params.top_k_P, size)[:, None]
+        rank_V = torch.arange(size, device=weights.device)
+        sorted_PV = sorted_PV.masked_fill(rank_V >= limit_P1, 0.0)
+    if params.top_p_P is not None:
+        # A token stays while the mass before it is less than top_p. The first one always stays.
+        mass_PV = sorted_PV.cumsum(dim=-1, dtype=torch.float64)
+        before_PV = mass_PV - sorted_PV
+        # top_p of 1 keeps everything, whatever the rounding of the sums.
+        top_p_P1 = torch.where(params.top_p_P >= 1, torch.inf, params.top_p_P)[:, None]
+        drop_PV = before_PV >= top_p_P1 * mass_PV[:, -1:]
+        drop_PV[:, 0] = False
+        sorted_PV = sorted_PV.masked_fill(drop_PV, 0.0)
+    return torch.zeros_like(weights).scatter_(1, order_PV, sorted_PV)

@@ -1,0 +1,220 @@
+"""Draw tokens on a GPU in one pass over the logits: inverse CDF, block by block.
+
+The first kernel reads each logit once and leaves, per row and block of the vocabulary, the block's
+largest logit and its sums of exponentials, plain and tempered. The second finds the block in which
+the row's uniform number falls and searches that block alone. Where a row may draw certain tokens
+only, tempered sums are of these, and plain ones of all, because the log-probability is the model's.
+
+Legend: P rows, V vocabulary, B blocks of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from treegen.ops.sampling.masks import Masks
+
+BLOCK = 4096
+# The number of rows decides where these arrays start in memory. Triton need not compile a kernel
+# for each alignment.
+SUMS = ("tops", "plain", "tempered", "free")
+
+
+@triton.jit
+def _mask_logits(x, at, there, bits, mine, words):
+    """Logits at some tokens, minus infinity where the bits of a mask bar them.
+
+    mine: which mask; none if it is below 0.
+    """
+    first = tl.maximum(mine, 0).to(tl.int64) * words
+    word = tl.load(bits + first + at // 32, mask=there, other=0)
+    is_free = ((word >> (at % 32)) & 1) != 0
+    return tl.where(is_free | (mine < 0), x, float("-inf"))
+
+
+@triton.jit(do_not_specialize_on_alignment=SUMS)
+def _block_sums(
+    logits, temperature, bits, masks, tops, plain, tempered, free, row_stride, words, V, B,
+    HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: one row and block. Sums are of exp(x - top), top being the block's largest.
+
+    With masks, tops and tempered are of what may be drawn; free and plain are of all tokens.
+    """
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    top = tl.max(x, 0)
+    floor = tl.where(top == float("-inf"), 0.0, top)
+    inverse = 1.0 / tl.load(temperature + row)
+    weight = tl.sum(tl.exp(x - floor), 0)
+    tl.store(plain + row * B + block, weight)
+    # Exponentials take as long as reading the logits does, so at temperature 1 they are taken once.
+    if HAS_MASK:
+        tl.store(free + row * B + block, top)
+        x = _mask_logits(x, at, at < V, bits, tl.load(masks + row), words)
+        top = tl.max(x, 0)
+        floor = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+    elif inverse != 1.0:
+        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+    tl.store(tops + row * B + block, top)
+    tl.store(tempered + row * B + block, weight)
+
+
+@triton.jit
+def _uniform(seed, step):
+    """`treegen.ops.sampling.draw.uniforms`: a float64 in [0, 1)."""
+    z = seed + (step + 1) * (-7046029254386353131)
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    return ((z >> 11) & (2**53 - 1)).to(tl.float64) * 2.0**-53
+
+
+@triton.jit(
+    do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", "forced", *SUMS)
+)
+def _pick(
+    logits, temperature, greedy, forced, seeds, steps, bits, masks, tops, plain, tempered, free,
+    tokens, logprobs, lses, row_stride, words, V, B, N, FIRST, FIRST_BLOCK, MY_BLOCKS,
+    HAS_GREEDY: tl.constexpr, HAS_FORCED: tl.constexpr, HAS_MASK: tl.constexpr, ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: one of a row's N draws. The first token whose cumulative weight passes the
+    target, or the token that is forced.
+
+    The logits are those of V tokens from FIRST on, which are MY_BLOCKS of all B blocks. A draw that
+    falls into another block is left 0.
+    """
+    draw = tl.program_id(0).to(tl.int64)
+    row = draw // N
+    b = tl.arange(0, ROOM)
+    there = b < B
+    top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
+    best = tl.max(top, 0)
+    floor = tl.where(best == float("-inf"), 0.0, best)
+    inverse = 1.0 / tl.load(temperature + row)
+    sums = tl.load(plain + row * B + b, mask=there, other=0.0)
+    all_top, all_floor = top, floor
+    if HAS_MASK:
+        all_top = tl.load(free + row * B + b, mask=there, other=float("-inf"))
+        all_best = tl.max(all_top, 0)
+        all_floor = tl.where(all_best == float("-inf"), 0.0, all_best)
+    lse = all_floor + tl.log(tl.sum(sums * tl.exp(all_top - all_floor), 0))
+    weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
+    weights = weights * tl.exp((top - floor) * inverse)
+    reached = tl.cumsum(weights, 0)
+    uniform = _uniform(tl.load(seeds + draw), tl.load(steps + draw)).to(tl.float32)
+    target = uniform * tl.sum(weights, 0)
+    # The block is the first whose cumulative weight exceeds the target. Rounding may leave no such
+    # block; then it is the last block with any weight.
+    last = tl.max(tl.where(weights > 0, b, 0), 0)
+    block = tl.minimum(tl.sum(tl.where(reached <= target, 1, 0), 0), last)
+    is_greedy = HAS_GREEDY and tl.load(greedy + row) != 0
+    block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
+    before = tl.sum(tl.where(b < block, weights, 0.0), 0)
+
+    block = tl.minimum(block, B - 1)  # where logits are not numbers, none may be the best
+    is_mine = (block >= FIRST_BLOCK) & (block < FIRST_BLOCK + MY_BLOCKS)
+    block = tl.where(is_mine, block - FIRST_BLOCK, 0)
+    n = tl.arange(0, BLOCK)
+    at = block * BLOCK + n
+    x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    if HAS_MASK:
+        x = _mask_logits(x, at, at < V, bits, tl.load(masks + row), words)
+    weight = tl.exp((x - floor) * inverse)
+    inside = tl.cumsum(weight, 0)
+    last = tl.max(tl.where(weight > 0, n, 0), 0)
+    index = tl.minimum(tl.sum(tl.where(inside <= target - before, 1, 0), 0), last)
+    index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
+    index = tl.minimum(index, BLOCK - 1)
+    chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
+    # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
+    token = (FIRST + tl.minimum(block * BLOCK + index, V - 1)).to(tl.int64)
+    if HAS_FORCED:
+        given = tl.load(forced + row)
+        mine = tl.minimum(tl.maximum(given - FIRST, 0), V - 1)
+        there = tl.load(logits + row * row_stride + mine).to(tl.float32)
+        chosen = tl.where(given >= 0, there, chosen)
+        token = tl.where(given >= 0, given, token)
+        is_mine = tl.where(given >= 0, given == FIRST + mine, is_mine)
+    tl.store(tokens + 2 * draw, tl.where(is_mine, token, 0))
+    tl.store(logprobs + 4 * draw, tl.where(is_mine, chosen - lse, 0.0))
+    tl.store(lses + 4 * draw, tl.where(is_mine, lse, 0.0))
+
+
+class VocabPart(NamedTuple):
+    """The part of the vocabulary whose logits are at hand.
+
+    rank: which of the parts, of which all but the last are equally large. first: its first token.
+    size: how many of the logits are real.
+    """
+
+    rank: int
+    first: int
+    size: int
+
+
+Exchange = Callable[[Tensor], Tensor]
+
+
+def draw_blocks(
+    logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
+    greedy_P: Tensor | None, forced_P: Tensor | None = None, *, masks: Masks | None = None,
+    part: VocabPart | None = None, gather: Exchange | None = None, total: Exchange | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
+
+    logits_PV: of any floating type.
+    seeds_PN, steps_PN: int64, dense.
+    temperature_P: not 0 where greedy_P is false.
+    greedy_P: which rows take the likeliest token; None for none.
+    forced_P: int64, dense, the token that a row gets in place of its draws, or -1; None for none.
+    masks: the tokens that may be drawn; None for all. Of the whole vocabulary, not of a part.
+    part: the part of the vocabulary that the logits are of; None for all of it. Then gather puts
+    the sums [..., B] of all parts side by side, and total adds up draws, of which one part has one.
+
+    A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
+    they go to the host in one copy.
+    """
+    rows, width = logits_PV.shape
+    mine = part or VocabPart(0, 0, width)
+    blocks = my_blocks = triton.cdiv(width, BLOCK)
+    assert masks is None or part is None
+    num_sums = 3 if masks is None else 4
+    sums = torch.empty(num_sums, rows, blocks, dtype=torch.float32, device=logits_PV.device)
+    bits, index_P = (logits_PV, seeds_PN) if masks is None else (masks.bits_KW, masks.index_P)
+    words = 0 if masks is None else bits.shape[1]
+    draws = seeds_PN.shape[1]
+    result_PN2 = torch.empty(rows, draws, 2, dtype=torch.int64, device=logits_PV.device)
+    stride = logits_PV.stride(0)
+    if rows * draws:
+        _block_sums[(rows, blocks)](
+            logits_PV, temperature_P, bits, index_P, sums[0], sums[1], sums[2], sums[-1], stride,
+            words, mine.size, blocks, HAS_MASK=masks is not None, BLOCK=BLOCK,
+        )  # fmt: skip
+        if gather is not None:
+            sums = gather(sums)
+            blocks = sums.shape[-1]
+        _pick[(rows * draws,)](
+            logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P,
+            seeds_PN if forced_P is None else forced_P, seeds_PN, steps_PN, bits, index_P, sums[0],
+            sums[1], sums[2], sums[-1], result_PN2[..., 0],
+            *result_PN2.view(torch.float32)[..., 2:].unbind(-1), stride, words, mine.size, blocks,
+            draws, mine.first, mine.rank * my_blocks, my_blocks,
+            HAS_GREEDY=greedy_P is not None, HAS_FORCED=forced_P is not None,
+            HAS_MASK=masks is not None,
+            ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
+        )  # fmt: skip
+        if total is not None:
+            # All but one part have zeros, so the numbers come through whole, whatever their type.
+            result_PN2 = total(result_PN2)
+    logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
+    return result_PN2[..., 0], logprobs_PN, lse_PN[:, 0] if draws else lse_PN[:, :1].sum(1)

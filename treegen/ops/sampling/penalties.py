@@ -1,0 +1,168 @@
+"""Penalties on tokens that a text has, and tokens that may not come next after it.
+
+Shape letters: P distributions, V vocabulary, L tokens of the longest text, U kinds of banned words,
+W words, K tokens of a word before its last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegen.common.device import to_device
+from treegen.common.params import SamplingParams
+from treegen.ops.sampling.columns import column
+from treegen.ops.sampling.token_history import NOTHING, TokenHistory
+
+Words = Sequence[Sequence[int]]
+"""Words that may not be drawn, each as its tokens."""
+
+_ANY: Final = -2  # in the place of a word's token: the word is shorter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BannedWords:
+    """Words that may not be drawn, of U kinds.
+
+    before_UWK: the tokens before the last of each word, behind _ANY if they are fewer.
+    last_UW: the last token of each word; -1 if there is no word.
+    index_P: the kind of each distribution.
+    """
+
+    before_UWK: Tensor
+    last_UW: Tensor
+    index_P: Tensor
+
+    @staticmethod
+    def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
+        """The words of P rows; row p has kinds[index_P[p]]. None where no kind has any."""
+        most = max((len(words) for words in kinds), default=0)
+        if not most:
+            return None
+        longest = max(len(word) for words in kinds for word in words)
+        before = np.full((len(kinds), most, longest - 1), _ANY, dtype=np.int64)
+        last = np.full((len(kinds), most), -1, dtype=np.int64)
+        for kind, words in enumerate(kinds):
+            for at, (*first, end) in enumerate(words):
+                before[kind, at, longest - 1 - len(first) :] = first
+                last[kind, at] = end
+        device = index_P.device
+        return BannedWords(to_device(before, device), to_device(last, device), index_P)
+
+    def ending(self, text_PL: Tensor, drawn_PL: Tensor, length_P: Tensor) -> Tensor:
+        """The last tokens [P, W] of words whose other tokens were drawn last; else NOTHING."""
+        before_PWK, last_PW = self.before_UWK[self.index_P], self.last_UW[self.index_P]
+        size = before_PWK.shape[-1]
+        at_PK = length_P[:, None] - size + torch.arange(size, device=text_PL.device)
+        place_PK = at_PK.clamp(min=0)
+        there_PK = (at_PK >= 0) & drawn_PL.gather(1, place_PK)
+        tail_PK = torch.where(there_PK, text_PL.gather(1, place_PK), NOTHING)
+        begun_PW = ((before_PWK == tail_PK[:, None]) | (before_PWK == _ANY)).all(dim=-1)
+        return torch.where(begun_PW, last_PW, NOTHING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """What of P distributions depends on the text before; None where no row uses one.
+
+    presence_P, frequency_P: taken from the logit of each token that was drawn, once, and once for
+    each time.
+    repetition_P: positive logits of tokens in the text are divided by it, others multiplied.
+    ngram_P: tokens of a sequence that may not come twice; 0 for a row without. ngrams: the sizes.
+    words: that may not be drawn.
+    """
+
+    presence_P: Tensor | None
+    frequency_P: Tensor | None
+    repetition_P: Tensor | None
+    ngram_P: Tensor | None
+    ngrams: Sequence[int]
+    words: BannedWords | None
+
+    @staticmethod
+    def of(
+        params: Sequence[SamplingParams], words: Sequence[Words], index_P: Tensor
+    ) -> Penalties | None:
+        """Those of P rows; row p has params[index_P[p]] and words[index_P[p]]. None for none."""
+
+        ngram = column([each.no_repeat_ngram_size for each in params], 0, index_P)
+        found = Penalties(
+            presence_P=column([each.presence_penalty for each in params], 0, index_P),
+            frequency_P=column([each.frequency_penalty for each in params], 0, index_P),
+            repetition_P=column([each.repetition_penalty for each in params], 1, index_P),
+            ngram_P=None if ngram is None else ngram.long(),
+            ngrams=sorted({each.no_repeat_ngram_size for each in params} - {0}),
+            words=BannedWords.of(words, index_P),
+        )
+        columns = (found.presence_P, found.frequency_P, found.repetition_P, ngram, found.words)
+        return None if all(each is None for each in columns) else found
+
+    def apply(self, logits_PV: Tensor, texts: TokenHistory) -> Tensor:
+        """Return the penalised logits.
+
+        What is banned has a logit of minus infinity. If that leaves a row no token, nothing is.
+        """
+        text_PL, drawn_PL = texts.read()
+        if self.repetition_P is not None:
+            by_P1 = self.repetition_P[:, None]
+            seen_PV = _marks(logits_PV, [text_PL])
+            penalised_PV = torch.where(logits_PV > 0, logits_PV / by_P1, logits_PV * by_P1)
+            logits_PV = torch.where(seen_PV, penalised_PV, logits_PV)
+        if self.presence_P is not None or self.frequency_P is not None:
+            count_PV = _counts(logits_PV, torch.where(drawn_PL, text_PL, NOTHING))
+            if self.frequency_P is not None:
+                logits_PV = logits_PV - self.frequency_P[:, None] * count_PV
+            if self.presence_P is not None:
+                logits_PV = logits_PV - self.presence_P[:, None] * (count_PV > 0)
+        banned: list[Tensor] = []
+        if self.ngram_P is not None:
+            for size in self.ngrams:
+                again_PN = _find_ngram_repeats(text_PL, texts.length_P, size)
+                banned.append(again_PN.masked_fill((self.ngram_P != size)[:, None], NOTHING))
+        if self.words is not None:
+            banned.append(self.words.ending(text_PL, drawn_PL, texts.length_P))
+        if not banned:
+            return logits_PV
+        given_PV = logits_PV.masked_fill(_marks(logits_PV, banned), -torch.inf)
+        return torch.where((given_PV > -torch.inf).any(dim=-1, keepdim=True), given_PV, logits_PV)
+
+
+def _marks(logits_PV: Tensor, tokens: Sequence[Tensor]) -> Tensor:
+    """Which tokens of the vocabulary are among those of each row, [P, V]. tokens: [P, N] each."""
+    rows, size = logits_PV.shape
+    # One more column takes what is no token.
+    marks = torch.zeros(rows, size + 1, dtype=torch.bool, device=logits_PV.device)
+    for tokens_PN in tokens:
+        marks.scatter_(1, torch.where(tokens_PN >= 0, tokens_PN, size), True)
+    return marks[:, :size]
+
+
+def _counts(logits_PV: Tensor, tokens_PN: Tensor) -> Tensor:
+    """How often each token of the vocabulary is among those of each row, float32 [P, V]."""
+    rows, size = logits_PV.shape
+    counts = torch.zeros(rows, size + 1, device=logits_PV.device)
+    place_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
+    # Sums of ones are exact, in whatever order they are made.
+    counts.scatter_add_(1, place_PN, torch.ones_like(place_PN, dtype=counts.dtype))
+    return counts[:, :size]
+
+
+def _find_ngram_repeats(text_PL: Tensor, length_P: Tensor, size: int) -> Tensor:
+    """The tokens that would make the last `size` tokens of a text a sequence that it has already.
+
+    NOTHING in the place of all others.
+    """
+    num, longest = text_PL.shape
+    if longest < size:
+        return text_PL.new_full((num, 1), NOTHING)
+    next_PN = text_PL[:, size - 1 :]
+    for at in range(size - 1):
+        last_P1 = (length_P - (size - 1) + at).clamp(min=0)[:, None]
+        same_PN = text_PL[:, at : longest - (size - 1) + at] == text_PL.gather(1, last_P1)
+        next_PN = next_PN.masked_fill(~same_PN, NOTHING)
+    return next_PN.masked_fill((length_P < size)[:, None], NOTHING)

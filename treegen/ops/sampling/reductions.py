@@ -1,0 +1,78 @@
+"""Numbers of whole rows of logits: log-sum-exps, and the likeliest tokens.
+
+On a CPU what is made on the way stays in its cache; fresh memory of the size of the logits would
+cost more than the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_IN_CACHE: Final = 2**16  # logits that are summed at once on a CPU
+_BLOCK: Final = 128  # tokens whose largest logit is found first
+_WIDE: Final = 8  # times as many logits as are asked for, from which on most are left out first
+
+
+def log_sum_exp(logits_PV: Tensor) -> Tensor:
+    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
+
+    Summed in float64: torch sums in another order where rows are few, which would show in the last
+    digit.
+    """
+    if logits_PV.device.type != "cpu":
+        return _log_sum_exp(logits_PV)
+    num_rows = max(_IN_CACHE // logits_PV.shape[1], 1)
+    return torch.cat([_log_sum_exp(part) for part in logits_PV.split(num_rows)])
+
+
+def _log_sum_exp(logits_PV: Tensor) -> Tensor:
+    top_P = logits_PV.amax(dim=-1)
+    sums_P = (logits_PV - top_P[:, None]).exp_().sum(dim=-1, dtype=torch.float64)
+    return (top_P + sums_P.log()).float()
+
+
+def argmax_tokens(logits_PV: Tensor) -> Tensor:
+    """The first token with the largest logit of each row, int64 [P].
+
+    On a CPU torch finds where the largest of many numbers is in three times the time that it takes
+    to find how large it is. So the block that has it is found first.
+    """
+    size = logits_PV.shape[1]
+    if logits_PV.device.type != "cpu" or size < 2 * _BLOCK:
+        return logits_PV.argmax(dim=-1)
+    whole = size - size % _BLOCK
+    most_PB = logits_PV[:, :whole].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    if whole < size:
+        most_PB = torch.cat([most_PB, logits_PV[:, whole:].amax(dim=-1, keepdim=True)], dim=1)
+    start_P = most_PB.argmax(dim=-1) * _BLOCK
+    token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
+    likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
+    return likeliest_P
+
+
+def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
+    """The largest logits of each row and their tokens, the largest first, [P, num] each.
+
+    On a CPU most of a large vocabulary is left out first: tokens are dealt into blocks, and no
+    logit below the largest one of `num` blocks is wanted.
+    """
+    size = logits_PV.shape[1]
+    if logits_PV.device.type != "cpu" or size < _WIDE * num:
+        values, tokens = logits_PV.topk(num, dim=-1)
+        return values, tokens
+    depth = math.isqrt(size // num)
+    blocks = size // depth
+    most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
+    floor_P = np.partition(most_PB, blocks - num, axis=1)[:, blocks - num]
+    found = np.empty((len(logits_PV), num), dtype=np.float32)
+    token_PK = np.empty((len(logits_PV), num), dtype=np.int64)
+    for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), floor_P, strict=True)):
+        at = np.flatnonzero(~(logit_V < floor))  # what is no number is never left out
+        at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
+        found[row], token_PK[row] = logit_V[at], at
+    return torch.from_numpy(found), torch.from_numpy(token_PK)

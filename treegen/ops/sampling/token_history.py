@@ -1,0 +1,119 @@
+"""The text before each draw, read on the device from the tokens beside the cached keys.
+
+A cache slot holds a token's id beside its key and value. So the text of a row is where its keys
+are, in whatever levels they lie: it needs no account of its own that forks, preemption and wrong
+guesses would have to keep right.
+
+Shape letters: P distributions, G groups of a level, L tokens of the longest text, I runs of drawn
+tokens, S cache slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from treegen.common.device import to_device_together
+from treegen.ops.attention import HostLevel
+
+NOTHING: Final = -1
+"""In the place of a token, where a text has none."""
+
+_MEMO: Final = "texts"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _LevelTokens:
+    """The tokens that one level has of the texts.
+
+    group_P: the level's group that has tokens of each text; -1 if none has.
+    pages_GN, length_G, start_G: each group's pages, its number of keys and the first's position.
+    """
+
+    group_P: Tensor
+    pages_GN: Tensor
+    length_G: Tensor
+    start_G: Tensor
+
+    @staticmethod
+    def of(level: HostLevel, num: int, device: torch.device) -> _LevelTokens:
+        """The level's part of `num` texts, remembered with it: it may serve many steps."""
+        found: _LevelTokens | None = level.memo.get((_MEMO, num))
+        if found is None:
+            rows = np.arange(num)
+            group_P = np.searchsorted(level.start_G, rows, side="right") - 1
+            group_P[rows >= level.stop_G[group_P]] = -1
+            pages_GP = level.pages_GP if level.stored_GP is None else level.stored_GP
+            arrays = [group_P, pages_GP, level.kv_len_G, level.kv_start_G]
+            found = level.memo[_MEMO, num] = _LevelTokens(*to_device_together(arrays, device))
+        return found
+
+    def read(self, tokens_S: Tensor, page_size: int, text_PL: Tensor, length_P: Tensor) -> None:
+        """Put this level's tokens in their places. The last column of the texts takes the rest."""
+        group_P = self.group_P.clamp(min=0)
+        offset_N = torch.arange(page_size, device=tokens_S.device)
+        slots_PK = (self.pages_GN[:, :, None] * page_size + offset_N).flatten(1)[group_P]
+        key_K = torch.arange(slots_PK.shape[1], device=tokens_S.device)
+        position_PK = self.start_G[group_P, None] + key_K
+        there_PK = (key_K < self.length_G[group_P, None]) & (position_PK < length_P[:, None])
+        there_PK &= self.group_P[:, None] >= 0
+        place_PK = torch.where(there_PK, position_PK, text_PL.shape[1] - 1)
+        text_PL.scatter_(1, place_PK, tokens_S[slots_PK])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenHistory:
+    """The texts before P draws.
+
+    tokens_S: int32, the token in each cache slot.
+    page_size: slots of a page.
+    parts: the tokens of each level.
+    length_P: tokens of each text.
+    longest: the most tokens of a text.
+    drawn_PI2: the first position and the end of each run of tokens that the model has drawn; the
+    others were given.
+    """
+
+    tokens_S: Tensor
+    page_size: int
+    parts: Sequence[_LevelTokens]
+    length_P: Tensor
+    longest: int
+    drawn_PI2: Tensor
+
+    @staticmethod
+    def of(
+        tokens_S: Tensor,
+        page_size: int,
+        levels: Sequence[HostLevel],
+        lengths: NDArray[np.int64],
+        drawn: NDArray[np.int64],
+    ) -> TokenHistory:
+        """Texts of P rows, as the levels have them.
+
+        lengths: [P] tokens of each. drawn: [P, I, 2].
+        """
+        device, num = tokens_S.device, len(lengths)
+        parts = [_LevelTokens.of(level, num, device) for level in levels if len(level.start_G)]
+        length_P, drawn_PI2 = to_device_together([lengths, drawn], device)
+        return TokenHistory(
+            tokens_S, page_size, parts, length_P, int(lengths.max(initial=0)), drawn_PI2
+        )
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """The tokens, int64 [P, L], NOTHING behind each text; and which the model has drawn."""
+        shape = len(self.length_P), self.longest + 1
+        text_PL = torch.full(shape, NOTHING, dtype=torch.int32, device=self.tokens_S.device)
+        for part in self.parts:
+            part.read(self.tokens_S, self.page_size, text_PL, self.length_P)
+        text_PL = text_PL[:, :-1].long()
+        at_L = torch.arange(self.longest, device=text_PL.device)
+        start_PI1, stop_PI1 = self.drawn_PI2[..., None].unbind(2)
+        drawn_PL = ((at_L >= start_PI1) & (at_L < stop_PI1)).any(dim=1)
+        return text_PL, drawn_PL & (text_PL >= 0)

@@ -1,0 +1,221 @@
+"""Whether a grammar has any finite text: one that has none would be sampled for ever.
+
+A thing can end if some way through it does not meet itself again. Ways are collected first, and
+followed from what surely ends, so that neither depth nor repetition costs more than the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+_Ways = list[tuple[Hashable, list[Hashable]]]
+"""Things, each with what all must end on one way through it. A thing may have several ways."""
+
+
+def _can_end(ways: _Ways, start: Hashable) -> bool:
+    lacks = [len(set(needed)) for _, needed in ways]
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
+    for place, (_, needed) in enumerate(ways):
+        for each in set(needed):
+            waiting[each].append(place)
+    ending: set[Hashable] = set()
+    ready = [thing for (thing, _), num in zip(ways, lacks, strict=True) if not num]
+    while ready:
+        thing = ready.pop()
+        if thing in ending:
+            continue
+        ending.add(thing)
+        for place in waiting[thing]:
+            lacks[place] -= 1
+            if not lacks[place]:
+                ready.append(ways[place][0])
+    return start in ending
+
+
+def has_finite_value(schema: Any) -> bool:
+    """Whether some JSON value satisfies what a schema requires, as far as references go."""
+    ways: _Ways = []
+    seen: dict[int, Any] = {}  # by identity; kept, for an identity may be given again
+    left = [schema]
+    while left:
+        part = left.pop()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        needed: list[Hashable] = []
+        for ways_through in _requires(part, schema):
+            if len(ways_through) == 1:
+                needed += map(id, ways_through[0])
+            else:
+                one_of = (id(part), len(ways))
+                needed.append(one_of)
+                ways += [(one_of, [id(each) for each in way]) for way in ways_through]
+            left += [each for way in ways_through for each in way]
+        ways.append((id(part), needed))
+    return _can_end(ways, id(schema))
+
+
+def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
+    """What must end for a schema to end: of each, the ways, as the schemas that each way needs."""
+    if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
+        return
+    if isinstance(name := schema.get("$ref"), str):
+        yield [[found] for found in [_resolve_reference(name, root)] if found is not None] or [[]]
+    for key in ("anyOf", "oneOf"):
+        if each := _list(schema.get(key)):
+            yield [[way] for way in each]
+    yield [_list(schema.get("allOf"))]
+    kinds = schema.get("type", "string")
+    yield [_of_kind(kind, schema) for kind in (kinds if isinstance(kinds, list) else [kinds])]
+
+
+def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
+    """The schemas of what a value of a kind must have."""
+    if kind == "object":
+        known, other = schema.get("properties"), schema.get("additionalProperties", True)
+        known = known if isinstance(known, dict) else {}
+        names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
+        return [known.get(name, other) for name in names]
+    if kind == "array":
+        least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
+        least = int(least) if isinstance(least, int | float) else 0
+        rest = [schema.get("items", True)] if least > len(first) else []
+        return [*first[: max(least, 0)], *rest]
+    return []
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _resolve_reference(name: str, root: Any) -> Any:
+    """What a reference within the schema is to; None for others."""
+    if not name.startswith("#"):
+        return None
+    found = root
+    for part in filter(None, name[1:].split("/")):
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+            found = found[int(part)]
+        else:
+            found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+_TOKEN: Final = re.compile(
+    r"""(?P<space>\s+|//[^\n]*|\#[^\n]*)|(?P<text>"(?:\\.|[^"\\])*(?:"i?|\Z)"""
+    r"""|/(?:\\.|[^/\\\n])+(?:/[a-z]*)?|<[^<>\s]*>)|(?P<name>[A-Za-z_!?][\w]*)|(?P<mark>\.\.|.)""",
+    re.DOTALL,
+)
+
+
+def has_finite_text(text: str) -> bool:
+    """Whether the rule `start` of a grammar in Lark's form has any finite text.
+
+    What is not understood counts as something that ends.
+    """
+    rules = dict(_rules(text))
+    ways: _Ways = []
+    for name, words in rules.items():
+        _RuleParser(name, words, rules, ways).read()
+    return "start" not in rules or _can_end(ways, "start")
+
+
+def _rules(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The rules, by name: the words of each one's body."""
+    lines: list[list[str]] = []
+    for line in text.splitlines():
+        if lines and (line[:1].isspace() or line.lstrip().startswith("|")):
+            lines[-1].append(line)
+        else:
+            lines.append([line])
+    for joined in lines:
+        words = [m[0] for m in _TOKEN.finditer("\n".join(joined)) if m.lastgroup != "space"]
+        if not words or words[0] == "%":
+            continue
+        name = words.pop(0).lstrip("!?")
+        if words[:1] == ["["]:  # attributes, such as [capture]
+            words = words[words.index("]") + 1 :] if "]" in words else words
+        if "." in words[:1]:  # a priority
+            words = words[2:]
+        if words[:1] == [":"]:
+            yield name, words[1:]
+
+
+class _RuleParser:
+    """Reads the body of a rule: alternatives of sequences of parts. Each group is a thing too."""
+
+    def __init__(self, name: str, words: list[str], rules: Mapping[str, Any], ways: _Ways) -> None:
+        self._words, self._rules, self._ways, self._at = words, rules, ways, 0
+        # The groups that are open, with what the sequence that is read needs, and their ends.
+        self._open: list[tuple[Hashable, list[Hashable], str]] = [(name, [], "")]
+
+    def read(self) -> None:
+        """Add the ways through the rule and its groups."""
+        while self._at < len(self._words):
+            word = self._take()
+            if word in ("(", "["):
+                closing = ")" if word == "(" else "]"
+                self._open.append(((len(self._ways), len(self._open)), [], closing))
+                if word == "[":
+                    self._ways.append((self._open[-1][0], []))
+            elif word == "|":
+                self._end_way()
+            elif word == self._open[-1][2]:
+                self._end_way()
+                self._part([self._open.pop()[0]])
+            elif word == "%":  # a schema or a regular expression of its own
+                self._skip()
+                self._part([])
+            else:
+                self._part([word] if word in self._rules else [])
+        while self._open:
+            self._end_way()
+            self._open.pop()
+
+    def _take(self) -> str:
+        self._at += 1
+        return self._words[self._at - 1]
+
+    def _peek(self) -> str:
+        return self._words[self._at] if self._at < len(self._words) else ""
+
+    def _end_way(self) -> None:
+        thing, needed, closing = self._open[-1]
+        self._ways.append((thing, needed))
+        self._open[-1] = thing, [], closing
+
+    def _part(self, needed: Iterable[Hashable]) -> None:
+        """Note a part of the sequence, unless what follows it lets it be left out."""
+        least_is_none = False
+        if self._peek() in ("?", "*"):
+            self._take()
+            least_is_none = True
+        elif self._peek() == "+":
+            self._take()
+        elif self._peek() in ("~", "{"):
+            least_is_none = self._repeats_none()
+        if not least_is_none:
+            self._open[-1][1].extend(needed)
+
+    def _repeats_none(self) -> bool:
+        """Whether a count such as ~0..3 or {0,3} allows none."""
+        opened = self._take() == "{"
+        first = self._take() if self._peek() else ""
+        if opened:
+            while self._peek() not in ("", "}"):
+                self._take()
+            self._at += 1
+        elif self._peek() == "..":
+            self._at += 2
+        return first == "0"
+
+    def _skip(self) -> None:
+        depth = 0
+        while self._peek():
+            depth += {"{": 1, "}": -1}.get(self._take(), 0)
+            if depth == 0 and self._words[self._at - 1] == "}":
+                break

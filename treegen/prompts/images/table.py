@@ -1,0 +1,385 @@
+"""Images placed among token ids: each of its tokens has an id that no other image has.
+
+A processor of transformers makes of an image the numbers that its tower reads, and a text that
+stands in the prompt in its place. In that text one token, the placeholder, is repeated; the tower's
+output takes its places. To share what prompts have in common, treegen compares token ids. So the
+n-th placeholder of an image gets an id of its own, past the vocabulary, which follows from a hash
+of the image's pixels and of the processor's settings: two questions below one image share it, and
+two images never do. The model sees the placeholder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.errors import CapacityError, InputError
+from treegen.prompts.images.loading import Source, as_file, load_image, name_of, read_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Ids = NDArray[np.int32]
+Ahead = Literal["all", "windowed"]
+"""Layers in which tokens of images see those after them: all, or those with a window."""
+_MOST_ID: Final = 2**31 - 1
+_MOST_BYTES: Final = 2**31  # of what processors have made, kept for as long as it may be needed
+_TABLE: Final = "treegen_images"  # the attribute of a tokenizer
+_NOT_IMAGE: Final = (
+    "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids",
+    "text_replacement_offsets",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedImage:
+    """An image that prompts may have.
+
+    digest: hex digits of a hash over its pixels and the processor's settings.
+    first: the id of its first placeholder; the others follow. num: how many there are.
+    text: what stands in a prompt in its place.
+    size: its width and height in pixels.
+    source: as it was given.
+    """
+
+    digest: str
+    first: int
+    num: int
+    text: str
+    size: tuple[int, int]
+    source: Source
+
+
+class ImageTable:
+    """The images of one model, by what they are.
+
+    marker: the text that stands for an image in a rendered chat.
+    placeholder: the id that the model sees in the places of an image.
+    chat_template: the processor's; None where that is the tokenizer's.
+    rotary: where tokens stand for rotary embeddings of several axes; None where these count tokens.
+    blocks: where tokens of images see those after them; None where they never do.
+    """
+
+    def __init__(
+        self, processor: Any, placeholder: int, vocab_size: int, *, sees_ahead: Ahead | None = None
+    ) -> None:
+        """processor: of transformers. vocab_size: ids that the model has.
+
+        sees_ahead: in which layers tokens of images see those after them; None for no layer.
+        """
+        self._processor = processor
+        self.marker: str = processor.image_token
+        self.placeholder, self.vocab_size = placeholder, vocab_size
+        self.chat_template: str | None = getattr(processor, "chat_template", None)
+        self.rotary: MRopePositions | None = None
+        self.blocks = (
+            None
+            if sees_ahead is None
+            else BidirectionalBlocks(self, windowed=sees_ahead == "windowed")
+        )
+        settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
+        self._settings = settings.encode()
+        # Decoding and processing may take seconds, in which the engine reads what is known.
+        self._processing, self._lock = threading.Lock(), threading.Lock()
+        self._by_digest: dict[str, PlacedImage] = {}
+        self._known: dict[Any, PlacedImage] = {}
+        self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        # Images by their first ids, and these. Both are replaced at once, as threads read them.
+        self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
+
+    def __deepcopy__(self, memo: object) -> ImageTable:
+        """A copied tokenizer has the same images."""
+        return self
+
+    def add(self, source: Source) -> PlacedImage:
+        """The image that is given, which is processed once however often it is given.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        given = read_image(source)
+        key = hashlib.sha256(given).digest() if isinstance(given, bytes) else None
+        if key is not None and key in self._known:
+            return self._known[key]
+        with self._processing:
+            if key is not None and key in self._known:  # another thread has processed it
+                return self._known[key]
+            found = self._add(source, load_image(given, name_of(source)))
+            if key is not None:
+                self._known[key] = found
+            return found
+
+    def inputs(self, image: PlacedImage) -> Mapping[str, Any]:
+        """What the tower reads of an image; processed again if that was long ago.
+
+        Raises:
+            InputError: its file is another one by now.
+        """
+        with self._lock:
+            found = self._inputs.get(image.digest)
+        if found is not None:
+            return found
+        with self._processing:
+            picture = load_image(read_image(image.source), name_of(image.source))
+            if self._digest(picture) != image.digest:
+                raise InputError(f"{name_of(image.source)} has changed since it was first read")
+            return self._process(image.digest, picture, image.source)[2]
+
+    def place(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
+        """Token ids with those of images in place of placeholders. name: the prompt's.
+
+        Raises:
+            InputError: the text itself has placeholders.
+        """
+        at = np.flatnonzero(tokens == self.placeholder)
+        if len(at) != sum(image.num for image in images):
+            raise InputError(
+                f"prompt {name!r} has {len(at)} placeholders for the "
+                f"{sum(image.num for image in images)} of its images: a text must not have "
+                f"{self.marker!r} in it"
+            )
+        placed = tokens.copy()
+        if images:
+            placed[at] = np.concatenate([_ids(image) for image in images])
+        return placed
+
+    def has_images(self, tokens: NDArray[Any]) -> bool:
+        """Whether there are images among token ids."""
+        return len(tokens) > 0 and int(tokens.max()) >= self.vocab_size
+
+    def restore_placeholders(self, tokens: NDArray[Any]) -> NDArray[Any]:
+        """Token ids as the model sees them.
+
+        Raises:
+            KeyError: an id is of no image.
+        """
+        if not self.has_images(tokens):
+            return tokens
+        for _ in self.pieces(tokens):
+            pass
+        return np.where(tokens >= self.vocab_size, self.placeholder, tokens)
+
+    def pieces(self, tokens: NDArray[Any]) -> Iterator[tuple[PlacedImage, NDArray[np.int64]]]:
+        """The images among token ids, and where their tokens are among them, in order.
+
+        Raises:
+            KeyError: an id is of no image.
+        """
+        at = np.flatnonzero(tokens >= self.vocab_size)
+        if not len(at):
+            return
+        images, firsts = self._placed
+        which = np.searchsorted(firsts, tokens[at], side="right") - 1
+        cuts = np.flatnonzero((np.diff(which) != 0) | (np.diff(tokens[at]) <= 0)) + 1
+        for places in np.split(at, cuts):
+            token = int(tokens[places[-1]])
+            index = int(np.searchsorted(firsts, token, side="right")) - 1
+            image = images[index] if index >= 0 else None
+            if image is None or token >= image.first + image.num:
+                raise KeyError(token)
+            yield image, places
+
+    def export_images(self, prompts: Iterable[NDArray[Any]]) -> tuple[PlacedImage, ...]:
+        """The images among the token ids of prompts, with their files, for other processes."""
+        found = {image.digest: image for ids in prompts for image, _ in self.pieces(ids)}
+        return tuple(replace(image, source=as_file(image.source)) for image in found.values())
+
+    def import_images(self, images: Iterable[PlacedImage]) -> None:
+        """Take images that another process has sent, with the ids that they have there.
+
+        Raises:
+            CapacityError: others have these ids here.
+        """
+        with self._lock:
+            for image in images:
+                mine = self._by_digest.get(image.digest)
+                if mine is None and self._free(image.first, image.num) == image.first:
+                    self._note(image)
+                elif mine is None or mine.first != image.first:
+                    raise CapacityError("there are too many images; make a new Cluster")
+
+    def _add(self, source: Source, picture: Image) -> PlacedImage:
+        digest = self._digest(picture)
+        if digest in self._by_digest:
+            return self._by_digest[digest]
+        text, num, _ = self._process(digest, picture, source)
+        with self._lock:
+            if digest in self._by_digest:  # another process has sent it meanwhile
+                return self._by_digest[digest]
+            first = self._room(int(digest[:16], 16), num)
+            return self._note(PlacedImage(digest, first, num, text, picture.size, source))
+
+    def _note(self, image: PlacedImage) -> PlacedImage:
+        self._by_digest[image.digest] = image
+        images = sorted([*self._placed[0], image], key=lambda each: each.first)
+        self._placed = images, np.array([each.first for each in images])
+        return image
+
+    def _room(self, number: int, num: int) -> int:
+        """The first of `num` free ids, from the number on that a hash gives."""
+        room = _MOST_ID + 1 - self.vocab_size - num
+        first = self.vocab_size + number % room
+        for _ in range(2):  # the second time from the lowest id on
+            first = self._free(first, num)
+            if first + num <= _MOST_ID + 1:
+                return first
+            first = self.vocab_size
+        raise CapacityError("there are too many images; make a new LLM")
+
+    def _free(self, first: int, num: int) -> int:
+        """The first of `num` ids that are free, from an id on."""
+        for image in self._placed[0]:
+            if image.first < first + num and first < image.first + image.num:
+                first = image.first + image.num
+        return first
+
+    def _digest(self, picture: Image) -> str:
+        found = hashlib.sha256(self._settings)
+        found.update(f"{picture.mode} {picture.size}".encode())
+        found.update(picture.tobytes())
+        return found.hexdigest()
+
+    def _process(
+        self, digest: str, picture: Image, source: Source
+    ) -> tuple[str, int, Mapping[str, Any]]:
+        """Process an image.
+
+        Returns its text in a prompt, how many placeholders that has, and what the tower reads.
+        """
+        try:
+            made = self._processor(
+                images=[picture], text=[self.marker], return_text_replacement_offsets=True,
+                return_tensors="pt",
+            )  # fmt: skip
+            text: str = made["text_replacement_offsets"][0][0]["replacement"]
+            num = int((made["input_ids"] == self.placeholder).sum())
+        except Exception as error:  # a processor may raise anything
+            raise InputError(
+                f"the model's processor refuses {name_of(source)}: {error}; give another size"
+            ) from error
+        if not num:
+            raise InputError(
+                f"the model's processor makes no token of {name_of(source)}; give a larger one"
+            )
+        inputs = {key: made[key] for key in made if key not in _NOT_IMAGE}
+        with self._lock:
+            self._inputs[digest] = inputs
+            while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:
+                self._inputs.popitem(last=False)
+        return text, num, inputs
+
+
+def get_image_table(tokenizer: Any) -> ImageTable | None:
+    """The images of a model whose tokenizer this is; None where it takes none."""
+    found: ImageTable | None = getattr(tokenizer, _TABLE, None)
+    return found
+
+
+def set_image_table(tokenizer: Any, table: ImageTable) -> None:
+    """From now on, take images in chats that this tokenizer is given for."""
+    setattr(tokenizer, _TABLE, table)
+    if table.chat_template:
+        tokenizer.chat_template = table.chat_template
+
+
+class BidirectionalBlocks:
+    """Images whose tokens see those after them: in a run of such tokens each sees all.
+
+    windowed: whether that is so only in layers with a window.
+    """
+
+    def __init__(self, table: ImageTable, *, windowed: bool) -> None:
+        self._table, self.windowed = table, windowed
+
+    def of(self, tokens: NDArray[Any]) -> list[tuple[int, int]]:
+        """Each run among token ids: where it begins, and where it has ended."""
+        is_image = np.concatenate([[False], tokens >= self._table.vocab_size, [False]])
+        edges = np.flatnonzero(is_image[1:] != is_image[:-1])
+        return [(int(low), int(high)) for low, high in edges.reshape(-1, 2)]
+
+    def around(self, tokens: NDArray[Any], cut: int) -> tuple[int, int]:
+        """The run that a cut between token ids would divide; the cut twice if there is none."""
+        if not 0 < cut < len(tokens) or min(tokens[cut - 1 : cut + 1]) < self._table.vocab_size:
+            return cut, cut
+        return next((low, high) for low, high in self.of(tokens) if low < cut < high)
+
+    def check(self, name: str, tokens: NDArray[Any]) -> None:
+        """Check that images are whole and apart. name: the prompt's.
+
+        Raises:
+            KeyError: an id is of no image.
+            InputError: what an image's keys are would depend on what comes after it.
+        """
+        for image, places in self._table.pieces(tokens):
+            first = int(places[0])
+            is_apart = not first or tokens[first - 1] < self._table.vocab_size
+            if len(places) < image.num or not is_apart:
+                raise InputError(
+                    f"prompt {name!r} has a part of an image, or images with nothing in between; "
+                    "all tokens of an image see each other in this model, so give it whole"
+                )
+
+
+class MRopePositions:
+    """Positions of tokens where images have several axes (M-RoPE).
+
+    Text that follows an image goes on after the largest position in it. So from there on the
+    positions of tokens are shifted against their places. A shift is that at the start of the image
+    in which a token is, or that of a token of text.
+    """
+
+    def __init__(self, table: ImageTable, of_image: Any) -> None:
+        """of_image: gives the positions of an image's tokens alone, [3, n], from 0 on."""
+        self._table, self._of_image = table, of_image
+        self._positions: dict[str, NDArray[np.int64]] = {}
+
+    def after(self, tokens: NDArray[Any], shift: int) -> int:
+        """The shift after tokens that begin with a shift."""
+        if self._table.has_images(tokens):
+            for image, places in self._table.pieces(tokens):
+                if int(tokens[places[-1]]) == image.first + image.num - 1:
+                    shift += self._advance(image) - image.num
+        return shift
+
+    def is_plain(self, tokens: NDArray[Any], shift: int) -> bool:
+        """Whether tokens stand at their own places."""
+        return not shift and not self._table.has_images(tokens)
+
+    def positions(self, tokens: NDArray[Any], start: int, shift: int) -> NDArray[np.int64]:
+        """Positions [3, T] of tokens, the first of which is at place `start` with a shift."""
+        places_T = np.arange(start, start + len(tokens))
+        found = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
+        if not self._table.has_images(tokens):
+            return found
+        for image, at in self._table.pieces(tokens):
+            index = tokens[at].astype(np.int64) - image.first
+            begin = start + int(at[0]) - int(index[0]) + shift
+            found[:, at] = begin + self._of(image)[:, index]
+            if index[-1] == image.num - 1:
+                shift += self._advance(image) - image.num
+                found[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
+        return found
+
+    def _of(self, image: PlacedImage) -> NDArray[np.int64]:
+        if image.digest not in self._positions:
+            self._positions[image.digest] = self._of_image(self._table.inputs(image), image.num)
+        return self._positions[image.digest]
+
+    def _advance(self, image: PlacedImage) -> int:
+        return int(self._of(image).max()) + 1
+
+
+def _ids(image: PlacedImage) -> Ids:
+    return np.arange(image.first, image.first + image.num, dtype=np.int64).astype(np.int32)
+
+
+def _size(inputs: Mapping[str, Any]) -> int:
+    return sum(getattr(value, "nbytes", 0) for value in inputs.values())

@@ -1,0 +1,137 @@
+"""Build a plan: find what prompts share, and decide how decoding reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from treegen.common.spec import DeltaSpec, LatentSpec
+from treegen.prompts import radix
+from treegen.prompts.plan.cost import (
+    DEVICE_COSTS,
+    CostModel,
+    Sharing,
+    check_sharing,
+    decide_cascade,
+)
+from treegen.prompts.plan.plan import Plan, PlanSegment, Request
+
+
+def compile_plan(
+    requests: Sequence[Request],
+    *,
+    token_bytes: int,
+    num_layers: int,
+    sharing: Sharing = "auto",
+    cost: CostModel = DEVICE_COSTS["cpu"],
+    max_rows: int | None = None,
+    split_at: Sequence[radix.Tokens] = (),
+    align: int = 1,
+    state_bytes: int = 0,
+    delta: DeltaSpec | None = None,
+    latent: LatentSpec | None = None,
+    itemsize: int = 2,
+    copy_pages: int = 0,
+) -> Plan:
+    """Build the plan of some requests.
+
+    token_bytes: bytes of a token's keys and values in all layers together.
+    num_layers: attention layers of the model.
+    sharing: which segments are kept. "auto" keeps what pays by the cost model, "all" every shared
+    segment, "one" the roots only, "off" none: every row then reads its whole prompt.
+    cost: the cost model of the device.
+    max_rows: rows that are decoded at once at most, which bounds what sharing can save.
+    split_at: further token sequences, such as kept prefixes. Segments are split where they end.
+    align: attention parts begin at multiples of so many positions. The last tokens of a kept
+    segment that fill no such block are folded.
+    state_bytes: of one recurrent state, for a model with recurrent layers.
+    delta: how its rows list updates of states, if they do.
+    latent: how keys and values are made of latents, for a model that keeps these.
+    itemsize: bytes of one number of them.
+    copy_pages: as in `ModelSpec`.
+
+    Raises:
+        InputError: `sharing` is none of these words.
+    """
+    check_sharing(sharing)
+    roots = radix.build([*(request.tokens for request in requests), *split_at])
+    nodes = _preorder(roots, len(requests))
+    segments: list[PlanSegment] = []
+    layer_bytes = token_bytes / max(num_layers, 1)
+    rows = _rows_below(nodes, requests)
+    all_rows = sum(request.readers for request in requests)
+    most = min(all_rows, max_rows or all_rows)
+    segment_of = np.zeros(len(requests), dtype=np.int64)
+    order: list[int] = []
+    for index, (node, parent, sequences, first) in enumerate(nodes):
+        above = segments[parent] if parent >= 0 else None
+        start = above.stop if above else 0
+        base = above.base_below if above else 0
+        live = min(rows[index], max_rows or rows[index])
+        whole = node.stop // align * align
+        kept, reason = decide_cascade(
+            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
+        )
+        expanded = kept and latent is not None and cost.should_expand(latent, live, itemsize)
+        segments.append(
+            PlanSegment(
+                index=index,
+                parent=parent,
+                depth=above.depth + 1 if above else 0,
+                start=start,
+                stop=node.stop,
+                tokens=requests[first].tokens[start : node.stop],
+                rows=rows[index],
+                requests=tuple(sequences),
+                kept=kept,
+                base=base,
+                base_below=whole if kept else base,
+                reason=f"{reason}, expanded" if expanded else reason,
+                expanded=expanded,
+            )
+        )
+        segment_of[sequences] = index
+        order.extend(sequences)
+    return Plan(
+        requests=tuple(requests),
+        segments=tuple(segments),
+        segment_of=segment_of,
+        order=np.array(order, dtype=np.int64),
+        token_bytes=token_bytes,
+        layer_bytes=layer_bytes,
+        sharing=sharing,
+        cost=cost,
+        align=align,
+        state_bytes=state_bytes,
+        delta=delta,
+        copy_pages=copy_pages,
+    )
+
+
+# A node, the index of its parent's entry, its requests, and one request at or below it.
+_Entry = tuple[radix.RadixNode, int, list[int], int]
+
+
+def _preorder(roots: list[radix.RadixNode], num_requests: int) -> list[_Entry]:
+    """Return the nodes with requests at or below them, depth first."""
+    entries: list[_Entry] = []
+    stack = [(root, -1) for root in reversed(roots)]
+    while stack:
+        node, parent = stack.pop()
+        if node.first >= num_requests:
+            continue
+        mine = [index for index in node.sequences if index < num_requests]
+        entries.append((node, parent, mine, node.first))
+        index = len(entries) - 1
+        stack.extend((child, index) for child in reversed(node.children))
+    return entries
+
+
+def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
+    rows = [sum(requests[i].readers for i in mine) for _, _, mine, _ in nodes]
+    for index in range(len(nodes) - 1, -1, -1):
+        parent = nodes[index][1]
+        if parent >= 0:
+            rows[parent] += rows[index]
+    return rows

@@ -1,0 +1,390 @@
+"""Lay a prompt tree out for decoding: what is stored once, what is shared, and why.
+
+A Plan is a value, made of prompts without torch and without a device. So it can be printed before
+any weights are loaded. A segment is a span of tokens that all prompts below it share. Segments are
+numbered depth first, and decode rows likewise. So the rows below any segment are consecutive,
+however ragged the tree.
+
+Every segment is stored once and prefilled once. The plan decides how decoding reads it:
+
+    kept    The segment is an attention part of its own: its keys are read once for all rows below.
+    folded  The segment is read through the page tables of what is below it, once for each of them.
+            That is right for a segment of one row, and for one too short to pay for a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treegen.common.formatting import format_bytes
+from treegen.common.spec import DeltaSpec
+from treegen.errors import CacheFullError
+from treegen.prompts import radix
+from treegen.prompts.expansion import LevelBound
+from treegen.prompts.plan.cost import CostModel, Sharing
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, with how many samples are drawn from it.
+
+    id: its name among the requests.
+    tokens: its token ids.
+    samples: completions that are asked for.
+    rows: decode rows at most. Greedy samples of one prompt are all the same, and share one row.
+    max_tokens: generated tokens of a sample at most.
+    score_from: the position from which on log-probabilities are reported; None reports none.
+    top: how many likeliest tokens are reported in each of these places.
+    origin: what the randomness of its samples belongs to; None stands for the id.
+    first: the number that its sample 0 has among all samples of its origin.
+    """
+
+    id: str
+    tokens: radix.Tokens
+    samples: int
+    rows: int
+    max_tokens: int
+    score_from: int | None = None
+    origin: str | None = None
+    first: int = 0
+    top: int = 0
+
+    @property
+    def readers(self) -> int:
+        """Query rows that will read the tokens of the prompt: decode rows, and tokens to score."""
+        if self.score_from is None:
+            return self.rows
+        return self.rows + len(self.tokens) - self.score_from
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """Tokens that all rows below share.
+
+    index: its place in the plan, depth first.
+    parent: index of the segment that it continues; -1 for none.
+    depth: segments above it; 0 for a root.
+    start, stop: the positions of its tokens.
+    tokens: their ids.
+    rows: decode rows below it, and tokens to score.
+    requests: indices of the requests whose prompts end with it.
+    kept: whether it is an attention part of its own.
+    base: first position in its page table. That is its start, or an earlier position where the
+    segments above it are folded.
+    base_below: first position in the page tables of what is below it.
+    reason: why it is kept or folded.
+    expanded: whether rows read it from a copy, which has the keys and values of all heads that are
+    made of its latents, while there is room for that.
+    """
+
+    index: int
+    parent: int
+    depth: int
+    start: int
+    stop: int
+    tokens: radix.Tokens
+    rows: int
+    requests: tuple[int, ...]
+    kept: bool
+    base: int
+    base_below: int
+    reason: str
+    expanded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSummary:
+    """The segments of one depth, counted for people to read.
+
+    depth: segments above each of them.
+    segments: how many there are.
+    tokens: their tokens.
+    rows: the rows below them.
+    kept: how many are attention parts of their own.
+    reasons: why segments are kept or folded, and how many for that reason.
+    """
+
+    depth: int
+    segments: int
+    tokens: int
+    rows: int
+    kept: int
+    reasons: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Plan:
+    """Prompts laid out as segments; the docstring of the module says how.
+
+    requests: in the order in which they were given.
+    segments: depth first.
+    segment_of: for each request, the index of the segment that its prompt ends with.
+    order: the indices of the requests, depth first, which is the order of their rows.
+    token_bytes: bytes of a token's keys and values in all layers together.
+    layer_bytes: the same in one layer, on average.
+    sharing, cost: what decided which segments are kept; see `compile_plan`.
+    generated: levels that are declared to be generated below the prompts, if any.
+    align: attention parts begin at multiples of so many positions.
+    state_bytes: bytes of one recurrent state; 0 for a model without any.
+    delta: how rows list updates of states; None where each row has a state of its own.
+    copy_pages: pages that the keys and values of all heads take for each page of latents.
+    """
+
+    requests: tuple[Request, ...]
+    segments: tuple[PlanSegment, ...]
+    segment_of: NDArray[np.int64]
+    order: NDArray[np.int64]
+    token_bytes: int
+    layer_bytes: float
+    sharing: Sharing
+    cost: CostModel
+    generated: tuple[LevelBound, ...] = ()
+    align: int = 1
+    state_bytes: int = 0
+    delta: DeltaSpec | None = None
+    copy_pages: int = 0
+
+    def __str__(self) -> str:
+        """The tree level by level, and what sharing saves, for people to read."""
+        lines = [
+            f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
+            f"{self.num_rows:,} rows"
+        ]
+        lines += [
+            f"level {level.depth}: {level.segments:,} segments, {level.tokens:,} tokens, "
+            f"{level.kept:,} kept, {level.segments - level.kept:,} folded"
+            f" ({', '.join(f'{reason}: {count:,}' for reason, count in level.reasons)})"
+            for level in self.levels()
+        ]
+        for what, shared, apart in (
+            ("computed and stored", self.stored_tokens, self.unshared_tokens),
+            ("read per step", self.read_tokens, self.unshared_read_tokens),
+        ):
+            size = format_bytes(shared * self.token_bytes)
+            lines.append(
+                f"prompt tokens {what}: {shared:,} ({size}) instead of {apart:,} "
+                f"({format_bytes(apart * self.token_bytes)})"
+            )
+        if self.copied_tokens:
+            count = sum(segment.expanded for segment in self.segments)
+            lines.append(
+                f"read expanded: {count:,} segments, {self.copied_tokens:,} tokens, whose keys and "
+                f"values take {format_bytes(self.copy_bytes)} beside the latents while there is "
+                "room"
+            )
+        if self.state_bytes:
+            size = format_bytes(len(self.segments) * self.state_bytes)
+            each = [self.row_slots(index) for index in range(len(self.requests))]
+            row = format_bytes(round(max(each, default=1) * self.state_bytes))
+            live = f"one for each row that is live ({row} each)"
+            if self.delta is not None:
+                live = f"for each row that is live a list of updates, or a state ({row} each)"
+            lines.append(f"recurrent states: one for each segment ({size}) and {live}")
+        lines += [
+            f"generated level {bound.level}: at most {bound.rows:,} rows, {bound.tokens:,} tokens"
+            + (f"; {bound.kept:,} go on" if bound.kept < bound.rows else "")
+            for bound in self.generated
+        ]
+        return "\n".join(lines)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples asked for, over all prompts."""
+        return sum(request.samples for request in self.requests)
+
+    @property
+    def num_rows(self) -> int:
+        """Decode rows: one for each sample, or one for all greedy samples of a prompt."""
+        return sum(request.rows for request in self.requests)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Prompt tokens that are stored and prefilled, each once."""
+        return sum(segment.stop - segment.start for segment in self.segments)
+
+    @property
+    def unshared_tokens(self) -> int:
+        """Prompt tokens if every sample had a prompt of its own."""
+        return sum(len(request.tokens) * max(request.samples, 1) for request in self.requests)
+
+    @property
+    def read_tokens(self) -> int:
+        """Prompt keys that a step reads in each layer while all rows are live."""
+        total = 0
+        for segment in self.segments:
+            length = segment.stop - segment.start
+            total += length if segment.kept else length * self._readers(segment)
+        return total
+
+    @property
+    def copied_tokens(self) -> int:
+        """Prompt tokens of which rows read the keys and values of all heads."""
+        return sum(s.base_below - s.base for s in self.segments if s.expanded)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes that these keys and values take, in memory that is free otherwise."""
+        return self.copied_tokens * self.copy_pages * self.token_bytes
+
+    @property
+    def unshared_read_tokens(self) -> int:
+        """Prompt keys that a step would read in each layer if every row read its whole prompt."""
+        return sum(len(request.tokens) * request.rows for request in self.requests)
+
+    def _readers(self, segment: PlanSegment) -> int:
+        """Page tables that a folded segment is read through: kept segments and rows below it."""
+        count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
+        index = segment.index + 1
+        while index < len(self.segments) and self.segments[index].depth > depth:
+            below = self.segments[index]
+            if below.kept:
+                count += 1
+                index += 1
+                while index < len(self.segments) and self.segments[index].depth > below.depth:
+                    index += 1
+            else:
+                count += sum(self.requests[i].rows for i in below.requests)
+                index += 1
+        return count
+
+    def path(self, request: int) -> Iterator[PlanSegment]:
+        """Return the segments of one request, from the last one up to the root."""
+        index = int(self.segment_of[request])
+        while index >= 0:
+            segment = self.segments[index]
+            yield segment
+            index = segment.parent
+
+    def levels(self) -> list[LevelSummary]:
+        """Return the segments counted by depth."""
+        by_depth: dict[int, list[PlanSegment]] = {}
+        for segment in self.segments:
+            by_depth.setdefault(segment.depth, []).append(segment)
+        return [
+            LevelSummary(
+                depth=depth,
+                segments=len(members),
+                tokens=sum(s.stop - s.start for s in members),
+                rows=sum(s.rows for s in members),
+                kept=sum(s.kept for s in members),
+                reasons=_count(s.reason for s in members),
+            )
+            for depth, members in sorted(by_depth.items())
+        ]
+
+    def table_pages(self, segment: PlanSegment, page_size: int) -> int:
+        """Return the pages that a segment adds; it shares the full pages of folded parents."""
+        return segment_pages(segment.base, segment.start, segment.stop, page_size)
+
+    def row_pages(self, request: int, page_size: int) -> int:
+        """Return the pages that one row of a request has added when it has its last token."""
+        segment = self.segments[self.segment_of[request]]
+        return row_pages(
+            segment.base_below, segment.stop, self.requests[request].max_tokens, page_size
+        )
+
+    def get_single_row_pages(self, request: int, page_size: int) -> int:
+        """Return the pages that one row of a request needs with nothing else in memory."""
+        pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
+        return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
+
+    def alone_states(self, request: int) -> int:
+        """Return the recurrent states that one row of a request needs with nothing else in memory.
+
+        Each segment above it has one at its end, and the row has its own. If it lists updates, it
+        may need a slot for its list and one for the state that is made of it.
+        """
+        rows = bool(self.requests[request].rows) * (1 if self.delta is None else 2)
+        return sum(1 for _ in self.path(request)) + rows
+
+    def row_slots(self, request: int) -> float:
+        """Return the slots for recurrent states that each row of a request takes."""
+        if self.delta is None:
+            return 1
+        each = self.requests[request]
+        return self.delta.row_slots(each.max_tokens, each.rows)
+
+    def rows_that_fit(self, num_pages: int, page_size: int, num_states: int | None = None) -> int:
+        """Return how many rows a pool of pages holds at once, each at its full length.
+
+        num_states: slots for recurrent states, for a model with recurrent layers.
+        """
+        seen: set[int] = set()
+        used = rows = 0
+        states: float | None = num_states
+        for request in self.order:
+            new = [s for s in self.path(request) if s.index not in seen]
+            used += sum(self.table_pages(segment, page_size) for segment in new)
+            seen.update(segment.index for segment in new)
+            each = self.row_pages(request, page_size)
+            fit = min(self.requests[request].rows, (num_pages - used) // each)
+            if states is not None:
+                states -= len(new)
+                slots = self.row_slots(request)
+                fit = min(fit, int(states / slots))
+                states -= max(fit, 0) * slots
+            rows += max(fit, 0)
+            if fit < self.requests[request].rows:
+                break
+            used += fit * each
+        return rows
+
+    def check_fits(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
+        """Check that each prompt can be decoded, one row at a time if need be.
+
+        num_states: slots for recurrent states, for a model with recurrent layers.
+
+        Raises:
+            CacheFullError: some prompt does not fit even alone. The message names the prompt that
+                needs most: what is enough for it is enough for all.
+        """
+        pages = [self.get_single_row_pages(index, page_size) for index in range(len(self.requests))]
+        needed = max(pages, default=0)
+        if needed > num_pages:
+            request = self.requests[pages.index(needed)]
+            raise CacheFullError(
+                f"prompt {request.id!r} ({len(request.tokens):,} tokens, max_tokens "
+                f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens even "
+                f"alone, but {num_pages * page_size:,} fit "
+                f"({format_bytes(num_pages * page_size * self.token_bytes)}); "
+                "give more memory, shorten the prompt or lower max_tokens"
+            )
+        states = [self.alone_states(index) for index in range(len(self.requests))]
+        if num_states is not None and max(states, default=0) > num_states:
+            request = self.requests[states.index(max(states))]
+            raise CacheFullError(
+                f"prompt {request.id!r} needs {max(states):,} recurrent states of "
+                f"{format_bytes(self.state_bytes)} even alone, one for each level of its tree and "
+                f"{'one' if self.delta is None else 'two'} for a sample, but {num_states:,} fit; "
+                "give more memory"
+            )
+
+
+def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
+    """Pages that a segment adds to those of the folded segments that its page table begins with.
+
+    base: the first position in the page table.
+    start, stop: the positions of its tokens.
+    """
+    return -(-(stop - base) // page_size) - (start - base) // page_size
+
+
+def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
+    """Pages that a row adds below a prompt that ends at `stop`, once it has `max_tokens` tokens.
+
+    base: the first position in its page table.
+    """
+    # The last sampled token is never an input, so its key is never stored.
+    pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size
+    return max(pages, 1)
+
+
+def _count(reasons: Iterator[str]) -> tuple[tuple[str, int], ...]:
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        counts[reason] = counts.get(reason, 0) + 1
+    return tuple(sorted(counts.items(), key=lambda item: -item[1]))

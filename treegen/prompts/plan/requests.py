@@ -1,0 +1,360 @@
+"""From what a user declares to the requests of a plan: token ids, rows and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from treegen.common.params import SamplingParams
+from treegen.errors import CapacityError, ContextError, InputError
+from treegen.prompts.bos_eos import warn_of_unended_turns
+from treegen.prompts.expansion import bound_levels
+from treegen.prompts.images.table import ImageTable, get_image_table
+from treegen.prompts.plan.compile import compile_plan
+from treegen.prompts.plan.cost import DEVICE_COSTS, Sharing
+from treegen.prompts.plan.draw_counts import hash_prompt
+from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.radix import Tokens
+from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
+from treegen.prompts.tree import MAX_TOKEN_ID, Message, Node, expansions_of
+
+if TYPE_CHECKING:
+    from treegen.common.spec import ModelSpec
+
+ScoreInput = str | Sequence[int]
+ScoreContext = ScoreInput | Sequence[Message]
+"""What continuations are scored after."""
+_MOST_SAMPLES: Final = 10**8  # of a run: there is a number in memory for each
+
+
+def build_sample_requests(
+    tree: Node, tokenizer: Any, params: SamplingParams | Sequence[SamplingParams], spec: ModelSpec
+) -> list[Request]:
+    """One request for each sampled node of a tree, in declared order.
+
+    params: the sampling parameters of all nodes, or of each node.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+        InputError: a prompt has no tokens, or tokens that the model does not have, or params are
+            not as many as sampled nodes.
+        CapacityError: a prompt leaves no room for a token in the model's context, or there are more
+            than 100 million samples.
+    """
+    check_length(tree, tokenizer, spec)
+    prompts = tokenize(tree, tokenizer)
+    of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    if len(of_each) != len(prompts):
+        raise InputError(
+            f"there are {len(of_each)} params for {len(prompts)} sampled nodes; give one for each"
+        )
+    if any(prompt.node.has_messages for prompt in prompts):
+        warn_of_unended_turns(tokenizer, spec.eos_token_ids, of_each)
+    total = sum(prompt.samples for prompt in prompts)
+    if total > _MOST_SAMPLES:
+        raise CapacityError(
+            f"{total:,} samples are too many for one run, which has {_MOST_SAMPLES:,} at most; "
+            "ask for fewer, or for several runs with other seeds"
+        )
+    return [
+        _request(prompt, prompt.samples, each, spec, get_image_table(tokenizer))
+        for prompt, each in zip(prompts, of_each, strict=True)
+    ]
+
+
+def build_flat_requests(
+    contents: Sequence[str | Sequence[int] | Sequence[Message]],
+    params: Sequence[SamplingParams],
+    tokenizer: Any,
+    spec: ModelSpec,
+    template: Mapping[str, Any],
+) -> list[Request]:
+    """One request for each flat prompt, named by its place; its randomness is that of its tokens.
+
+    template: arguments of the chat template.
+
+    Raises:
+        InputError: a prompt has no tokens, or tokens that the model does not have.
+        CapacityError: a prompt leaves no room for a token in the model's context.
+    """
+    leaves = [
+        Node(content, samples=own.n, id=str(i), template=template)
+        for i, (content, own) in enumerate(zip(contents, params, strict=True))
+    ]
+    tree = Node("", children=leaves, samples=0)
+    return [
+        replace(request, origin=hash_prompt(request.tokens))
+        for request in build_sample_requests(tree, tokenizer, params, spec)
+    ]
+
+
+def expand_requests(
+    tree: Node, tokenizer: Any, params: SamplingParams, spec: ModelSpec
+) -> list[Request]:
+    """One request for each node of a tree that generates levels, in declared order.
+
+    A request has as many samples as the largest of its levels can have rows.
+
+    Raises:
+        TreeError: the tree generates no levels, or has samples too.
+        InputError: a prompt has no tokens, or tokens that the model does not have.
+        CapacityError: a prompt leaves no room for a token in the model's context.
+    """
+    paths = []
+    for expansion in expansions_of(tree):
+        *path, last = expansion.path
+        prompt = Node(last.content, samples=1, id=expansion.id, template=last.template)
+        for above in reversed(path):
+            prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
+        rows = max(bound.rows for bound in bound_levels(expansion.levels, params))
+        paths.append((prompt, rows))
+    whole = Node("", children=[path for path, _ in paths], samples=0)
+    check_length(whole, tokenizer, spec)
+    prompts = tokenize(whole, tokenizer)
+    if any(prompt.node.has_messages for prompt in prompts):
+        warn_of_unended_turns(tokenizer, spec.eos_token_ids, [params])
+    return [
+        _request(prompt, rows, params, spec, get_image_table(tokenizer))
+        for prompt, (_, rows) in zip(prompts, paths, strict=True)
+    ]
+
+
+def check_length(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = True) -> None:
+    """Refuse a prompt whose length in characters tells that it does not fit; nothing is encoded.
+
+    drawn: whether a token is to be drawn after it.
+
+    Raises:
+        TreeError: the tree has no samples, or generates levels.
+        ContextError: a prompt is too long for the model's context.
+    """
+    if found := longer_prompt(tree, tokenizer, spec.context_length - drawn):
+        raise _too_long(*found, spec, least="at least ", drawn=drawn)
+
+
+def _too_long(
+    name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", drawn: bool = True
+) -> ContextError:
+    return ContextError(
+        f"prompt {name!r} has {least}{num_tokens:,} tokens, "
+        f"{num_tokens + drawn - spec.context_length:,} too many for the model's context of "
+        f"{spec.context_length:,}{' and one generated token' if drawn else ''}; shorten it or use "
+        "fewer shots"
+    )
+
+
+def _request(
+    prompt: TokenPrompt,
+    samples: int,
+    params: SamplingParams,
+    spec: ModelSpec,
+    images: ImageTable | None = None,
+) -> Request:
+    check_vocabulary(prompt.id, prompt.tokens, spec, images)
+    if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
+        raise InputError(
+            f"prompt_logprobs does not go with images, as in prompt {prompt.id!r}; leave one out"
+        )
+    room = spec.context_length - len(prompt.tokens)
+    if room < 1:
+        raise _too_long(prompt.id, len(prompt.tokens), spec)
+    return Request(
+        id=prompt.id,
+        tokens=prompt.tokens,
+        samples=samples,
+        rows=min(samples, 1) if params.temperature == 0 else samples,
+        max_tokens=min(params.max_tokens, room),
+        origin=hash_prompt(prompt.tokens) if prompt.node.id is None else None,
+        score_from=1 if params.prompt_logprobs is not None and len(prompt.tokens) > 1 else None,
+        top=params.prompt_logprobs or 0,
+    )
+
+
+def check_vocabulary(
+    name: str, tokens: np.ndarray[Any, Any], spec: ModelSpec, images: ImageTable | None = None
+) -> None:
+    """Check the token ids of a prompt. images: those that may be among them.
+
+    Raises:
+        InputError: the model does not have one of them, or takes images only as they are whole.
+    """
+    if images is not None:
+        with suppress(KeyError):
+            if images.blocks is not None:
+                images.blocks.check(name, tokens)
+            tokens = images.restore_placeholders(tokens)
+    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < spec.vocab_size:
+        worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+        raise InputError(
+            f"prompt {name!r} has token id {worst}, but the model's ids are 0 to "
+            f"{spec.vocab_size - 1}; use the model's own tokenizer"
+        )
+
+
+def token_ids(name: str, ids: Sequence[int]) -> Tokens:
+    """Token ids that a caller gives, as an array.
+
+    Raises:
+        InputError: they are not a list of whole numbers, or out of range.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(f"{name} must be a list of whole numbers, token ids")
+    if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
+        raise InputError(f"{name} has token ids beyond 0 to {MAX_TOKEN_ID:,}; use the model's own")
+    return array.astype(np.int32)
+
+
+def build_score_requests(
+    pairs: Sequence[tuple[ScoreContext, ScoreInput]],
+    tokenizer: Any,
+    spec: ModelSpec,
+    *,
+    top: int = 0,
+) -> list[Request]:
+    """One request for each (context, continuation) pair, both text or both token ids.
+
+    Below a context of chat messages stands a text, which begins the assistant's turn, or goes on
+    with it where the last message is the assistant's.
+
+    The text of a pair is tokenised jointly. The continuation starts at the first token that the
+    context alone would not have, so a token across the boundary belongs to the continuation. A
+    context that is left without a token gets the token that texts begin with, or else the token
+    that ends them.
+
+    top: how many likeliest tokens to report in each place.
+
+    Raises:
+        InputError: a pair is not two texts or two lists of token ids, a continuation has no token,
+            or has an image, or an empty context has no token to stand for it.
+        TreeError: chat messages are malformed.
+        CapacityError: a pair does not fit the model's context.
+    """
+    texts: list[str] = []
+    chats: list[Node] = []
+    images = get_image_table(tokenizer)
+    for index, pair in enumerate(pairs):
+        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
+        if not is_pair or len(pair) != 2:
+            raise InputError(f"pair {index} is {pair!r:.80}; give (context, continuation)")
+        context, continuation = pair
+        if isinstance(continuation, str) and (asked := _get_messages(context)) is not None:
+            chats += [
+                Node(turns, samples=1) for turns in (asked, _append_reply(asked, continuation))
+            ]
+            continue
+        if isinstance(context, str) != isinstance(continuation, str):
+            raise InputError(f"pair {index}: give context and continuation both as text or as ids")
+        if isinstance(context, str) and isinstance(continuation, str):
+            texts += [context, context + continuation]
+    encoded = iter(encode_texts(texts, tokenizer))
+    rendered = iter(tokenize(Node("", children=chats, samples=0), tokenizer) if chats else ())
+    requests = []
+    for index, (context, continuation) in enumerate(pairs):
+        name = f"pair {index}"
+        is_chat = isinstance(continuation, str) and _get_messages(context) is not None
+        if isinstance(context, str) or is_chat:
+            if is_chat:
+                before, whole = next(rendered).tokens, next(rendered).tokens
+            else:
+                before, whole = next(encoded), next(encoded)
+            shared = min(len(before), len(whole))
+            different = before[:shared] != whole[:shared]
+            start = int(different.argmax()) if different.any() else shared
+        else:
+            parts = [token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
+            start, whole = len(parts[0]), np.concatenate(parts)
+        if start == len(whole):
+            raise InputError(
+                f"{name}: the continuation has no token of its own; give it at least one"
+            )
+        if start == 0:
+            whole, start = np.concatenate([_get_empty_context(name, tokenizer), whole]), 1
+        check_vocabulary(name, whole, spec, images)
+        if images is not None and images.has_images(whole[start:]):
+            raise InputError(f"{name}: the continuation has an image, which has no probability")
+        check_scored(name, len(whole), spec)
+        requests.append(Request(name, whole, 0, 0, max_tokens=1, score_from=start, top=top))
+    return requests
+
+
+def _get_messages(context: Any) -> Sequence[Message] | None:
+    """The messages of a context; None if it has none."""
+    is_list = isinstance(context, Sequence) and not isinstance(context, str)
+    return context if is_list and context and isinstance(context[0], Mapping) else None
+
+
+def _append_reply(asked: Sequence[Message], text: str) -> list[Message]:
+    """Messages with a text of the assistant's after them."""
+    *above, last = asked
+    if last.get("role") != "assistant" or last.get("tool_calls"):
+        return [*asked, {"role": "assistant", "content": text}]
+    begun = last.get("content")
+    if isinstance(begun, list | tuple):
+        return [*above, {**last, "content": [*begun, {"type": "text", "text": text}]}]
+    return [*above, {**last, "content": f"{begun}{text}"}]
+
+
+def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
+    """Check how many tokens are scored; the last one is no input of the model.
+
+    Raises:
+        CapacityError: there are more than the model's context and one after it.
+    """
+    if num_tokens > spec.context_length + 1:
+        raise CapacityError(
+            f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more "
+            f"than fit the model's context of {spec.context_length:,} and one after it; shorten it"
+        )
+
+
+def _get_empty_context(name: str, tokenizer: Any) -> Tokens:
+    """The token that stands for an empty context.
+
+    Raises:
+        InputError: the tokenizer has none that begins or ends a text.
+    """
+    for kind in ("bos_token_id", "eos_token_id"):
+        token = getattr(tokenizer, kind, None)
+        if token is not None:
+            return np.array([token], dtype=np.int32)
+    raise InputError(
+        f"{name}: the context has no token of its own, and the tokenizer has none that begins or "
+        "ends a text; give the context at least one token"
+    )
+
+
+def plan_requests(
+    requests: Sequence[Request],
+    spec: ModelSpec,
+    *,
+    device_type: str,
+    sharing: Sharing,
+    max_rows: int | None = None,
+    split_at: Collection[Any] = (),
+    align: int = 1,
+) -> Plan:
+    """The plan of some requests, for a model on a kind of device; see `compile_plan`.
+
+    Raises:
+        InputError: `sharing` is none of its words.
+    """
+    return compile_plan(
+        requests,
+        token_bytes=spec.kv_bytes_per_token,
+        num_layers=len(spec.layers),
+        sharing=sharing,
+        cost=DEVICE_COSTS["cpu" if device_type == "cpu" else "cuda"],
+        max_rows=max_rows,
+        split_at=list(split_at),
+        align=align,
+        state_bytes=spec.state_bytes,
+        delta=spec.delta,
+        latent=spec.latent,
+        itemsize=spec.itemsize,
+        copy_pages=spec.copy_pages,
+    )

@@ -1,0 +1,163 @@
+"""Arguments that are written as text, by the types that a tool declares."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from treegen.prompts.replies.scan import NotACall
+
+_TYPES: Final = {
+    "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
+    "list": "array", "tuple": "array", "none": "null",
+    "NoneType": "null",
+}  # fmt: skip
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,4000}")
+_NUMBER: Final = re.compile(r"[+-]?[0-9.]{1,400}([eE][+-]?[0-9]{1,4})?")
+_LITERALS: Final = {"true": True, "false": False, "null": None}
+_WORDS: Final = {"True": True, "False": False, "None": None}  # as templates write them
+
+
+class ToolSchemas:
+    """The parameters of some tools. tools: as chat templates have them, or None."""
+
+    def __init__(self, tools: Sequence[Any] | None) -> None:
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        for tool in tools or ():
+            known = _schema_of_function(tool) if callable(tool) else tool
+            if not isinstance(known, Mapping):
+                continue
+            function = known.get("function", known)
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                found = function.get("parameters") or function.get("input_schema")
+                self._schemas[function["name"]] = found if isinstance(found, Mapping) else {}
+
+    def parse_argument(self, function: str, name: str, text: str) -> Any:
+        """An argument that is written as text, as the value that it stands for.
+
+        If a type of the parameter is declared, the value is of that type where the text can be read
+        so, and else the text. Otherwise what is JSON becomes its value, as chat templates write
+        values that are no text.
+        """
+        schema = self._schemas.get(function, {})
+        properties = schema.get("properties")
+        own = properties.get(name) if isinstance(properties, Mapping) else None
+        types = _types(own, schema)
+        if not types:
+            return from_json(text)
+        for kind in ("null", "boolean", "integer", "number", "object", "array"):
+            if kind in types and (value := _READERS[kind](text.strip())) is not _UNREAD:
+                return value
+        return text
+
+
+def _schema_of_function(tool: Callable[..., Any]) -> Any:
+    from transformers.utils import get_json_schema
+
+    try:
+        return get_json_schema(tool)
+    except Exception:  # the chat template has said what is wrong with it, if it reads it
+        return None
+
+
+def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
+    """The JSON types that a schema allows; none if it does not say."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return set()
+    found: set[str] = set()
+    declared = schema.get("type")
+    for each in [declared] if isinstance(declared, str) else declared or ():
+        if isinstance(each, str):
+            found.add(_TYPES.get(each.lower(), each.lower()))
+    if not found and "enum" in schema and isinstance(schema["enum"], list):
+        found |= {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
+    for name in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(name)
+        for option in options if isinstance(options, list) else ():
+            found |= _types(option, whole, depth + 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: Any = whole
+        for step in reference[2:].split("/"):
+            target = target.get(step) if isinstance(target, Mapping) else None
+        found |= _types(target, whole, depth + 1)
+    return found
+
+
+_UNREAD: Final = object()
+
+
+def from_json(text: str) -> Any:
+    """The value of a JSON text, or of one of Python's words; the text itself if it is neither."""
+    value = _from_json(text)
+    return _WORDS.get(text.strip(), text) if value is _UNREAD else value
+
+
+def _from_json(text: str) -> Any:
+    try:
+        value = json.loads(text, strict=False)
+        json.dumps(value, allow_nan=False)
+        return value
+    except (ValueError, RecursionError):
+        return _UNREAD
+
+
+def _literal(text: str, kind: type) -> Any:
+    """A container, as JSON or as Python writes it."""
+    value = _from_json(text)
+    if value is _UNREAD:
+        try:
+            value = plain_value(ast.parse(text, mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, NotACall):
+            return _UNREAD
+    return value if isinstance(value, kind) else _UNREAD
+
+
+def _number(text: str) -> Any:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    except ValueError:
+        return _UNREAD
+    return value if math.isfinite(value) else _UNREAD
+
+
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "null": lambda text: None if text in ("null", "None") else _UNREAD,
+    "boolean": lambda text: {"true": True, "false": False}.get(text.lower(), _UNREAD),
+    "integer": lambda text: int(text) if _INTEGER.fullmatch(text) else _UNREAD,
+    "number": _number,
+    "object": lambda text: _literal(text, dict),
+    "array": lambda text: _literal(text, list),
+}
+
+
+def plain_value(node: ast.expr) -> Any:
+    """The value of a Python literal, as JSON can have it; nothing is computed.
+
+    Raises:
+        NotACall: it is none.
+    """
+    match node:
+        case ast.Constant(value=value) if value is None or isinstance(value, bool | int | str):
+            return value
+        case ast.Constant(value=float(value)) if math.isfinite(value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = plain_value(operand)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return -value
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [plain_value(each) for each in elements]
+        case ast.Dict(keys=keys, values=values):
+            names = [None if key is None else plain_value(key) for key in keys]
+            if all(isinstance(name, str) for name in names):
+                return dict(zip(names, map(plain_value, values), strict=True))
+        case ast.Name(id=name) if name in _LITERALS:
+            return _LITERALS[name]
+    raise NotACall("no literal")

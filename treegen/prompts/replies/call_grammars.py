@@ -1,0 +1,166 @@
+# ruff: noqa: RUF001  (some marks are written with wide bars)
+"""Grammars of replies that have to call a tool, in the format that a model writes calls in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from treegen.errors import InputError
+from treegen.prompts.grammar_termination import has_finite_value
+from treegen.prompts.grammars import JSON_SPACE
+from treegen.prompts.replies.formats import USUAL, ToolFormat, template_text
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSyntax:
+    """How calls are written whose arguments are JSON.
+
+    call: what stands before a name, between name and arguments, and after these. is_json: whether
+    the name is a part of a text in JSON. open, close: around all calls. between: two calls; None
+    if there is one only.
+    """
+
+    call: tuple[str, str, str]
+    open: str = ""
+    close: str = ""
+    between: str | None = None
+    is_json: bool = True
+
+
+def _objects(
+    name: str = "name", arguments: str = "arguments", *, open: str = "", close: str = "",
+    between: str = ", ", before: str = "", after: str = "",
+) -> _CallSyntax:  # fmt: skip
+    call = (f'{before}{{"{name}": "', f'", "{arguments}": ', f"}}{after}")
+    return _CallSyntax(call, open, close, between)
+
+
+# Of each format the ways to write, with a mark that the chat template has if it is this one.
+_WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
+    "hermes": (
+        ("", _objects(before="<tool_call>\n", after="\n</tool_call>", between="\n")),
+    ),
+    "llama": (("", _objects(arguments="parameters", between="; ")),),
+    "nemotron": (("", _objects(open="<TOOLCALL>[", close="]</TOOLCALL>")),),
+    "minimax_m1": (
+        ("", _objects(open="<tool_calls>\n", close="\n</tool_calls>", between="\n")),
+    ),
+    "granite": (("", _objects(open="<|tool_call|>[", close="]")),),
+    "hunyuan": (("", _objects(open="<tool_calls>[", close="]</tool_calls>")),),
+    "command_r": (
+        ("<|START_ACTION|>", _objects("tool_name", "parameters", open="<|START_ACTION|>[\n",
+                                      close="\n]<|END_ACTION|>", between=",")),
+        ("", _objects("tool_name", "parameters", open="Action: ```json\n[\n", close="\n]\n```",
+                      between=",")),
+    ),
+    "mistral": (
+        ("[ARGS]", _CallSyntax(("[TOOL_CALLS]", "[ARGS]", ""), between="", is_json=False)),
+        ("", _objects(open="[TOOL_CALLS] [", close="]")),
+    ),
+    # Calls are numbered, so there is one.
+    "kimi_k2": (
+        ("", _CallSyntax(("<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>",
+                       "<|tool_call_end|>"), "<|tool_calls_section_begin|>",
+                      "<|tool_calls_section_end|>", is_json=False)),
+    ),
+    "deepseek": (
+        ("```json", _CallSyntax(("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n",
+                              "\n```<｜tool▁call▁end｜>"), "<｜tool▁calls▁begin｜>",
+                             "<｜tool▁calls▁end｜>", "\n", is_json=False)),
+        ("", _CallSyntax(("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+                      "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "", is_json=False)),
+    ),
+}  # fmt: skip
+
+
+def call_grammar(
+    tokenizer: Any,
+    form: ToolFormat | None,
+    tools: Sequence[Any],
+    *,
+    name: str | None = None,
+    is_single: bool = False,
+) -> str:
+    """The grammar, in Lark's form, of a reply that calls tools and says nothing else.
+
+    form: how the model writes calls; None if that is not known. tools: as chat templates have
+    them. name: the tool to call; None for any. is_single: whether there is one call only.
+
+    Raises:
+        InputError: the format cannot be forced, there is no such tool, or its parameters have no
+            end.
+    """
+    form = form or USUAL
+    if form.name not in _WRITTEN:
+        raise InputError(
+            f"a reply cannot be made to call a tool in the format {form.name!r}, whose arguments "
+            f"are no JSON or stand in a channel; it can in {', '.join(_WRITTEN)}. Use "
+            'tool_choice="auto", and ask for the call in a message'
+        )
+    template = template_text(tokenizer)
+    written = next(how for mark, how in _WRITTEN[form.name] if mark in template)
+    known = dict(map(_function, tools))
+    if not known:
+        raise InputError("a call can only be forced if there are tools; give tools")
+    if name is not None and name not in known:
+        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(known)}")
+    chosen = known if name is None else {name: known[name]}
+    marks = _marks(tokenizer, form)
+    before, within, after = written.call
+    lines = []
+    for index, (each, schema) in enumerate(chosen.items()):
+        if not has_finite_value(schema):
+            raise InputError(
+                f"a call of {each!r} can never end: what it requires has no end; require less"
+            )
+        shown = json.dumps(each, ensure_ascii=False)[1:-1] if written.is_json else each
+        head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
+        lines += [f"call_{index}: {head} arguments_{index} {tail}",
+                  f"arguments_{index}: %json {json.dumps(schema)}"]  # fmt: skip
+    more = ""
+    if written.between is not None and name is None and not is_single:
+        more = f" ({_literals(written.between, marks)} call)*"
+    start = f"{_literals(written.open, marks)} call{more} {_literals(written.close, marks)}"
+    calls = " | ".join(f"call_{index}" for index in range(len(chosen)))
+    return "\n".join([f"start: {start}", f"call: {calls}", *lines])
+
+
+def _function(tool: Any) -> tuple[str, Any]:
+    """The name of a tool, and the schema of its arguments."""
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+        raise InputError(f"a tool must have a function with a name, got {tool!r:.80}")
+    schema = function.get("parameters")
+    if schema is None:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(schema, Mapping):
+        raise InputError(f"the parameters of {name!r:.80} must be a schema, got {schema!r:.80}")
+    return name, {"type": "object", **schema, "x-guidance": JSON_SPACE}
+
+
+def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
+    """The special tokens that a format writes, which no text in a grammar stands for."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    wanted = (*form.literals, *form.inner)
+    return {
+        str(token): index
+        for index, token in added.items()
+        if getattr(token, "special", False) and any(str(token) in mark for mark in wanted)
+    }
+
+
+def _literals(text: str, marks: Mapping[str, int]) -> str:
+    """A text as Lark writes it, with its special tokens by their ids."""
+    return " ".join(_pieces(text, marks))
+
+
+def _pieces(text: str, marks: Mapping[str, int]) -> Iterator[str]:
+    longest = sorted(marks, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest))})", text) if longest else [text]
+    for part in filter(None, parts):
+        yield f"<[{marks[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False)

@@ -1,0 +1,220 @@
+# ruff: noqa: RUF001  (some marks are written with wide bars)
+"""The table of formats: how models write tool calls, and by what a model is known to write so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from treegen.common.checks import check_argument_types
+from treegen.errors import InputError
+from treegen.prompts.replies import marked_formats, readers
+from treegen.prompts.replies.readers import Reader, TaggedCallReader
+from treegen.prompts.replies.scan import Scan
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes tool calls.
+
+    name: its name. marks: what stands in the chat templates of models that write so: all marks of
+    one of the groups.
+    blocks: what reads a block of calls, by the mark that opens it.
+    begins: how a text that is calls and nothing else may begin, each with what reads it.
+    dropped: marks that are no text. inner: marks within a block.
+    has_channels: whether thoughts and text are told apart by the marks of the format itself.
+    """
+
+    name: str
+    marks: tuple[tuple[str, ...], ...]
+    blocks: Mapping[str, Reader] = field(default_factory=dict)
+    begins: tuple[tuple[str, Reader], ...] = ()
+    dropped: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    has_channels: bool = False
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All marks that a text is searched for."""
+        return (*self.blocks, *self.dropped)
+
+
+_LLAMA_JSON: Final = partial(readers.json_calls, strict=True)
+_BARE_JSON: Final[tuple[tuple[str, Reader], ...]] = (("{", _LLAMA_JSON), ("[", _LLAMA_JSON))
+_QWEN: Final = TaggedCallReader(
+    call=("<function=", ">"), call_end="</function>",
+    key=("<parameter=", ">"), value=("", "</parameter>"), trims=True,
+)  # fmt: skip
+_GLM: Final = TaggedCallReader(
+    call=("", ""), call_end="</tool_call>",
+    key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"),
+)  # fmt: skip
+_MINIMAX: Final = TaggedCallReader(
+    call=('<invoke name="', '">'), call_end="</invoke>",
+    key=('<parameter name="', '">'), value=("", "</parameter>"), end="</minimax:tool_call>",
+)  # fmt: skip
+
+
+def _dsml(wrapper: str) -> TaggedCallReader:
+    return TaggedCallReader(
+        call=('<｜DSML｜invoke name="', '">'), call_end="</｜DSML｜invoke>",
+        key=('<｜DSML｜parameter name="', '"'), value=("", "</｜DSML｜parameter>"),
+        end=f"</｜DSML｜{wrapper}>", typed={' string="true">': False, ' string="false">': True},
+    )  # fmt: skip
+
+
+def _hy(suffix: str) -> TaggedCallReader:
+    """Return the reader of Hunyuan's calls between tags, whose names may all have a suffix."""
+    return TaggedCallReader(
+        call=(f"<tool_call{suffix}>", ""), after_name=f"<tool_sep{suffix}>",
+        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>"),
+        value=(f"<arg_value{suffix}>", f"</arg_value{suffix}>"),
+        call_end=f"</tool_call{suffix}>", end=f"</tool_calls{suffix}>",
+    )  # fmt: skip
+
+
+def _gemma(quote: str, end: str) -> Reader:
+    return partial(marked_formats.gemma_calls, quote=quote, end=end)
+
+
+_FORMATS: Final = (
+    ToolFormat(
+        "harmony", (("<|channel|>", "<|message|>"),),
+        {"<|channel|>": partial(marked_formats.harmony, is_start=False),
+         "<|start|>": partial(marked_formats.harmony, is_start=True)},
+        dropped=marked_formats.HARMONY_ENDS, inner=("<|message|>", "<|constrain|>"), has_channels=True,
+    ),
+    ToolFormat(
+        "seed_oss", (("<seed:tool_call>",),),
+        {"<seed:tool_call>": readers.make_closed_reader(_QWEN, "</seed:tool_call>")},
+    ),
+    ToolFormat(
+        "qwen3_coder", (("<function=", "<parameter="),),
+        {"<tool_call>": readers.make_closed_reader(_QWEN, "</tool_call>"),
+         # The tag around a call is sometimes forgotten.
+         "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools)},
+    ),
+    ToolFormat(
+        "hy", (("<tool_sep>", "<arg_key>"), ("<tool_call:opensource>",)),
+        {"<tool_calls>": _hy(""), "<tool_calls:opensource>": _hy(":opensource")},
+    ),
+    ToolFormat("glm", (("<arg_key>",),), {"<tool_call>": _GLM}),
+    ToolFormat("minimax_m2", (("<minimax:tool_call>",),), {"<minimax:tool_call>": _MINIMAX}),
+    ToolFormat(
+        "deepseek_dsml", (("｜DSML｜",),),
+        {f"<｜DSML｜{name}>": _dsml(name) for name in ("function_calls", "tool_calls")},
+        inner=("｜DSML｜",),
+    ),
+    ToolFormat(
+        "deepseek", (("<｜tool▁calls▁begin｜>",),),
+        {"<｜tool▁calls▁begin｜>": readers.deepseek_calls},
+        inner=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
+               "<｜tool▁sep｜>"),
+    ),
+    ToolFormat(
+        "kimi_k2", (("<|tool_call_begin|>",),),
+        {"<|tool_calls_section_begin|>": readers.kimi_calls},
+        inner=("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+               "<|tool_call_argument_begin|>"),
+    ),
+    ToolFormat(
+        "mistral", (("[TOOL_CALLS]",),), {"[TOOL_CALLS]": readers.mistral_calls},
+        inner=("[CALL_ID]", "[ARGS]"),
+    ),
+    ToolFormat(
+        "command_r", (("<|START_ACTION|>",), ("Action:", "tool_name", "directly_answer")),
+        {"<|START_ACTION|>": partial(readers.json_calls, end="<|END_ACTION|>"),
+         "Action:": readers.fenced_calls},
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        inner=("<|END_ACTION|>",),
+    ),
+    ToolFormat(
+        "gemma", (("<start_function_call>",), ("<|tool_call>", "<tool_call|>")),
+        {"<start_function_call>": _gemma("<escape>", "<end_function_call>"),
+         "<|tool_call>": _gemma('<|"|>', "<tool_call|>")},
+        inner=("<escape>", "<end_function_call>", '<|"|>', "<tool_call|>"),
+    ),
+    ToolFormat(
+        "lfm2", (("<|tool_call_start|>",),),
+        {"<|tool_call_start|>": partial(readers.python_calls, ends=("<|tool_call_end|>",))},
+        inner=("<|tool_call_end|>",),
+    ),
+    ToolFormat(
+        "olmo3", (("<function_calls>",),),
+        {"<function_calls>": partial(readers.python_calls, ends=("</function_calls>",))},
+    ),
+    ToolFormat(
+        "nemotron", (("<TOOLCALL>",),),
+        {"<TOOLCALL>": partial(readers.json_calls, end="</TOOLCALL>")},
+    ),
+    ToolFormat(
+        "hunyuan", (("<tool_calls>[",),),
+        {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
+        dropped=("<answer>\n", "\n</answer>", "<answer>", "</answer>"),
+    ),
+    ToolFormat(
+        "minimax_m1", (("<tool_calls>",),),
+        {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
+    ),
+    ToolFormat(
+        "granite", (("<|tool_call|>",),),
+        {"<|tool_call|>": readers.json_calls},
+    ),
+    ToolFormat(
+        "hermes", (("<tool_call>",),),
+        {"<tool_call>": partial(readers.json_calls, end="</tool_call>")}, _BARE_JSON,
+        inner=("</tool_call>",),
+    ),
+    ToolFormat(
+        "llama", (("<|python_tag|>",), ("<|python_start|>",)),
+        {"<|python_tag|>": readers.json_calls,
+         "<|python_start|>": partial(readers.python_calls, ends=("<|python_end|>",))},
+        (*_BARE_JSON, ("[", readers.python_calls)), inner=("<|python_end|>",),
+    ),
+    ToolFormat("pythonic", (), {}, (("[", readers.python_calls),)),
+)  # fmt: skip
+
+TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {each.name: each for each in _FORMATS}
+"""How models write tool calls, by name. A model is known by the first one whose marks it has."""
+
+NO_TOOLS: Final = ToolFormat("none", ())
+USUAL: Final = TOOL_FORMATS["hermes"]
+"""For a model whose format is not known."""
+
+
+def _back(scan: Scan, literal: str) -> Scan:
+    scan.at -= len(literal)
+    return scan
+
+
+@check_argument_types
+def tool_format(name: str) -> ToolFormat:
+    """The format of a name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in TOOL_FORMATS:
+        raise InputError(f"tool_format must be one of {', '.join(TOOL_FORMATS)}, got {name!r}")
+    return TOOL_FORMATS[name]
+
+
+def tool_format_of(tokenizer: Any) -> ToolFormat | None:
+    """The format that a tokenizer's model is known by: marks in its chat template, or its tokens.
+
+    None if there is none.
+    """
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    for text in (template_text(tokenizer), "\n".join(added)):
+        for each in _FORMATS:
+            if any(all(mark in text for mark in group) for group in each.marks):
+                return each
+    return None
+
+
+def template_text(tokenizer: Any) -> str:
+    """All chat templates of a tokenizer, one after the other."""
+    template = getattr(tokenizer, "chat_template", None) or ""
+    return "\n".join(map(str, template.values() if isinstance(template, dict) else [template]))

@@ -1,0 +1,192 @@
+"""The parts of a text as it grows: thoughts, text and tool calls.
+
+The parts do not depend on the pieces in which a text comes, so a whole text is one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from treegen.prompts.replies.arguments import ToolSchemas
+from treegen.prompts.replies.formats import ToolFormat
+from treegen.prompts.replies.readers import Channel
+from treegen.prompts.replies.scan import NeedMoreText, NotACall, Scan
+from treegen.prompts.replies.types import Part, ReasoningPart, TextPart, ToolCall
+from treegen.prompts.thinking import Tags
+
+
+class ReplyParser:
+    """Takes a text apart as it grows. What may yet be a mark, or a call, is held back."""
+
+    def __init__(
+        self,
+        form: ToolFormat,
+        tools: ToolSchemas,
+        tags: Tags | None = None,
+        *,
+        is_thinking: bool = False,
+    ) -> None:
+        """A text that has not begun.
+
+        form: how calls are written. tools: their parameters. tags: those around a thinking.
+        is_thinking: whether the prompt has opened the thinking.
+        """
+        self._form, self._tools, self._tags = form, tools, tags
+        self._text, self._ended = "", False
+        self._thinks = is_thinking
+        self._may_think = tags is not None and not form.has_channels
+        self._begun = False  # whether anything but space has come since the thinking
+        self._space = ""  # space that is told once something follows
+        self._said = {TextPart: False, ReasoningPart: False}  # whether there was any
+        self._skips = False  # whether space before the text is none of it
+        self._after_call = False  # whether the last part was a call
+
+    def add(self, piece: str) -> list[Part]:
+        """The parts that are known now. piece: further text."""
+        self._text += piece
+        return list(self._parts())
+
+    def end(self, piece: str = "") -> list[Part]:
+        """The rest of the parts. piece: the last text."""
+        self._ended = True
+        parts = self.add(piece)
+        if self._space and not self._thinks and not self._after_call:
+            parts.append(TextPart(self._space))
+        return parts
+
+    def _parts(self) -> Iterator[Part]:
+        try:
+            while self._text:
+                if self._thinks:
+                    yield from self._think()
+                else:
+                    yield from self._speak()
+        except NeedMoreText:
+            if self._ended:
+                raise AssertionError(
+                    "a reader waits for the end of a text that has ended"
+                ) from None
+
+    def _think(self) -> Iterator[Part]:
+        """Thoughts up to the tag after them, or in a channel up to the next mark."""
+        if self._tags is not None and not self._form.has_channels:
+            marks: tuple[str, ...] = (self._tags.close,)
+            if not self._begun:  # the prompt has opened it, and the model does once more
+                rest = self._text.lstrip()
+                if self._may_be(rest, self._tags.open):
+                    raise NeedMoreText
+                if rest.startswith(self._tags.open):
+                    self._text = rest[len(self._tags.open) :]
+                self._begun = bool(rest)
+        else:
+            marks = self._form.literals
+        at, mark = self._find(marks)
+        yield from self._tell(ReasoningPart, at)
+        if not mark:
+            self._wait()
+            return
+        self._thinks, self._begun, self._space, self._may_think = False, False, "", False
+        self._skips = not self._form.has_channels
+        if mark not in self._form.blocks:
+            self._text = self._text[len(mark) :]
+
+    def _speak(self) -> Iterator[Part]:
+        """Text and calls, up to a thinking."""
+        if not self._begun:
+            rest = self._text.lstrip()
+            if self._skips:
+                self._text = self._text.lstrip("\n")
+            if not rest:
+                if not self._ended:
+                    raise NeedMoreText
+                yield from self._tell(TextPart, len(self._text))
+                return
+            if self._may_think and self._tags is not None:
+                if self._may_be(rest, self._tags.open):
+                    raise NeedMoreText
+                if rest.startswith(self._tags.open):
+                    self._text, self._thinks, self._begun = rest[len(self._tags.open) :], True, True
+                    return
+            for begin, reader in self._form.begins:
+                if rest.startswith(begin):
+                    scan = Scan(rest, 0, ended=self._ended)
+                    try:
+                        found = reader(scan, self._tools)
+                        scan.space()
+                        if not scan.is_over():
+                            raise NotACall("text after the calls")
+                    except NotACall:
+                        continue
+                    self._text = ""
+                    yield from self._calls(found)
+                    return
+        self._begun = True
+        at, mark = self._find(self._form.literals)
+        yield from self._tell(TextPart, at)
+        if not mark:
+            self._wait()
+            return
+        if mark in self._form.dropped:
+            self._text = self._text[len(mark) :]
+            return
+        scan = Scan(self._text, len(mark), ended=self._ended)
+        try:
+            found = self._form.blocks[mark](scan, self._tools)
+        except NotACall:
+            yield from self._tell(TextPart, len(mark))
+            return
+        self._text = self._text[scan.at :]
+        if isinstance(found, str):
+            self._thinks = found == "thoughts"
+            kind = ReasoningPart if self._thinks else TextPart
+            self._space = "\n\n" if self._said[kind] else ""
+            return
+        yield from self._calls(found)
+
+    def _calls(self, found: list[ToolCall] | Channel) -> Iterator[ToolCall]:
+        assert isinstance(found, list)
+        self._after_call = True
+        yield from found
+
+    def _wait(self) -> None:
+        """Wait for further text, if the begin of a mark is held back."""
+        if self._text:
+            raise NeedMoreText
+
+    def _find(self, marks: tuple[str, ...]) -> tuple[int, str]:
+        """Up to where the text is known to have no mark, and the mark that is there."""
+        found = [(at, -len(mark), mark) for mark in marks if (at := self._text.find(mark)) >= 0]
+        at, _, mark = min(found, default=(len(self._text), 0, ""))
+        if not self._ended and any(self._is_longer(each, mark, at) for each in marks):
+            return at, ""
+        if mark or self._ended:
+            return at, mark
+        most = min(max(map(len, marks), default=1) - 1, len(self._text))
+        for num in range(most, 0, -1):
+            if any(each.startswith(self._text[-num:]) for each in marks):
+                return len(self._text) - num, ""
+        return at, ""
+
+    def _is_longer(self, other: str, mark: str, at: int) -> bool:
+        """Return whether the text, which ends with a mark, may yet go on as a longer one."""
+        return bool(mark) and len(other) > len(mark) and other.startswith(self._text[at:])
+
+    def _tell(self, kind: type[TextPart | ReasoningPart], num: int) -> Iterator[Part]:
+        """The first characters of the text as a part; space at its end is told with what follows.
+
+        Of thoughts only line breaks are such space, and those before the first are none of them.
+        """
+        piece, self._text = self._text[:num], self._text[num:]
+        if kind is ReasoningPart and not self._said[ReasoningPart]:
+            piece = piece.lstrip("\n")
+        told = piece.rstrip("\n" if kind is ReasoningPart else None)
+        if told:
+            yield kind(self._space + told)
+            self._space, self._said[kind] = piece[len(told) :], True
+            self._after_call = False
+        else:
+            self._space += piece
+
+    def _may_be(self, text: str, mark: str) -> bool:
+        """Whether a text is the begin of a mark, and may yet become the mark."""
+        return not self._ended and len(text) < len(mark) and mark.startswith(text)

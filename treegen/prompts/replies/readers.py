@@ -1,0 +1,341 @@
+# ruff: noqa: RUF001  (some marks are written with wide bars)
+"""How calls are written: as JSON, between tags, in Python.
+
+A reader is given the place after the mark that opens a block of calls, and returns what the block
+has. It raises NotACall if the block has anything that is no whole call.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+import string
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from treegen.prompts.replies.arguments import ToolSchemas, plain_value
+from treegen.prompts.replies.scan import NotACall, Scan
+from treegen.prompts.replies.types import ToolCall
+
+Channel = Literal["text", "thoughts"]
+Read = list[ToolCall] | Channel
+"""What a block has: calls, or where the text after its header goes."""
+Reader = Callable[[Scan, ToolSchemas], Read]
+
+_NAMES: Final = ("name", "tool_name")
+_ARGUMENTS: Final = ("arguments", "parameters")
+_IDS: Final = ("id", "tool_call_id")
+MAX_DEPTH: Final = 100
+
+
+def make_call(
+    name: Any, arguments: Any, id: Any = None, new_id: Callable[[], str] | None = None
+) -> ToolCall:
+    """A call. new_id: makes an id if there is none.
+
+    Raises:
+        NotACall: the name is no text, or the arguments are no object.
+    """
+    if isinstance(arguments, str):
+        scan = Scan(arguments, 0, ended=True)
+        arguments = scan.json()
+        scan.space()
+        if not scan.is_over():
+            raise NotACall("more than an object for arguments")
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise NotACall("no name or no arguments")
+    if not isinstance(id, str) or not id:
+        id = new_id() if new_id else None
+    known = {"id": id} if id else {}
+    return ToolCall(name, arguments, **known)
+
+
+# JSON
+
+
+def json_calls(
+    scan: Scan,
+    tools: ToolSchemas,
+    *,
+    end: str = "",
+    strict: bool = False,
+    new_id: Callable[[], str] | None = None,
+) -> Read:
+    """Objects with a name and arguments, or lists of them, up to the mark `end`.
+
+    strict: the text has nothing but calls, each with arguments. new_id: makes ids.
+    """
+    calls: list[ToolCall] = []
+    while True:
+        found = scan.json()
+        for each in found if isinstance(found, list) else [found]:
+            calls.append(_json_call(each, strict, new_id))
+        scan.space()
+        if scan.at < len(scan.text) and scan.text[scan.at] == ";":
+            scan.at += 1
+            scan.space()
+        if scan.at < len(scan.text) and scan.text[scan.at] in "{[":
+            continue
+        if end:
+            scan.close(end)
+        elif not scan.is_over() and strict:
+            raise NotACall("text after the calls")
+        break
+    if not calls:
+        raise NotACall("an empty list")
+    return calls
+
+
+def _json_call(value: Any, strict: bool, new_id: Callable[[], str] | None) -> ToolCall:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = {**value, **value["function"]}
+    if not isinstance(value, dict):
+        raise NotACall("no object")
+    name, arguments, id = (
+        next((value[key] for key in keys if key in value), None)
+        for keys in (_NAMES, _ARGUMENTS, _IDS)
+    )
+    if arguments is None:
+        if strict:
+            raise NotACall("no arguments")
+        arguments = {}
+    return make_call(name, arguments, id, new_id)
+
+
+def mistral_calls(scan: Scan, tools: ToolSchemas) -> Read:
+    """A list as JSON, or name[CALL_ID]id[ARGS]{...}, where both marks may be missing."""
+    scan.space()
+    if scan.is_over() or scan.text[scan.at] in "{[":
+        return json_calls(scan, tools, new_id=mistral_id)
+    name, id = scan.name(), None
+    if scan.skip("[CALL_ID]"):
+        id = scan.name()
+    scan.skip("[ARGS]")
+    return [make_call(name, scan.json(), id, mistral_id)]
+
+
+def _members(read: Callable[[Scan, ToolSchemas], ToolCall], end: str) -> Reader:
+    """Calls one after the other, up to the mark `end`."""
+
+    def reader(scan: Scan, tools: ToolSchemas) -> Read:
+        calls = [read(scan, tools)]
+        while True:
+            scan.space()
+            if scan.is_over() or scan.has(end):
+                break
+            calls.append(read(scan, tools))
+        scan.close(end)
+        return calls
+
+    return reader
+
+
+def _deepseek_call(scan: Scan, tools: ToolSchemas) -> ToolCall:
+    scan.space()
+    scan.take("<｜tool▁call▁begin｜>")
+    name = scan.until("<｜tool▁sep｜>").strip()
+    scan.take("<｜tool▁sep｜>")
+    scan.space()
+    if scan.has("{"):  # V3.1 on
+        arguments = scan.json()
+    else:
+        name = scan.name()
+        scan.space()
+        scan.take("```json")
+        arguments = scan.json()
+        scan.space()
+        scan.take("```")
+    scan.close("<｜tool▁call▁end｜>")
+    return make_call(name, arguments)
+
+
+deepseek_calls: Final = _members(_deepseek_call, "<｜tool▁calls▁end｜>")
+
+_KIMI_NAME: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+
+
+def _kimi_call(scan: Scan, tools: ToolSchemas) -> ToolCall:
+    scan.space()
+    scan.take("<|tool_call_begin|>")
+    id = scan.until("<|tool_call_argument_begin|>").strip()
+    scan.take("<|tool_call_argument_begin|>")
+    found = _KIMI_NAME.fullmatch(id)
+    if found is None:
+        raise NotACall("no name")
+    arguments = scan.json()
+    scan.close("<|tool_call_end|>")
+    return make_call(found[1], arguments, id)
+
+
+kimi_calls: Final = _members(_kimi_call, "<|tool_calls_section_end|>")
+
+
+def fenced_calls(scan: Scan, tools: ToolSchemas) -> Read:
+    """JSON in a fence, where a call of directly_answer is none; of the first Command R."""
+    scan.space()
+    scan.take("```json")
+    found = json_calls(scan, tools, end="```")
+    return [call for call in found if isinstance(call, ToolCall) and call.name != "directly_answer"]
+
+
+# Between tags
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCallReader:
+    """Calls whose arguments stand between tags, each as text.
+
+    call: what stands before and after the name of a function. call_end: after its arguments.
+    key: before and after the name of an argument. value: before and after its text.
+    end: the mark after all calls; empty if the last call ends them.
+    trims: whether a line break after and before the tags is no part of an argument.
+    typed: what stands after the name of an argument, and whether its text is JSON.
+    after_name: what may stand after the name of a function.
+    """
+
+    call: tuple[str, str]
+    call_end: str
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""
+    trims: bool = False
+    typed: Mapping[str, bool] | None = None
+    after_name: str = ""
+
+    def __call__(self, scan: Scan, tools: ToolSchemas) -> Read:
+        """Read calls up to the end."""
+        calls = []
+        while True:
+            scan.space()
+            calls.append(self._call(scan, tools))
+            if not self.end:
+                return calls
+            scan.space()
+            if scan.is_over() or not scan.has(self.call[0]):
+                scan.close(self.end)
+                return calls
+
+    def _call(self, scan: Scan, tools: ToolSchemas) -> ToolCall:
+        scan.take(self.call[0])
+        name = scan.name()
+        scan.space()
+        scan.take(self.call[1])
+        if self.after_name:
+            scan.skip(self.after_name)
+        arguments: dict[str, Any] = {}
+        while True:
+            scan.space()
+            if not scan.has(self.key[0]):
+                break
+            scan.take(self.key[0])
+            key = scan.until(self.key[1])
+            scan.take(self.key[1])
+            is_json = self._is_json(scan)
+            if self.value[0]:
+                scan.space()
+                scan.take(self.value[0])
+            text = self._text(scan)
+            arguments[key.strip()] = _parse_value(tools, name, key.strip(), text, is_json)
+        scan.take(self.call_end)
+        return make_call(name, arguments)
+
+    def _is_json(self, scan: Scan) -> bool | None:
+        for literal, is_json in (self.typed or {}).items():
+            if scan.skip(literal):
+                return is_json
+        return None
+
+    def _text(self, scan: Scan) -> str:
+        """The text of an argument. What looks like its end inside of it is told by what follows."""
+        end, start = self.value[1], scan.at
+        while True:
+            scan.until(end)
+            stop = scan.at
+            scan.take(end)
+            scan.space()
+            if scan.has(self.key[0], self.call_end):
+                break
+        text = scan.text[start:stop]
+        if self.trims:
+            text = text.removeprefix("\n").removesuffix("\n")
+        return text
+
+
+def _parse_value(tools: ToolSchemas, name: str, key: str, text: str, is_json: bool | None) -> Any:
+    if is_json is None:
+        return tools.parse_argument(name, key, text)
+    if not is_json:
+        return text
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        raise NotACall("no JSON") from None
+
+
+def make_closed_reader(reader: Reader, end: str) -> Reader:
+    """What a reader reads, and a mark after it."""
+
+    def read(scan: Scan, tools: ToolSchemas) -> Read:
+        found = reader(scan, tools)
+        scan.close(end)
+        return found
+
+    return read
+
+
+# In Python
+
+_PYTHON_LIST: Final = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
+
+
+def python_calls(scan: Scan, tools: ToolSchemas, *, ends: tuple[str, ...] = ()) -> Read:
+    """Calls of Python functions with literals by name: a list, or one a line, up to some mark.
+
+    Without marks they are the whole text, a list.
+    """
+    if ends:
+        text = scan.until_any(*ends)
+        if not scan.is_over():
+            next(filter(scan.skip, ends))
+    else:
+        begun = _PYTHON_LIST.match(scan.text, scan.at)
+        if begun is None and (scan.ended or len(scan.text) - scan.at > MAX_DEPTH):
+            raise NotACall("no list of calls")
+        text = scan.until_any("\0")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            body = ast.parse(text.strip()).body
+        found = [each.value for each in body if isinstance(each, ast.Expr)]
+        if len(found) < len(body):
+            raise NotACall("a statement")
+        if len(found) == 1 and isinstance(found[0], ast.List):
+            found = found[0].elts
+        calls = [_python_call(each) for each in found]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise NotACall(str(error)) from None
+    if not calls:
+        raise NotACall("an empty list")
+    return calls
+
+
+def _python_call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise NotACall("no call by names")
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise NotACall("no name for an argument")
+        arguments[keyword.arg] = plain_value(keyword.value)
+    return make_call(ast.unparse(node.func), arguments)
+
+
+# Ids
+
+
+def mistral_id() -> str:
+    """An id as Mistral's chat templates ask for: nine letters and digits."""
+    return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=9))

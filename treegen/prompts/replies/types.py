@@ -1,0 +1,42 @@
+"""What a model has said: ToolCall, Reply and the parts of a stream."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. arguments: by name. id: its own, by which a result names it."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of text that is meant for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A piece of thinking."""
+
+    text: str
+
+
+Part = TextPart | ReasoningPart | ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model has said. text: without thoughts and calls."""
+
+    text: str
+    calls: list[ToolCall]
+    thoughts: str = ""

@@ -1,0 +1,323 @@
+"""What a log of another tool has, whichever wrote it, and how it becomes a run directory."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field
+
+from treegen.common.files.paths import path_component
+from treegen.common.files.temporary_files import create_held, sweep
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError, RunError
+from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.identity import build_content_identity
+from treegen.evals.job import Job, load_job
+from treegen.evals.scoring.results import write_results
+from treegen.report.exchange.schema import MOST_SAMPLES, Count, Index, Name, Schema, Share, Time
+from treegen.runs import RunDir, RunSettings
+from treegen.runs.files import format_os_error
+from treegen.runs.new_directory import check_directory
+
+PROBLEMS: Final = "problems.jsonl"
+"""The file in the directory of an imported run with the problems of its log."""
+_SCRATCH: Final = ".import.{}.tmp"
+_LEFT: Final = (".import.[0-9]*.tmp",)
+
+
+class ForeignVerdict(Schema):
+    """What a score of a log says of a sample; the fields are as in `Verdict`."""
+
+    answer: str | None
+    correct: bool
+    credit: Share | None = None
+
+
+class ForeignProblem(Schema):
+    """A problem of a log. group: for clustered error bars, if it has one."""
+
+    id: Name
+    question: str
+    answer: str
+    group: str = ""
+
+
+class ExternalSample(Schema):
+    """One sample of a log.
+
+    verdicts: by filter. A filter that is missing here did not score the sample, so the sample does
+    not count in that filter's metrics.
+    finish_reason: "stop", "length", or what else the log says.
+    thinking: characters of the text, from its start, that are thinking.
+    thinking_tokens: its tokens, 0 if they are not known.
+    time: when it was finished, in ISO 8601; None if that is not known.
+    """
+
+    problem_id: Name
+    index: Index
+    text: str
+    verdicts: dict[str, ForeignVerdict]
+    num_tokens: Count = 0
+    prompt_tokens: Count = 0
+    finish_reason: str = "stop"
+    thinking: Count = 0
+    thinking_tokens: Count = 0
+    time: Time | None = None
+
+
+class ExternalLog(Schema):
+    """One task of one model, as a log tells of it.
+
+    task, version: as the log calls them. model: its name. source: the tool and its version.
+    filters: the names of its scores, the headline first.
+    num_samples: of each problem.
+    sampling: what the log tells of it, by the names of `SamplingParams`.
+    num_fewshot: solved examples before each problem.
+    notices: what of the log is left out and why, one sentence each.
+    """
+
+    task: Name
+    version: str
+    model: str
+    source: str
+    problems: tuple[ForeignProblem, ...]
+    filters: tuple[Name, ...]
+    num_samples: int
+    samples: tuple[ExternalSample, ...]
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    num_fewshot: Count = 0
+    notices: tuple[str, ...] = ()
+
+
+def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
+    """Write logs as run directories, all of them or none.
+
+    Each run is written in a scratch folder and moved into its directory when all are whole. A
+    failure removes the scratch folders, and those directories that this call made.
+
+    Args:
+        logs: The logs, each of one task.
+        path: The directory of the run; for several logs, the one above those of the runs.
+
+    Returns:
+        The directories.
+
+    Raises:
+        InputError: A log has no problem or no score, one sample twice, or a task whose name cannot
+            name a folder.
+        RunError: A directory is not empty, or cannot be written.
+    """
+    for log in logs:
+        _check(log)
+    places = [path]
+    if len(logs) > 1:
+        places = [path / path_component(log.task, "a task of the log") for log in logs]
+    for place in places:
+        _check_free(place)
+    try:
+        with ExitStack() as stack:
+            scratches = [stack.enter_context(_new_directory(place)) for place in places]
+            for log, place, scratch in zip(logs, places, scratches, strict=True):
+                _check_free(place)
+                _write(log, place, scratch)
+            for place, scratch in zip(places, scratches, strict=True):
+                _move(scratch, place)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {error.filename or path}: {format_os_error(error)}"
+        ) from error
+    return places
+
+
+def usable_sampling(found: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
+    """Return the sampling settings of a log that treegen has too.
+
+    Args:
+        found: The settings, by the names of `SamplingParams`.
+        notices: Receives a sentence for each setting that is left out.
+    """
+    usable = {}
+    for name, value in found.items():
+        try:
+            SamplingParams(**{name: value})
+        except (InputError, TypeError, ValueError):
+            notices.append(f"the log's {name} ({value!r:.40}) is no setting here and is left out")
+        else:
+            usable[name] = value
+    return usable
+
+
+def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerdict:
+    """Return a score from 0 to 1 as a verdict: right if it is 1, else of partial credit.
+
+    Args:
+        score: The score.
+        answer: What was read from the text. A right sample without one has its text for an answer.
+        text: The text of the sample.
+    """
+    right = score >= 1
+    if right and answer is None:
+        answer = text.strip()
+    credit = None if score in (0, 1) else float(score)
+    return ForeignVerdict(answer=answer, correct=right, credit=credit)
+
+
+def _check_free(path: Path) -> None:
+    """Raise RunError unless a run can be begun in a directory."""
+    check_directory(path)
+    # os.path, because a Path raises for names that are too long.
+    if os.path.exists(path / "run.json"):
+        raise RunError(f"{path} already holds a run; name another directory")
+    if os.path.exists(path) and any(not _is_scratch(each) for each in os.listdir(path)):
+        raise RunError(f"{path} is not empty; name another directory")
+
+
+def _is_scratch(name: str) -> bool:
+    return any(Path(name).match(pattern) for pattern in _LEFT)
+
+
+@contextmanager
+def _new_directory(path: Path) -> Iterator[Path]:
+    """Make a directory with a scratch folder in it; yields that folder, and removes it at the end.
+
+    The scratch folders of imports that were killed are removed too. Directories that were made
+    here are removed again if they are empty at the end.
+    """
+    missing = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for pattern in _LEFT:
+            sweep(path, pattern)
+        scratch = path / _SCRATCH.format(os.getpid())
+        with create_held(scratch, folder=True):
+            try:
+                yield scratch
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    finally:
+        for each in missing:  # from the innermost
+            with suppress(OSError):  # it is not empty
+                each.rmdir()
+
+
+def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
+    """Write a log as a run in a scratch folder. path: the directory that the run will be in."""
+    rows = "".join(f"{json.dumps(_row(each))}\n" for each in log.problems)
+    (scratch / PROBLEMS).write_text(rows, encoding="ascii")
+    job = _job(log, path, scratch)
+    with RunDir.create(scratch, _settings(log, job)) as run:
+        for sample in log.samples:
+            run.append(_record(sample))
+        write_results(job, run)
+
+
+def _move(scratch: Path, path: Path) -> None:
+    """Move the files of a run into its directory, run.json as the last: it makes it a run."""
+    names = [name for name in os.listdir(scratch) if name != "run.lock"]
+    moved: list[Path] = []
+    try:
+        for name in sorted(names, key=lambda name: (name == "run.json", name)):
+            target = path / name
+            if os.path.lexists(target):
+                raise RunError(f"{path} is not empty any more; name another directory")
+            os.rename(scratch / name, target)
+            moved.append(target)
+    except BaseException:
+        for each in moved:
+            each.unlink(missing_ok=True)
+        raise
+
+
+def _check(log: ExternalLog) -> None:
+    if not log.problems:
+        raise InputError(f"the log of {log.task} has no samples; name one that has some")
+    if not log.filters:
+        raise InputError(
+            f"the log of {log.task} has no scores that say right or wrong; score it first"
+        )
+    if not log.samples:
+        raise InputError(f"no sample of the log of {log.task} has a score; score it first")
+    if not 1 <= log.num_samples <= MOST_SAMPLES:
+        raise InputError(
+            f"the log of {log.task} has {log.num_samples} samples of each problem; a run has 1 to "
+            f"{MOST_SAMPLES:,}"
+        )
+    known = {problem.id for problem in log.problems}
+    if len(known) < len(log.problems):
+        ids = [problem.id for problem in log.problems]
+        twice = next(each for each in ids if ids.count(each) > 1)
+        raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")
+    seen: set[tuple[str, int]] = set()
+    for sample in log.samples:
+        key = sample.problem_id, sample.index
+        if key in seen:
+            raise InputError(f"the log has sample {key[1]} of problem {key[0]!r} twice; remove one")
+        seen.add(key)
+
+
+def _row(problem: ForeignProblem) -> dict[str, str]:
+    row = problem.model_dump()
+    return row if problem.group else {name: row[name] for name in row if name != "group"}
+
+
+def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
+    given = {
+        "task": "imported",
+        "data": str((scratch / PROBLEMS).absolute()),
+        "model": log.model or "unknown",
+        "num_samples": log.num_samples,
+        "extra": {
+            "name": log.task,
+            "version": log.version or "0",
+            "filters": json.dumps(list(log.filters)),
+            "fewshot": str(log.num_fewshot),
+        },
+        **log.sampling,
+    }
+    job = load_job(resolve_eval_settings(given))
+    place = str((path / PROBLEMS).absolute())
+    options = replace(job.settings.options, data=place)
+    settings = replace(job.settings, options=options)
+    return replace(job, settings=settings, data=replace(job.data, source=place))
+
+
+def _settings(log: ExternalLog, job: Job) -> RunSettings:
+    return RunSettings(
+        identity={
+            **build_content_identity(job),
+            "model": {"fingerprint": log.model or "unknown", "dtype": "unknown"},
+            "imported": log.source,
+            **job.settings.identity(),
+        },
+        problem_ids=[problem.id for problem in job.data.problems],
+        planned=job.planned,
+        free=job.settings.free_choices(),
+        computing={"imported from": log.source},
+    )
+
+
+def _record(sample: ExternalSample) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "problem_id": sample.problem_id,
+        "sample_index": sample.index,
+        "text": sample.text,
+        "num_tokens": sample.num_tokens,
+        "finish_reason": sample.finish_reason,
+        "prompt_tokens": sample.prompt_tokens,
+        "verdicts": {
+            name: each.model_dump(exclude_defaults=True) | {"answer": each.answer}
+            for name, each in sample.verdicts.items()
+        },
+    }
+    if sample.thinking:
+        record["thinking"] = {
+            "tokens": sample.thinking_tokens,
+            "end": sample.thinking,
+            "closed": sample.thinking < len(sample.text),
+        }
+    return record | ({"time": sample.time} if sample.time else {})

@@ -1,0 +1,269 @@
+"""An Inspect log: its samples are problems, its epochs samples, its scorers filters.
+
+Scores count as they do in Inspect's own metrics. A sample that a scorer did not score (it has no
+score of it, or the score is NaN) is left out of that scorer's metrics.
+"""
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular
+from treegen.common.files.unpacking import most_unpacked
+from treegen.errors import InputError, install
+from treegen.report.exchange.external_log import (
+    ExternalLog,
+    ExternalSample,
+    ForeignProblem,
+    ForeignVerdict,
+    score_to_verdict,
+    usable_sampling,
+)
+from treegen.report.exchange.schema import MOST_SAMPLES, validate
+
+try:
+    from inspect_ai.log import EvalLog, EvalSample, read_eval_log
+    from inspect_ai.model import ContentReasoning
+    from inspect_ai.scorer import Score
+except ImportError:
+    raise InputError(
+        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
+    ) from None
+
+# Inspect's own letters and words, and their values.
+_LETTERS: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+_WORDS: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_ENDS: Final = {"stop": "stop", "max_tokens": "length", "model_length": "length"}
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed")
+
+
+def read_inspect(path: Path) -> ExternalLog:
+    """Return what is in a log.
+
+    Raises:
+        InputError: it cannot be read as one, has no samples, or samples that contradict each other.
+    """
+    log = _read(path)
+    if not log.samples:
+        raise InputError(
+            f"{path} has no samples; run it to its end, and write samples into the log"
+        )
+    notices: list[str] = []
+    problems: dict[str, ForeignProblem] = {}
+    ids: dict[str, int | str] = {}
+    for each in log.samples:
+        name = str(each.id)
+        if ids.setdefault(name, each.id) != each.id:
+            told = f"{path} has the number {name} and the text {name!r} as two ids"
+            raise InputError(f"{told}; rename one of the samples")
+        problem = _problem(each, f"{path}: sample {each.id!r:.60}")
+        if problems.setdefault(name, problem) != problem:
+            raise InputError(
+                f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
+            )
+    scores = _scores(log.samples, notices)
+    filters = list(dict.fromkeys(name for mine in scores for name in mine))
+    done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
+    failed = sum(bool(each.error) for each, mine in zip(log.samples, scores, strict=True)
+                 if not mine)  # fmt: skip
+    if failed:
+        notices.append(f"{failed:,} samples ended with an error and no score; left out")
+    if filters and (num_left := len(log.samples) - len(done) - failed):
+        notices.append(f"{num_left:,} samples have no score and are left out")
+    for name in filters:
+        if num_lacking := sum(name not in mine for _, mine in done):
+            notices.append(
+                f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
+            )
+    epochs = max([log.eval.config.epochs or 1, *(each.epoch for each in log.samples)])
+    if epochs > MOST_SAMPLES:
+        raise InputError(f"{path} has {epochs} epochs; a run has up to {MOST_SAMPLES:,} samples")
+    return validate(
+        ExternalLog,
+        {
+            "task": log.eval.task,
+            "version": str(log.eval.task_version),
+            "model": log.eval.model,
+            "source": f"inspect_ai {log.eval.packages.get('inspect_ai', '')}".strip(),
+            "problems": tuple(problems.values()),
+            "filters": tuple(filters),
+            "num_samples": epochs,
+            "samples": tuple(
+                validate(
+                    ExternalSample,
+                    _sample(each, mine),
+                    f"{path}: sample {each.id!r:.60}, epoch {each.epoch}",
+                )
+                for each, mine in done
+            ),
+            "sampling": usable_sampling(_sampling(log), notices),
+            "notices": tuple(notices),
+        },
+        str(path),
+    )
+
+
+def _read(path: Path) -> EvalLog:
+    kind: Literal["eval", "json"] = "eval" if path.suffix == ".eval" else "json"
+    try:
+        with open(open_regular(path), "rb") as file:
+            if kind == "eval":
+                _check_size(file, path)
+            return read_eval_log(file, format=kind)
+    except OSError as error:
+        raise InputError(describe_read_error(path, error)) from None
+    except InputError:
+        raise
+    except Exception as error:  # of zip files, of JSON, or of pydantic
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{path} cannot be read as an Inspect log: {told}; name a whole .eval or .json"
+        ) from error
+
+
+def _check_size(file: BinaryIO, path: Path) -> None:
+    """Raise InputError for a log that unpacks to far more than logs of its size do.
+
+    No entry is read beyond the size that the log's directory has for it.
+    """
+    most = most_unpacked(path.stat().st_size)
+    with zipfile.ZipFile(file) as packed:
+        size = sum(entry.file_size for entry in packed.infolist())
+    if size > most:
+        raise InputError(
+            f"{path} unpacks to {size >> 20:,} MiB, far more than logs of its size do; if you "
+            "trust it, convert it with `inspect log convert --to json` and import that"
+        )
+    file.seek(0)
+
+
+def _problem(sample: EvalSample, where: str) -> ForeignProblem:
+    asked = sample.input
+    question = (
+        asked
+        if isinstance(asked, str)
+        else "\n\n".join(turn.text for turn in asked if turn.role == "user")
+    )
+    target = sample.target
+    answer = target if isinstance(target, str) else json.dumps(target)
+    row = {"id": str(sample.id), "question": question, "answer": answer}
+    group = sample.metadata.get("group")
+    return validate(
+        ForeignProblem, row | ({"group": group} if isinstance(group, str) else {}), where
+    )
+
+
+def _scores(
+    samples: Sequence[EvalSample], notices: list[str]
+) -> list[dict[str, tuple[float, Score]]]:
+    """Return the scores of each sample that are numbers from 0 to 1; of dicts, each entry.
+
+    A scorer with another number, or with none, is left out as a whole. Beside numbers, a text that
+    is none counts as 0, as it does in Inspect.
+    """
+    found = [_values(sample) for sample in samples]
+    numbers: dict[str, list[float | None]] = {}
+    for mine in found:
+        for name, (value, _) in mine.items():
+            numbers.setdefault(name, []).append(_number(value))
+    shares = {
+        name
+        for name, values in numbers.items()
+        if any(value is not None for value in values)
+        and all(value is None or 0 <= value <= 1 for value in values)
+    }
+    known = dict.fromkeys(name for sample in samples for name in sample.scores or {})
+    for name in sorted(known):
+        if not any(each == name or each.startswith(f"{name}/") for each in shares):
+            notices.append(f"the scores of {name} are no numbers from 0 to 1 and are left out")
+    for name in sorted(shares):
+        if strange := numbers[name].count(None):
+            notices.append(f"{strange:,} scores of {name} are no numbers and count as 0")
+    return [
+        {
+            name: (_number(value) or 0.0, score)
+            for name, (value, score) in mine.items()
+            if name in shares
+        }
+        for mine in found
+    ]
+
+
+def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
+    """Return what scorers say of a sample, by scorer; NaN stands for what is not scored."""
+    found = {}
+    for name, score in (sample.scores or {}).items():
+        values = score.value if isinstance(score.value, Mapping) else {"": score.value}
+        for key, value in values.items():
+            if not (isinstance(value, float) and math.isnan(value)):
+                found[f"{name}/{key}" if key else name] = (value, score)
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """Return a score as Inspect's metrics take it; None if it is no number."""
+    if isinstance(value, str):
+        if value in _LETTERS:
+            return _LETTERS[value]
+        value = _WORDS.get(value.lower(), value)
+    if not isinstance(value, str | bool | int | float):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if not isinstance(value, str) or math.isfinite(number) else None
+
+
+def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> dict[str, Any]:
+    answer = sample.output.completion
+    thinking = _reasoning(sample)
+    usage = sample.output.usage
+    stop = sample.output.choices[0].stop_reason if sample.output.choices else "unknown"
+    return {
+        "problem_id": str(sample.id),
+        "index": sample.epoch - 1,
+        "text": thinking + answer,
+        "verdicts": {
+            name: _verdict(score, number, answer) for name, (number, score) in numbers.items()
+        },
+        "num_tokens": usage.output_tokens if usage else 0,
+        "prompt_tokens": usage.input_tokens if usage else 0,
+        "finish_reason": _ENDS.get(stop, stop),
+        "thinking": len(thinking),
+        "thinking_tokens": (usage.reasoning_tokens or 0) if usage else 0,
+        "time": str(sample.completed_at) if sample.completed_at else None,
+    }
+
+
+def _verdict(score: Score, number: float, text: str) -> ForeignVerdict:
+    # An exported run says itself what is right, for credit does not.
+    right = (score.metadata or {}).get("correct")
+    if isinstance(right, bool) and (score.answer is not None or not right):
+        credit = None if isinstance(score.value, str) else number
+        return ForeignVerdict(answer=score.answer, correct=right, credit=credit)
+    return score_to_verdict(number, score.answer, text)
+
+
+def _reasoning(sample: EvalSample) -> str:
+    content = sample.output.message.content if sample.output.choices else ""
+    if isinstance(content, str):
+        return ""
+    return "".join(part.reasoning for part in content if isinstance(part, ContentReasoning))
+
+
+def _sampling(log: EvalLog) -> dict[str, Any]:
+    # What solvers were given for their calls is over what the model was given.
+    configs = (log.eval.model_generate_config, log.plan.config)
+    found = {
+        name: value
+        for config in configs
+        for name in _SAMPLING
+        if (value := getattr(config, name)) is not None
+    }
+    stops = [stop for config in configs for stop in config.stop_seqs or ()]
+    return found | ({"stop": tuple(dict.fromkeys(stops))} if stops else {})

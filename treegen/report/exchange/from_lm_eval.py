@@ -1,0 +1,408 @@
+"""lm-evaluation-harness' results and logged samples: one run for each task."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ConfigDict, Field
+
+from treegen.common.files.paths import path_component
+from treegen.common.files.read_errors import describe_read_error
+from treegen.common.files.regular_files import open_regular, read_bytes
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError
+from treegen.report.exchange.external_log import (
+    ExternalLog,
+    ExternalSample,
+    ForeignProblem,
+    ForeignVerdict,
+    score_to_verdict,
+    usable_sampling,
+)
+from treegen.report.exchange.schema import Count, Index, Name, Schema, Share, validate
+from treegen.report.exchange.to_lm_eval import BY_RESPONSE
+
+# Fields of a document that may hold the question, the likeliest first.
+_QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
+# Functions of filters after which a metric is not of the first response alone.
+_VOTES: Final = ("majority_vote", "take_first_k")
+_INVALID: Final = "[invalid]"
+
+
+class _Step(Schema):
+    function: str = ""
+
+
+class _Filter(Schema):
+    name: str
+    filter: list[_Step] = Field(default_factory=list)
+
+
+class _Generation(Schema):
+    until: str | list[str] | None = None
+    max_gen_toks: Count | None = None
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+
+class _Config(Schema):
+    num_fewshot: Count | None = None
+    filter_list: list[_Filter] | None = None
+    generation_kwargs: _Generation | None = None
+
+
+class _Results(Schema):
+    configs: dict[str, Any]
+    versions: dict[str, Any] = Field(default_factory=dict)
+    model_name: str | None = None
+    lm_eval_version: str | None = None
+
+
+class _Response(Schema):
+    """A response with its verdict, as treegen's own export has it beside what lm-eval knows."""
+
+    index: Index
+    tokens: Count
+    finish_reason: str | None
+    answer: str | None
+    correct: bool | None
+    credit: Share | None
+
+
+class _Row(Schema):
+    """A line of samples: a document as one filter reads it. Metrics are further fields."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
+    doc_id: Count
+    filter: Name
+    resps: list[list[Any]] = Field(min_length=1)
+    filtered_resps: list[Any] | None = None
+    doc: Any = None
+    target: Any = ""
+    arguments: Any = None
+    metrics: list[str] = Field(default_factory=list)
+    by_response: list[_Response] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of samples. where: its file and number. values: its metrics, by name."""
+
+    where: str
+    row: _Row
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return {name: (self.row.model_extra or {}).get(name) for name in self.row.metrics}
+
+
+def is_results(path: Path) -> bool:
+    """Whether a JSON file is lm-eval's results and not an Inspect log."""
+    found = _json(path)
+    return isinstance(found, dict) and "results" in found and "configs" in found
+
+
+def newest_results(folder: Path) -> Path:
+    """Return the newest results_TIME.json in a folder or in the folders within it.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
+    if not found:
+        raise InputError(
+            f"{folder} has no results_TIME.json of lm-eval; name lm-eval's --output_path"
+        )
+    return max(found, key=lambda path: path.name)
+
+
+def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
+    """Return what is in results and the samples beside them, task by task.
+
+    tasks: these only.
+
+    Raises:
+        InputError: a file cannot be read or does not have lm-eval's form, samples were not logged,
+            a task is not there, or it has no scores that say right or wrong.
+    """
+    results = validate(_Results, _json(path), str(path))
+    stamp = path.stem.removeprefix("results_")
+    logged: dict[str, Path] = {}
+    for name in results.configs:
+        if tasks and name not in tasks:
+            logged[name] = path
+            continue
+        name = path_component(name, f"a task of {path}")
+        if (file := path.with_name(f"samples_{name}_{stamp}.jsonl")).exists():
+            logged[name] = file
+    if not logged:
+        raise InputError(f"beside {path} are no samples; run lm-eval with --log_samples")
+    for name in tasks or ():
+        if name not in logged:
+            raise InputError(f"{path} has no samples of {name!r}{did_you_mean(name, logged)}")
+    chosen = dict.fromkeys(tasks or logged)
+    return [_log(name, results, path, _lines(logged[name])) for name in chosen]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_bytes(path))
+    except OSError as error:
+        raise InputError(describe_read_error(path, error)) from None
+    except (ValueError, RecursionError) as error:
+        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path} cannot be read as JSON: {told}; copy it again") from None
+
+
+def _lines(path: Path) -> list[_Line]:
+    found: list[_Line] = []
+    seen: dict[tuple[int, str], str] = {}
+    first: dict[int, _Line] = {}
+    try:
+        with open(open_regular(path), "rb") as file:
+            for number, text in enumerate(file, 1):
+                where = f"{path}, line {number}"
+                if not text.strip():
+                    continue
+                line = _Line(where, validate(_Row, _parse_json(text, where), where))
+                _check(line)
+                key = line.row.doc_id, line.row.filter
+                if (before := seen.setdefault(key, where)) != where:
+                    raise InputError(
+                        f"{where}: document {key[0]} has a line for the filter {key[1]!r} already, "
+                        f"{before}; remove one of them"
+                    )
+                _check_same(line, first.setdefault(key[0], line))
+                found.append(line)
+    except OSError as error:
+        raise InputError(describe_read_error(path, error)) from None
+    return found
+
+
+def _parse_json(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{where} cannot be read as JSON: {told}; remove the line") from None
+
+
+def _check(line: _Line) -> None:
+    """Raise InputError for a line whose fields do not go together."""
+    row = line.row
+    if not all(row.resps):
+        raise InputError(f"{line.where}: resps has a request without responses; remove the line")
+    for name in row.metrics:
+        if name not in (row.model_extra or {}):
+            raise InputError(f"{line.where}: metrics names {name!r:.60}, which the line lacks")
+    if not _is_chosen(row) and not all(isinstance(text, str) for text in row.resps[0]):
+        raise InputError(f"{line.where}: resps must hold texts; remove the line")
+    if row.by_response is None:
+        return
+    if len(row.by_response) != len(row.resps[0]) or _is_chosen(row):
+        raise InputError(f"{line.where}: {BY_RESPONSE} and resps must have as many responses")
+    if len(row.metrics) > 1:
+        raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
+    if len({each.index for each in row.by_response}) < len(row.by_response):
+        raise InputError(f"{line.where}: {BY_RESPONSE} has two responses of one index")
+    for each in row.by_response:
+        if each.correct and each.answer is None:
+            raise InputError(f"{line.where}: {BY_RESPONSE} has a right response without an answer")
+
+
+def _check_same(line: _Line, first: _Line) -> None:
+    """Raise InputError unless two lines of a document agree on what was asked and answered."""
+    row = line.row
+    if line is not first and _facts(row) != _facts(first.row):
+        raise InputError(
+            f"{line.where} has another document or other responses than {first.where}, which is of "
+            f"document {row.doc_id} too; remove one of them"
+        )
+
+
+def _facts(row: _Row) -> str:
+    """Return what is compared; as text, because NaN does not equal itself."""
+    told = [(each.index, each.tokens, each.finish_reason) for each in row.by_response or ()]
+    return json.dumps([row.doc, row.target, row.resps, told], sort_keys=True)
+
+
+def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
+    config = validate(_Config, results.configs[task], f"{path}: configs.{task}")
+    notices: list[str] = []
+    many = max((len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1)
+    judged_each = any(line.row.by_response is not None for line in lines)
+    if many > 1 and not judged_each:
+        votes = {
+            each.name
+            for each in config.filter_list or ()
+            if any(step.function in _VOTES for step in each.filter)
+        }
+        notices.append(
+            f"lm-eval judged one of the {many} responses of each document; only that one is taken"
+        )
+        if votes:
+            notices.append(f"{', '.join(sorted(votes))}: judged votes, not samples; left out")
+        lines = [line for line in lines if line.row.filter not in votes]
+    names = _names(_get_numeric_metrics(lines, notices))
+    problems: dict[int, ForeignProblem] = {}
+    samples: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in lines:
+        row = line.row
+        problems.setdefault(row.doc_id, _problem(line))
+        for sample in _samples(line, names):
+            before = samples.setdefault((row.doc_id, sample["index"]), sample)
+            before["verdicts"] = before["verdicts"] | sample["verdicts"]
+    scored = [sample for sample in samples.values() if sample["verdicts"]]
+    if num_left := len(samples) - len(scored):
+        notices.append(f"{num_left:,} samples have no score and are left out")
+    known: dict[str, Any] = {
+        "task": task,
+        "version": str(results.versions.get(task, "")),
+        "model": results.model_name or "unknown",
+        "source": f"lm_eval {results.lm_eval_version or ''}".strip(),
+        "problems": tuple(problems.values()),
+        "filters": tuple(names.values()),
+        "num_samples": max([each["index"] + 1 for each in samples.values()], default=1),
+        "samples": tuple(
+            validate(ExternalSample, each, f"{path}: problem {each['problem_id']} of {task}")
+            for each in scored
+        ),
+        "sampling": usable_sampling(_sampling(config.generation_kwargs), notices),
+        "num_fewshot": config.num_fewshot or 0,
+    }
+    return validate(ExternalLog, {**known, "notices": tuple(notices)}, str(path))
+
+
+def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tuple[str, str]]:
+    """Return the filters and metrics that are numbers from 0 to 1, bits and likelihoods apart.
+
+    lm-eval takes the mean over the documents that have a metric. A document whose value is no
+    number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
+    """
+    found: dict[tuple[str, str], bool] = {}
+    for line in lines:
+        for name, value in line.values.items():
+            key = line.row.filter, name
+            found[key] = found.get(key, True) and (_is_nan(value) or _is_share(value))
+    none = {key for key in found if not any(
+        line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
+    )}  # fmt: skip
+    pairs = [key for key, is_share in found.items() if is_share and key not in none]
+    for name in sorted({name for _, name in found} - {name for _, name in pairs}):
+        notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
+    return pairs
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, bool | int | float) and 0 <= value <= 1
+
+
+def _is_nan(value: object) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the filter's name for each filter and metric of lm-eval, as short as can be."""
+    pairs = list(pairs)
+    one = len({metric for _, metric in pairs}) == 1
+    return {
+        (filter, metric): metric if filter == "none" else filter if one else f"{metric},{filter}"
+        for filter, metric in pairs
+    }
+
+
+def _is_chosen(row: _Row) -> bool:
+    """Whether a document was answered by log-likelihoods: a response is [[logprob, is_greedy]]."""
+    return bool(row.resps[0]) and not isinstance(row.resps[0][0], str)
+
+
+def _problem(line: _Line) -> ForeignProblem:
+    row = line.row
+    doc = row.doc if isinstance(row.doc, dict) else {"text": str(row.doc)}
+    question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
+    if question is None:
+        question = json.dumps(doc, sort_keys=True)
+    # Documents are told apart by their number alone, as lm-eval's are; ids of an export come back.
+    own = doc.get("id") if row.by_response is not None else None
+    found = {
+        "id": str(row.doc_id if own is None else own),
+        "question": question,
+        "answer": str(row.target),
+    }
+    group = doc.get("group") if row.by_response is not None else None
+    return validate(
+        ForeignProblem, found | ({"group": group} if isinstance(group, str) else {}), line.where
+    )
+
+
+def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
+    row = line.row
+    own = {
+        name: (names[row.filter, name], value)
+        for name, value in line.values.items()
+        if (row.filter, name) in names and not _is_nan(value)
+    }
+    problem_id = _problem(line).id
+    if row.by_response is not None:
+        for told, text in zip(row.by_response, row.resps[0], strict=True):
+            verdict = {} if told.correct is None else {
+                name: ForeignVerdict(answer=told.answer, correct=told.correct, credit=told.credit)
+                for name, _ in own.values()
+            }  # fmt: skip
+            yield {
+                "problem_id": problem_id, "index": told.index, "text": text, "verdicts": verdict,
+                "num_tokens": told.tokens, "finish_reason": told.finish_reason or "",
+            }  # fmt: skip
+        return
+    answer: str | None
+    if _is_chosen(row):
+        text, answer = _likeliest(line)
+    else:
+        text, filtered = row.resps[0][0], row.filtered_resps or [None]
+        read = filtered[0][0] if isinstance(filtered[0], list) and filtered[0] else filtered[0]
+        answer = None if read is None or read == _INVALID else str(read)
+    yield {
+        "problem_id": problem_id,
+        "index": 0,
+        "text": text,
+        "verdicts": {name: score_to_verdict(value, answer, text) for name, value in own.values()},
+    }
+
+
+def _likeliest(line: _Line) -> tuple[str, str]:
+    """Return the likeliest of the choices that a document was answered by, as text and answer."""
+    row = line.row
+    try:
+        found = [float(each[0][0]) for each in row.resps]
+    except (TypeError, ValueError, LookupError):
+        raise InputError(
+            f"{line.where}: resps must hold texts, or pairs of a log-probability and whether it is "
+            "the likeliest; remove the line"
+        ) from None
+    asked = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
+    best = max(range(len(found)), key=found.__getitem__)
+    given = asked[best] if best < len(asked) else None
+    text = str(given.get("arg_1", best)) if isinstance(given, dict) else str(best)
+    return text, text.strip()
+
+
+def _sampling(told: _Generation | None) -> dict[str, Any]:
+    if told is None:
+        return {}
+    found: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "top_k")
+        if (value := getattr(told, name)) is not None
+    }
+    if told.do_sample is False:
+        found["temperature"] = 0.0
+    if told.max_gen_toks:
+        found["max_tokens"] = told.max_gen_toks
+    stops = (told.until,) if isinstance(told.until, str) else tuple(told.until or ())
+    return found | ({"stop": stops} if stops else {})

@@ -1,0 +1,61 @@
+"""`import_log`: a log of another tool as run directories that report, compare and score read."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from treegen.common.files.paths import given_path
+from treegen.common.files.read_errors import describe_read_error
+from treegen.errors import InputError
+from treegen.report.exchange.external_log import ExternalLog, make_runs
+from treegen.report.exchange.from_lm_eval import is_results, newest_results, read_lm_eval
+
+
+def import_log(
+    log: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    tasks: Sequence[str] | None = None,
+) -> list[Path]:
+    """Write a log as run directories; returns them, one for each task of the log.
+
+    log: an Inspect log (`.eval` or `.json`), or lm-eval's results: results_TIME.json, its
+        samples_TASK_TIME.jsonl beside it (`--log_samples`), or the folder of both, of which the
+        newest results are read.
+    path: the directory of the run; of several tasks, the one above theirs.
+    tasks: import these tasks of the log only.
+
+    Raises:
+        InputError: there is no log, it is no log of either kind, it has no samples or no scores
+            that say right or wrong, or it lacks a task; or inspect_ai is not installed.
+        RunError: a directory is not empty, or cannot be written.
+    """
+    target = given_path("path", path)
+    names = [] if tasks is None else tasks
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"tasks must be a list of names, got {tasks!r:.60}")
+    return make_runs(read_log(given_path("log", log), tasks), target)
+
+
+def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
+    """Return what is in a log, task by task; see `import_log`."""
+    if not os.path.exists(log):  # a Path raises for names that are too long
+        raise InputError(f"there is no log: {describe_read_error(log, FileNotFoundError())}")
+    if log.is_dir():
+        return read_lm_eval(newest_results(log), tasks)
+    if log.suffix == ".jsonl":
+        raise InputError(
+            f"{log.name} has samples only; name the folder, or the results_TIME.json beside it"
+        )
+    if log.suffix not in (".eval", ".json"):
+        raise InputError(f"{log} is no log: Inspect's end in .eval or .json, lm-eval's in .json")
+    if log.suffix == ".json" and is_results(log):
+        return read_lm_eval(log, tasks)
+    from treegen.report.exchange.from_inspect import read_inspect
+
+    found = read_inspect(log)
+    if tasks and found.task not in tasks:
+        raise InputError(
+            f"{log} is of the task {found.task}, not of {', '.join(tasks)}; leave --task out"
+        )
+    return [found]

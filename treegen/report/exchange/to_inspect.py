@@ -1,0 +1,263 @@
+"""A run as a log of Inspect AI: a sample for each sample, whose number is its epoch.
+
+A search becomes one sample whose transcript has its tree: a span for each node, within that of its
+parent.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.formatting import replace_surrogates
+from treegen.common.version import VERSION
+from treegen.errors import InputError, install
+from treegen.report.exchange.exported_run import ExportedRun
+from treegen.report.trees import StoredTree
+from treegen.report.view import ProblemView, Sample
+
+try:
+    from inspect_ai.event import InfoEvent, SpanBeginEvent, SpanEndEvent
+    from inspect_ai.log import (
+        EvalConfig,
+        EvalDataset,
+        EvalLog,
+        EvalMetric,
+        EvalPlan,
+        EvalPlanStep,
+        EvalResults,
+        EvalSample,
+        EvalScore,
+        EvalSpec,
+        EvalStats,
+        write_eval_log,
+    )
+    from inspect_ai.model import (
+        ChatCompletionChoice,
+        ChatMessage,
+        ChatMessageAssistant,
+        ChatMessageSystem,
+        ChatMessageTool,
+        ChatMessageUser,
+        ContentReasoning,
+        ContentText,
+        GenerateConfig,
+        ModelOutput,
+        ModelUsage,
+    )
+    from inspect_ai.scorer import Score
+except ImportError:
+    raise InputError(
+        f"an Inspect log needs inspect_ai; install it with: {install('inspect')}"
+    ) from None
+
+_STOPS: Final = {"stop": "stop", "length": "max_tokens"}
+_TURNS: Final = {"system": ChatMessageSystem, "user": ChatMessageUser,
+                 "assistant": ChatMessageAssistant, "tool": ChatMessageTool}  # fmt: skip
+
+
+def write(run: ExportedRun, path: Path) -> list[Path]:
+    """Write the log; returns its file.
+
+    path: ends in .eval, or in .json for Inspect's older form.
+
+    Raises:
+        InputError: the path has another ending.
+        OSError: the file cannot be written.
+    """
+    if path.suffix not in (".eval", ".json"):
+        raise InputError(f"an Inspect log ends in .eval or .json, not as {path.name!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.stem}.part{path.suffix}")
+    scratch.unlink(missing_ok=True)  # it may be a link
+    try:
+        write_eval_log(_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return [path]
+
+
+def _log(run: ExportedRun) -> EvalLog:
+    view, info = run.view, run.view.info
+    samples = [
+        _sample(run, problem, sample) for problem in view.problems for sample in problem.samples
+    ]
+    usage = {run.model: _total(samples)}
+    ended = [each.completed_at for each in samples if each.completed_at]
+    started = min([info.created, *ended])
+    params = {
+        key: value for key, value in run.sampling.items() if value is not None and key != "seed"
+    }
+    return EvalLog(
+        version=2,
+        status="success" if view.num_done >= info.planned or view.voters else "cancelled",
+        eval=EvalSpec(
+            eval_id=run.digest("eval").hex()[:22],
+            run_id=run.digest("run").hex()[:22],
+            created=info.created,
+            task=replace_surrogates(view.task),
+            task_id=run.digest("task").hex()[:22],
+            task_version=run.version or 0,
+            dataset=EvalDataset(
+                name=view.task,
+                location=replace_surrogates(view.source) or None,
+                samples=len(view.problems),
+                sample_ids=[replace_surrogates(problem.id) for problem in view.problems],
+                shuffled=False,
+            ),
+            model=run.model,
+            model_generate_config=_config(run.sampling),
+            config=EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
+            packages={"treegen": str(info.identity.get("treegen", VERSION))},
+            metadata={
+                "treegen": {"fingerprint": info.fingerprint, "identity": dict(info.identity)}
+            },
+        ),
+        plan=EvalPlan(
+            name="search" if view.searched else "plan",
+            steps=[EvalPlanStep(solver="search" if view.searched else "generate", params=params)],
+            config=_config(run.sampling),
+        ),
+        results=_results(run, samples),
+        stats=EvalStats(started_at=started, completed_at=max([started, *ended]), model_usage=usage),
+        samples=samples,
+    )
+
+
+def _config(sampling: Mapping[str, Any]) -> GenerateConfig:
+    known = ("temperature", "top_p", "max_tokens", "seed")
+    return GenerateConfig(
+        **{name: sampling[name] for name in known if sampling.get(name) is not None},
+        top_k=sampling.get("top_k") or None,  # 0 keeps all
+        stop_seqs=[replace_surrogates(stop) for stop in sampling.get("stop") or ()] or None,
+    )
+
+
+def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
+    report, scores = run.view.report, []
+    for name in run.view.filters if report else ():
+        assert report is not None
+        rows = [row for row in report.metrics if row.filter == name]
+        found: dict[str, EvalMetric] = {}
+        for row in rows:
+            if row.value is not None:
+                bounds = {"stderr": row.stderr, "low": row.low, "high": row.high}
+                found[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
+        if rows and rows[0].value is not None and rows[0].stderr is not None:
+            found["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
+        for each in report.majority:
+            if each.filter == name and each.value is not None:
+                found[f"maj@{each.k}"] = EvalMetric(name=f"maj@{each.k}", value=each.value)
+        scored = sum(bool(sample.scores) for sample in samples)
+        scores.append(
+            EvalScore(
+                name=name,
+                scorer=name,
+                reducer="mean",
+                metrics=found,
+                scored_samples=scored,
+                unscored_samples=len(samples) - scored,
+            )
+        )
+    return EvalResults(
+        total_samples=run.view.info.planned, completed_samples=len(samples), scores=scores
+    )
+
+
+def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSample:
+    record = run.records.get((sample.problem_id, sample.index), {})
+    prompt = run.prompts.get(problem.id, problem.question)
+    asked: str | list[ChatMessage]
+    asked = (
+        replace_surrogates(prompt) if isinstance(prompt, str) else [_turn(turn) for turn in prompt]
+    )
+    thinking, answer = sample.parts
+    content: Any = replace_surrogates(sample.text)
+    if thinking:
+        content = [
+            ContentReasoning(reasoning=replace_surrogates(thinking)),
+            ContentText(text=replace_surrogates(answer)),
+        ]
+    reply = ChatMessageAssistant(content=content, model=run.model, source="generate")
+    read = int(record.get("prompt_tokens") or problem.prompt_tokens)
+    usage = ModelUsage(
+        input_tokens=read,
+        output_tokens=sample.num_tokens,
+        total_tokens=read + sample.num_tokens,
+        reasoning_tokens=sample.thinking.num_tokens if sample.thinking else None,
+    )
+    stop: Any = _STOPS.get(sample.finish_reason, "stop" if sample.searched else "unknown")
+    kept = ("seed", "logprob", "prompt_hash", "finish_reason", "dropped", "confidence",
+            "self_certainty", "stop", "choice_logprobs")  # fmt: skip
+    metadata = {name: record[name] for name in kept if record.get(name) is not None}
+    ended = record.get("time")
+    turns = [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
+    tree = next(
+        (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)), None
+    ) if run.view.searched else None  # fmt: skip
+    return EvalSample(
+        id=replace_surrogates(problem.id),
+        epoch=sample.index + 1,
+        input=asked,
+        target=replace_surrogates(problem.answer),
+        messages=[*turns, reply],
+        output=ModelOutput(
+            model=run.model,
+            choices=[ChatCompletionChoice(message=reply, stop_reason=stop)],
+            usage=usage,
+        ),
+        scores={name: _score(verdict) for name, verdict in sample.verdicts.items()}
+        if sample.verdicts is not None
+        else None,
+        metadata={
+            **metadata,
+            **({"group": replace_surrogates(problem.group)} if problem.group else {}),
+        },
+        model_usage={run.model: usage},
+        uuid=run.digest(f"{problem.id} {sample.index}").hex()[:22],
+        completed_at=ended,
+        events=list(_spans(tree, ended or run.view.info.created)) if tree else [],
+    )
+
+
+def _score(verdict: Any) -> Score:
+    value: Any = ("C" if verdict.correct else "I") if verdict.credit is None else verdict.credit
+    answer = None if verdict.answer is None else replace_surrogates(verdict.answer)
+    return Score(value=value, answer=answer, metadata={"correct": verdict.correct})
+
+
+def _turn(turn: Mapping[str, Any]) -> ChatMessage:
+    content = turn.get("content") or ""
+    text = content if isinstance(content, str) else str(content)
+    kind: Any = _TURNS.get(str(turn.get("role")), ChatMessageUser)
+    return kind(content=replace_surrogates(text))  # type: ignore[no-any-return]
+
+
+def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
+    """Yield the events of a search tree, depth first: what stands in a span is below its node."""
+    when: Any = {"timestamp": datetime.fromisoformat(time).astimezone(UTC), "working_start": 0.0}
+    below: dict[int | None, list[Any]] = {}
+    for node in tree.nodes:
+        below.setdefault(node["parent_id"], []).append(node)
+    open_nodes = list(reversed(below.get(None, [])))
+    while open_nodes:  # a stack in place of recursion: trees may be deep
+        node = open_nodes.pop()
+        if isinstance(node, str):
+            yield SpanEndEvent(id=node, span_id=node, **when)
+            continue
+        name, parent = f"node-{node['id']}", node["parent_id"]
+        above = None if parent is None else f"node-{parent}"
+        yield SpanBeginEvent(
+            id=name, parent_id=above, span_id=name, type="node", name=f"node {node['id']}", **when
+        )
+        data = {key: replace_surrogates(value) if isinstance(value, str) else value
+                for key, value in node.items()}  # fmt: skip
+        yield InfoEvent(source="treegen", data=data, span_id=name, **when)
+        open_nodes += [name, *reversed(below.get(node["id"], []))]
+
+
+def _total(samples: list[EvalSample]) -> ModelUsage:
+    used = [sample.output.usage for sample in samples if sample.output.usage]
+    read, drawn = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
+    return ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)

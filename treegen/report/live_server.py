@@ -1,0 +1,198 @@
+"""The page of runs that are under way, served to a browser on this machine.
+
+The page is made from the run directories, by reading. No lock is taken and nothing is written
+there, so a run cannot notice. Making a page costs time, so it is made when somebody asks for it,
+and so seldom that it takes at most a tenth of one processor.
+
+The server listens on 127.0.0.1. A page of another site could still lead its own name to that
+address and read what is here (DNS rebinding). So requests are refused unless they name this server
+as their host.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+from treegen.common.formatting import safe_text
+from treegen.errors import InputError, TreegenError
+from treegen.report.load import load_run
+from treegen.report.page import Live, render_page
+
+HOST: Final = "127.0.0.1"
+# A page that took a second of a processor is made again after this many seconds at the earliest.
+_REST: Final = 10.0
+# The states of the files that belong to runs; others in their directories say nothing of them.
+_FILES: Final = ("*.json", "*.jsonl")
+
+
+class WatchedPage:
+    """The page of some runs, as they stood when it was last asked for.
+
+    asked: what the reader says of the runs; see `treegen.evals.config.base.OpenRunOptions`.
+    every: seconds between two looks at the runs, at least.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        asked: Mapping[str, Any] | None = None,
+        every: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._paths, self._every = tuple(paths), every
+        self._asked: Any = asked or {}
+        # Beside a run that keeps all processors busy, a page of low priority takes long by the
+        # clock. That is no reason to make the next one late.
+        self._clock, self._cpu = clock, cpu
+        self._lock = threading.Lock()
+        self._version, self._due = "", float("-inf")
+        self._page, self._page_version, self._ended = b"", "", False
+
+    def state(self) -> dict[str, Any]:
+        """Return the version of what is there to see, and whether all samples are drawn."""
+        with self._lock:
+            self._look()
+            return {"version": self._version, "ended": self._ended}
+
+    def page(self) -> bytes:
+        """Return the page, made anew if the runs have gone on.
+
+        Raises:
+            TreegenError: a run cannot be read.
+        """
+        with self._lock:
+            self._look()
+            if self._page_version != self._version:
+                begin = self._cpu()
+                version = self._version
+                views = [load_run(path, **self._asked) for path in self._paths]
+                page = render_page(views, live=Live(version, self._every))
+                self._page, self._page_version = page.encode(), version
+                self._ended = all(view.num_done >= view.info.planned for view in views)
+                rest = max(self._every, _REST * (self._cpu() - begin))
+                self._due = self._clock() + rest
+            return self._page
+
+    def _look(self) -> None:
+        """See whether the runs have gone on, unless the last look is too near."""
+        now = self._clock()
+        if now >= self._due:
+            self._version = _version(self._paths)
+            self._due = now + self._every
+
+
+def _version(paths: Sequence[Path]) -> str:
+    """Return a text that changes when a file of the runs does."""
+    seen = []
+    for path in paths:
+        for file in sorted(file for pattern in _FILES for file in path.glob(pattern)):
+            try:
+                stat = file.stat()
+            except OSError:  # it was replaced just now
+                continue
+            seen.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
+    """Return a server for a page; its `server_port` is where it listens. The caller runs it.
+
+    port: 0 takes any that is free.
+
+    Raises:
+        InputError: the port cannot be had.
+    """
+
+    class Handler(_Handler):
+        pass
+
+    Handler.watched = watched
+    try:
+        server = _Server((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"cannot listen at {HOST} port {port}: {error}; choose another with --port, or 0 for "
+            "any that is free"
+        ) from None
+    return server
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # Another program may listen at the port of a server that is still there.
+    allow_reuse_port = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a browser that goes away is no error."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD for the page and its version."""
+
+    watched: WatchedPage
+    server_version = "treegen"
+    sys_version = ""
+    timeout = 30.0  # seconds for a request to come in
+
+    def do_GET(self) -> None:
+        """Answer with a body."""
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer without a body."""
+        self._answer(body=False)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing on the terminal."""
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if not self._is_asked_by_name():
+            told = f"this server is http://{HOST}:{self._port} and nothing else"
+            return self._send(HTTPStatus.FORBIDDEN, told.encode(), body=body)
+        try:
+            if path == "/":
+                return self._send(HTTPStatus.OK, self.watched.page(), "text/html", body=body)
+            if path == "/version":
+                state = json.dumps(self.watched.state()).encode()
+                return self._send(HTTPStatus.OK, state, "application/json", body=body)
+        except TreegenError as error:
+            told = safe_text(f"{error}\n")
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, told.encode(), body=body)
+        return self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n", body=body)
+
+    @property
+    def _port(self) -> int:
+        assert isinstance(self.server, _Server)
+        return self.server.server_port
+
+    def _is_asked_by_name(self) -> bool:
+        """Whether the request names this server as its host, as a page of another site cannot."""
+        hosts = self.headers.get_all("Host") or []
+        return hosts in ([f"{name}:{self._port}"] for name in (HOST, "localhost"))
+
+    def _send(
+        self, status: HTTPStatus, content: bytes, kind: str = "text/plain", *, body: bool
+    ) -> None:
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(content))),
+            ("Cache-Control", "no-store"),
+            ("X-Content-Type-Options", "nosniff"),
+            ("X-Frame-Options", "DENY"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Referrer-Policy", "no-referrer"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)

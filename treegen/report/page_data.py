@@ -1,0 +1,370 @@
+"""What a page embeds of a run for its script: JSON, gzipped, in base64, in parts of bounded size.
+
+Base64 holds nothing that a browser could take for markup, and the script only makes text of it.
+Texts are made safe to look at here, by the same rule as for terminals.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from treegen.common.formatting import safe_text
+from treegen.errors import TreegenError
+from treegen.prompts.images.thumbnails import thumbnail
+from treegen.prompts.tree import Node
+from treegen.report.curves import (
+    INVALID,
+    RIGHT,
+    SOLVED,
+    UNJUDGED,
+    UNSOLVED,
+    WRONG,
+    VoteShares,
+    classify_sample,
+    vote_shares,
+)
+from treegen.report.plots.figures import PlotLink
+from treegen.report.prompt_tree import content_text
+from treegen.report.trees import StoredTree
+from treegen.report.view import ProblemView, RunView, Sample
+from treegen.runs.images import RunImages
+from treegen.search.tree.records import TreeNode, best_path
+
+MOST_BYTES: Final = 2**24
+"""Bytes of the thumbnails of a run at most, as data URLs."""
+# A part ends with the item that reaches one of these bounds.
+_ITEMS: Final = 256
+_CHARACTERS: Final = 200_000
+# Characters of a question that stand in the table of problems.
+_ASKED: Final = 120
+# Characters of what a search has noted at a node.
+_DATA: Final = 2000
+
+# These stand for each fate, and for a problem's vote, in what the script reads.
+_DIGITS: Final = {
+    WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1",
+}  # fmt: skip
+_NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class PageData:
+    """One embedded part and the id of its element."""
+
+    id: str
+    content: str
+
+
+def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
+    """Return the images of a run by their hashes, as data URLs, but for those that cannot be shown.
+
+    most: bytes in all. Once they are used up, no further image is shown.
+    """
+    found: dict[str, str] = {}
+    size = 0
+    for image in images.images.values():
+        try:
+            data = images.content(image.sha256)
+            url = None if data is None else thumbnail(data, image.name)
+        except TreegenError:  # damaged by now, or Pillow is not installed here
+            continue
+        if url is None:
+            continue
+        size += len(url)
+        if size > most:
+            break
+        found[image.sha256] = url
+    return found
+
+
+def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> Iterator[PageData]:
+    """Yield the parts of one run, those first that a page shows first. The very first is its index.
+
+    spots: the links over its pictures.
+    """
+    samples = list(view.samples)
+    shown = thumbnails(view.images) if view.images and view.images.images else {}
+    images = list(_parts(list(shown.values())))
+    texts = list(_parts([safe_text(sample.text) for sample in samples]))
+    problems = list(_parts([[safe_text(p.question), safe_text(p.answer)] for p in view.problems]))
+    trees = list(_parts([_tree(tree) for tree in view.trees]))
+    yield _blob(
+        f"{name}-index",
+        {
+            "problems": {
+                "id": [safe_text(problem.id) for problem in view.problems],
+                "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
+                "tokens": [_mean_tokens(problem) for problem in view.problems],
+                "group": [safe_text(problem.group) for problem in view.problems],
+                "asked": [_beginning(problem.question) for problem in view.problems],
+                **_images(view.problems, list(shown)),
+            },
+            "spots": {plot: [spot.to_json() for spot in mine] for plot, mine in spots.items()},
+            "samples": _columns(view, samples),
+            "finishes": _names(sample.ended for sample in samples),
+            "filters": [_filter(view, filter) for filter in view.filters],
+            "votes": view.votes,
+            "unit": view.unit,
+            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNJUDGED],
+            "prompts": _prompts(view),
+            "trees": [
+                {
+                    "problem_id": safe_text(tree.problem_id),
+                    "index": tree.repeat,
+                    "method": safe_text(tree.method),
+                    "stopped": safe_text(tree.stopped),
+                    "usage": {
+                        key: value
+                        for key, value in tree.usage.items()
+                        if isinstance(value, int | float)
+                    },
+                    "solved": tree.solved,
+                    "answer": None if tree.answer is None else safe_text(tree.answer),
+                    "num_nodes": len(tree.nodes),
+                    "num_tokens": tree.num_tokens,
+                }
+                for tree in view.trees
+            ],
+            "text_starts": [start for start, _ in texts],
+            "problem_starts": [start for start, _ in problems],
+            "tree_starts": [start for start, _ in trees],
+            "image_starts": [start for start, _ in images],
+            "num_images": len(shown),
+        },
+    )
+    kinds = {"texts": texts, "problems": problems, "trees": trees, "images": images}
+    for kind, parts in kinds.items():
+        for _, items in parts[:1]:
+            yield _blob(f"{name}-{kind}-0", items)
+    for kind in ("problems", "trees", "texts", "images"):
+        for number, (_, items) in enumerate(kinds[kind][1:], start=1):
+            yield _blob(f"{name}-{kind}-{number}", items)
+
+
+def _blob(id: str, value: Any) -> PageData:
+    packed = gzip.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 5, mtime=0)
+    return PageData(id, base64.b64encode(packed).decode("ascii"))
+
+
+def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Cut items into parts. Yields each part, and the number of its first item."""
+    start = size = 0
+    for stop, item in enumerate(items, start=1):
+        size += len(item) if isinstance(item, str) else len(json.dumps(item))
+        if stop - start >= _ITEMS or size >= _CHARACTERS or stop == len(items):
+            yield start, list(items[start:stop])
+            start, size = stop, 0
+
+
+def _mean_tokens(problem: ProblemView) -> float | None:
+    if not problem.samples:
+        return None
+    return round(sum(s.num_tokens for s in problem.samples) / len(problem.samples), 1)
+
+
+def _beginning(question: str) -> str:
+    """Return the first words of a question, in one line."""
+    return safe_text(" ".join(question[:400].split())[:_ASKED])
+
+
+def _images(problems: Sequence[ProblemView], shown: Sequence[str]) -> dict[str, Any]:
+    """Return the column of the problems' images, if any problem has one.
+
+    Each image has its name with its size, and its place among those that are shown, or -1.
+    """
+    if not any(problem.images for problem in problems):
+        return {}
+    place = {sha256: at for at, sha256 in enumerate(shown)}
+    return {
+        "images": [
+            [[safe_text(str(image)), place.get(image.sha256, -1)] for image in problem.images]
+            for problem in problems
+        ]
+    }
+
+
+def _names(values: Iterable[str]) -> list[str]:
+    return [safe_text(value) for value in dict.fromkeys(values)]
+
+
+def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the samples' numbers as columns.
+
+    The column "first" says where each problem's samples begin. The page itself counts which problem
+    each sample is of, and their indices where these go from 0 up; "index" is then None.
+    """
+    first = [0]
+    for problem in view.problems:
+        first.append(first[-1] + len(problem.samples))
+    counted = all(s.index == at for p in view.problems for at, s in enumerate(p.samples))
+    finishes = list(dict.fromkeys(sample.ended for sample in samples))
+    place = {reason: number for number, reason in enumerate(finishes)}
+    return {
+        "first": first,
+        "index": None if counted else [sample.index for sample in samples],
+        "tokens": [sample.num_tokens for sample in samples],
+        "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
+        "finish": [place[sample.ended] for sample in samples],
+        **_thinking(samples),
+    }
+
+
+def _thinking(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the columns of samples that think, if any does.
+
+    "thinking" has the tokens of each thinking, and "answer_at" where the answer begins in the text
+    that the page has, as a browser counts; both have -1 for samples without a thinking.
+    """
+    if all(sample.thinking is None for sample in samples):
+        return {}
+    return {
+        "thinking": [-1 if s.thinking is None else s.thinking.num_tokens for s in samples],
+        "answer_at": [-1 if s.thinking is None else _units(s.parts[0]) for s in samples],
+    }
+
+
+def _units(text: str) -> int:
+    return len(safe_text(text).encode("utf-16-le")) // 2
+
+
+def _filter(view: RunView, name: str) -> dict[str, Any]:
+    """Return one filter's reading of all samples, and the vote on each problem.
+
+    Columns for each problem: "best" has the first sample that gave the answer with most votes, or
+    -1, "share" the share of samples that gave it, and "right" the share of right samples.
+    """
+    answers: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    known: dict[int, tuple[str, int, int]] = {}
+    found: list[tuple[str, int, int]] = []
+    for sample in view.samples:
+        if (mine := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+            verdict = (sample.verdicts or {}).get(name)
+            read, told = verdict.answer if verdict else None, getattr(verdict, "outcome", "")
+            mine = known[id(sample.verdicts)] = (
+                _DIGITS[classify_sample(sample, name)],
+                -1 if read is None else answers.setdefault(read, len(answers)),
+                outcomes.setdefault(told, len(outcomes)) if told else -1,
+            )
+        found.append(mine)
+    votes, best, first = [], [], 0
+    shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
+    for problem in view.problems:
+        vote, chosen = _vote(problem, name, shares.get(problem.id))
+        votes.append(vote)
+        best.append(-1 if chosen is None else first + chosen)
+        first += len(problem.samples)
+    of_problems = [shares.get(problem.id) for problem in view.problems]
+    return {
+        "name": safe_text(name),
+        "status": "".join([status for status, _, _ in found]),
+        "answers": [safe_text(text) for text in answers],
+        "answer": [answer for _, answer, _ in found],
+        "outcomes": [safe_text(text) for text in outcomes],
+        "outcome": [outcome for _, _, outcome in found] if outcomes else [],
+        "vote": votes,
+        "best": best,
+        "right": [None if share is None else round(share.right, 4) for share in of_problems],
+        "share": [None if share is None else round(share.top, 4) for share in of_problems],
+    }
+
+
+def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[int, int | None]:
+    """Return how a problem's vote ended, and which of its samples first gave the elected answer."""
+    if share is None:
+        return _NO_VOTE, None
+    if share.answer is None:
+        return _LOST, None
+    found = ((sample.verdicts or {}).get(name) for sample in problem.samples)
+    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == share.answer)
+    if share.tied:
+        return _TIED, chosen
+    return (_WON if verdict.correct else _LOST), chosen
+
+
+def _prompts(view: RunView) -> list[dict[str, Any]]:
+    """Return the declared tree as a list of nodes, the root first.
+
+    A node's "below" lists the places of its children. Without the task's data the tree is a root
+    over the ids of the problems.
+    """
+    place = {problem.id: number for number, problem in enumerate(view.problems)}
+    nodes: list[dict[str, Any]] = []
+    if view.tree is None:
+        below = [
+            {"text": p.id, "problem": number, "below": []} for number, p in enumerate(view.problems)
+        ]
+        nodes = [{"text": "", "below": list(range(1, len(below) + 1))}, *below]
+    else:
+        stack: list[tuple[Node, str, int | None]] = [(view.tree, "0", None)]
+        while stack:
+            node, path, parent = stack.pop()
+            if parent is not None:
+                nodes[parent]["below"].append(len(nodes))
+            nodes.append({"text": safe_text(content_text(node)), "below": []})
+            if node.num_samples and (node.id or path) in place:
+                nodes[-1]["problem"] = place[node.id or path]
+            here = len(nodes) - 1
+            children = [(c, f"{path}/{i}", here) for i, c in enumerate(node.children)]
+            stack += reversed(children)
+    _add_up(view, nodes)
+    return nodes
+
+
+def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
+    """Give each node the samples, tokens, accuracy and mean logprob of all that is below it."""
+    filter = view.filters[0] if view.filters else ""
+    sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
+    for number in range(len(nodes) - 1, -1, -1):
+        mine, node = sums[number], nodes[number]
+        for sample in view.problems[node["problem"]].samples if "problem" in node else ():
+            verdict = (sample.verdicts or {}).get(filter)
+            logprob = 0.0 if sample.logprob is None else sample.logprob
+            each = (
+                1, sample.num_tokens, verdict is not None, verdict is not None and verdict.correct,
+                logprob, sample.logprob is not None,
+            )  # fmt: skip
+            mine[:] = [a + b for a, b in zip(mine, each, strict=True)]
+        for below in node["below"]:
+            mine[:] = [a + b for a, b in zip(mine, sums[below], strict=True)]
+        samples, tokens, judged, right, logprobs, known = mine
+        node |= {
+            "samples": samples,
+            "tokens": tokens,
+            "score": right / judged if judged else None,
+            "logprob": logprobs / known if known else None,
+        }
+
+
+def _tree(tree: StoredTree) -> dict[str, Any]:
+    names = ("id", "parent_id", "score", "logprob", "leaf", "pruned", "finish_reason")
+    return {
+        "best": sorted(best_path(tree.nodes, tree.best)),
+        "nodes": [
+            {
+                **{name: node.get(name) for name in names},
+                "text": safe_text(str(node.get("text") or "")),
+                "n_tokens": int(node.get("n_tokens") or 0),
+                **_search_fields(node),
+            }
+            for node in tree.nodes
+        ],
+    }
+
+
+def _search_fields(node: TreeNode) -> dict[str, Any]:
+    """Return what only some searches note of a node; older records have none of it."""
+    found: dict[str, Any] = {}
+    for name in ("visits", "prior", "restart"):
+        if isinstance(node.get(name), int | float):
+            found[name] = node[name]
+    if isinstance(node.get("scores"), Mapping):
+        found["scores"] = {safe_text(str(name)): each for name, each in node["scores"].items()}
+    if node.get("pruned_because"):
+        found["pruned_because"] = safe_text(str(node["pruned_because"]))
+    if node.get("data") is not None:
+        found["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
+    return found

@@ -1,0 +1,169 @@
+"""What a run would share, store and read, as a document and as text; no weights are needed."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treegen.common.formatting import format_table, safe_text
+from treegen.evals.multiple_choice import num_distinct
+from treegen.evals.progress.usage import describe_levels
+
+if TYPE_CHECKING:
+    from treegen.evals.job import Job
+    from treegen.model.model_info import ModelInfo
+    from treegen.prompts.plan.plan import LevelSummary, Plan
+    from treegen.prompts.radix import Tokens
+
+
+def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any]:
+    """Return what a run would share, store and read, as JSON holds it."""
+    spec, each = facts.spec, plan.token_bytes
+    longest = max(len(request.tokens) for request in plan.requests)
+    unshared = plan.unshared_tokens
+    if job.choices:
+        # Without sharing, too, a prompt counts once for all its choices.
+        whole: dict[str, list[Tokens]] = {}
+        for request in plan.requests:
+            whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
+        unshared = sum(map(num_distinct, whole.values()))
+    return {
+        "task": job.task.name,
+        "source": job.data.source,
+        "problems": len(job.data.problems),
+        "skipped": len(job.data.skipped),
+        "samples": job.planned,
+        "choices": len(plan.requests) if job.choices else None,
+        "rows": plan.num_rows,
+        "model": {
+            "name": spec.name,
+            "type": spec.model_type,
+            "layers": len(spec.layers),
+            "context_length": spec.context_length,
+            "dtype": facts.dtype,
+            "kv_cache_dtype": job.settings.engine.kv_cache_dtype,
+            "kv_bytes_per_token": each,
+            "recurrent_layers": len(spec.states),
+            "state_bytes": spec.state_bytes,
+            "latents": spec.latent is not None,
+        },
+        "sharing": plan.sharing,
+        "levels": [
+            {**level, "folded": level["segments"] - level["kept"]}
+            for level in describe_levels(plan)
+        ],
+        "longest_prompt": longest,
+        "max_tokens": job.settings.sampling.max_tokens,
+        "prompt_tokens": {"shared": plan.stored_tokens, "unshared": unshared},
+        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": unshared * each},
+        "key_tokens_per_step": {"shared": plan.read_tokens, "unshared": plan.unshared_read_tokens},
+        "kv_bytes_per_step": {
+            "shared": plan.read_tokens * each,
+            "unshared": plan.unshared_read_tokens * each,
+        },
+        "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
+        "memory": facts.memory,
+        "page_size": facts.page_size,
+        "num_pages": facts.num_pages,
+        "num_states": facts.num_states,
+        "rows_that_fit": (
+            None
+            if facts.num_pages is None
+            else plan.rows_that_fit(facts.num_pages, facts.page_size, facts.num_states)
+        ),
+        "max_rows": facts.max_rows,
+    }
+
+
+def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
+    """Return the same for people. levels: of the plan."""
+    model = document["model"]
+    kind = "bytes of latents" if model["latents"] else "KV bytes"
+    what = f"{document['samples']:,} samples in {document['rows']:,} rows"
+    if document["choices"]:
+        what = f"the likeliest of {document['choices']:,} choices"
+    head = safe_text(
+        f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
+        f"{what}\n"
+        f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
+        f"{model['kv_bytes_per_token']:,} {kind} per token{_format_cache_dtype(model)}, "
+        f"context {model['context_length']:,}\n"
+    )
+    rows = [
+        [
+            str(level.depth),
+            f"{level.segments:,}",
+            f"{level.tokens:,}",
+            f"{level.rows:,}",
+            f"{level.kept:,}",
+            f"{level.segments - level.kept:,}",
+            ", ".join(f"{reason} ({count:,})" for reason, count in level.reasons),
+        ]
+        for level in levels
+    ]
+    names = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
+    table = format_table(names, rows, right=(0, 1, 2, 3, 4, 5))
+    parts = [head.rstrip("\n"), table, _comparison(document)]
+    if (copies := document["copies"])["tokens"]:
+        parts.append(
+            f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
+            f"{_bytes(copies['bytes'])} beside their latents while there is room"
+        )
+    if not document["choices"]:
+        parts.append(_fit(document))
+    return "\n\n".join(parts)
+
+
+def _comparison(document: Mapping[str, Any]) -> str:
+    rows = []
+    lines = (
+        ("prompt tokens computed and stored", "prompt_tokens", _count),
+        ("their keys and values", "kv_bytes", _bytes),
+        ("prompt keys read per decode step, all rows live", "key_tokens_per_step", _count),
+        ("their bytes, keys and values, all layers", "kv_bytes_per_step", _bytes),
+    )
+    # A task with choices has no decode steps.
+    for title, key, show in lines[:2] if document["choices"] else lines:
+        shared, unshared = document[key]["shared"], document[key]["unshared"]
+        saved = f"{unshared / shared:,.1f}" if shared else "n/a"
+        rows.append([title, show(shared), show(unshared), saved])
+    return format_table(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
+
+
+def _format_cache_dtype(model: Mapping[str, Any]) -> str:
+    kind = model["kv_cache_dtype"]
+    return "" if kind == "auto" else f" ({kind})"
+
+
+def _layers(model: Mapping[str, Any]) -> str:
+    if not model["recurrent_layers"]:
+        return f"{model['layers']} layers"
+    return (
+        f"{model['layers']} layers that attend and {model['recurrent_layers']} recurrent ones "
+        f"with {_bytes(model['state_bytes'])} of state per sequence"
+    )
+
+
+def _fit(document: Mapping[str, Any]) -> str:
+    if document["num_pages"] is None:
+        return "memory: not given; up to 85% of what is free on the GPU once the model is loaded"
+    fit, rows = document["rows_that_fit"], document["rows"]
+    limit = min(fit, document["max_rows"], rows)
+    states = document["num_states"]
+    return (
+        f"memory: {_bytes(document['memory'])} is {document['num_pages']:,} pages of "
+        f"{document['page_size']} tokens"
+        + (f" and {states:,} recurrent states" if states is not None else "")
+        + f", so {fit:,} of {rows:,} rows fit at full length "
+        f"(max_tokens {document['max_tokens']:,}); up to {limit:,} are decoded at once"
+        + (f" (max-rows {document['max_rows']:,})" if limit == document["max_rows"] else "")
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,} B"

@@ -1,0 +1,97 @@
+"""How far problems and samples of runs spread, for the power of a comparison."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treegen.errors import InputError
+from treegen.evals.statistics.power import (
+    Variances,
+    correlation_of,
+    difference_for,
+    estimate_variances,
+    power,
+    problems_for,
+)
+from treegen.report.tables import PrintableTable
+from treegen.report.view import RunView
+
+
+def spread_of_runs(
+    runs: Sequence[RunView],
+    between: float | None = None,
+    within: float | None = None,
+    correlation: float | None = None,
+) -> Variances:
+    """Return the variances that are given or measured, or else assumed."""
+    if len(runs) > 2:
+        raise InputError(f"give runs= once or twice, not {len(runs)} times")
+    found = [_rights(run) for run in runs]
+    if len(found) == 2:
+        shared = [i for i in found[0] if i in found[1]]
+        if len(shared) < 2:
+            raise InputError("the runs have fewer than two problems in common; give others")
+        found = [{i: each[i] for i in shared} for each in found]
+    each = [estimate_variances(list(rights.values())) for rights in found]
+    measured = [sum(column) / len(each) for column in zip(*each, strict=True)] or [0.1, 0.1]
+    if correlation is None:
+        both = [list(rights.values()) for rights in found]
+        correlation = correlation_of(both[0], both[1]) if len(both) == 2 else 0.5
+    return Variances(
+        between=measured[0] if between is None else between,
+        within=measured[1] if within is None else within,
+        correlation=correlation,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PowerQuery:
+    """What is to be seen: a difference of accuracies, with what power, by `treegen compare`.
+
+    num_problems: those at hand; None if they are what is asked for.
+    """
+
+    difference: float
+    power: float
+    alpha: float
+    num_problems: int | None = None
+
+    def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
+        """For each number of samples the problems that it takes, and what those at hand show."""
+        found: list[dict[str, Any]] = []
+        for k in ks:
+            needed = problems_for(spread, self.difference, k, self.power, self.alpha)
+            row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
+            if (num := self.num_problems) is not None:
+                row["power"] = power(spread, self.difference, num, k, self.alpha)
+                row["difference_found"] = difference_for(spread, num, k, self.power, self.alpha)
+            found.append(row)
+        return found
+
+    def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
+        """The same as a table."""
+        columns: dict[str, str | Callable[[dict[str, Any]], str]] = {
+            "Samples each": "{0[num_samples]:,}",
+            f"Problems for {self.difference:g}": "{0[problems_needed]:,}",
+        }
+        if self.num_problems is not None:
+            columns[f"Power with {self.num_problems:,}"] = "{0[power]:.3f}"
+            columns[f"Difference found with {self.num_problems:,}"] = _format_difference
+        return (
+            f"variance between problems {spread.between:.4f}, within {spread.within:.4f}, "
+            f"correlation of the runs {spread.correlation:.2f}\n"
+            f"the test of treegen compare, alpha {self.alpha:g}, power {self.power:g}\n\n"
+            f"{PrintableTable.of(rows, columns)}"
+        )
+
+
+def _format_difference(row: dict[str, Any]) -> str:
+    found = row["difference_found"]
+    return "none" if found is None else f"{found:.4f}"
+
+
+def _rights(view: RunView) -> dict[str, tuple[int, int]]:
+    if not view.filters:
+        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+    verdicts = view.verdicts(view.filters[0], fixed=True)
+    return {i: (sum(v.correct for v in mine), len(mine)) for i, mine in verdicts.items()}

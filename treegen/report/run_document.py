@@ -1,0 +1,220 @@
+"""What `treegen show` says of a run and of its problems, as documents and as text."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from treegen.common.formatting import format_table, safe_text
+from treegen.common.spelling import did_you_mean
+from treegen.errors import InputError
+from treegen.evals.statistics.votes import majority_vote
+from treegen.evals.thinking import thinking_to_json
+from treegen.report.curves import VoteShares, classify_sample, vote_shares
+from treegen.report.prompt_tree import prompt_tree
+from treegen.report.tables import table_listing
+from treegen.report.trees import StoredTree
+from treegen.report.view import ProblemView, RunView
+
+_LISTED: Final = 20
+_FOLDED: Final = 120  # characters of a thinking that are shown
+
+
+def filter_of(view: RunView, name: str | None) -> str:
+    """Return the filter of a name that a user gave, by default the headline's; "" if none is."""
+    if name is not None and name not in view.filters:
+        known = ", ".join(view.filters) or "none"
+        raise InputError(f"the run has no verdicts by the filter {name!r}; it has: {known}")
+    return name or (view.filters[0] if view.filters else "")
+
+
+def problem_of(view: RunView, wanted: str) -> ProblemView:
+    for problem in view.problems:
+        if problem.id == wanted:
+            return problem
+    known = [problem.id for problem in view.problems]
+    hint = did_you_mean(wanted, known)
+    hint = hint or f"; it has {', '.join(known[:3])}{' and so on' if len(known) > 3 else ''}"
+    raise InputError(f"the run has no problem {wanted!r}{hint}")
+
+
+def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
+    """Return what a run holds, as JSON holds it. shares: as `shares_of` gives them."""
+    return {
+        "task": view.task,
+        "planned": view.info.planned,
+        "done": view.num_done,
+        "report": view.report.to_json() if view.report else None,
+        "problems": [
+            {"id": s.problem_id, "right": s.right, "tied": s.tied, "won": s.won} for s in shares
+        ],
+        **({"judged": [each.to_json() for each in view.summaries]} if view.summaries else {}),
+        "trees": [
+            {"id": t.problem_id, "index": t.repeat, "solved": t.solved, "answer": t.answer}
+            for t in view.trees
+        ],
+    }
+
+
+def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) -> str:
+    """Return the problems of a run, and its searches, for people.
+
+    shares: as `shares_of` gives them. full: all of them.
+    """
+    lines = [f"\n{table_listing(table)}" for table in view.judged]
+    if shares and not view.searched:
+        rows = [
+            [s.problem_id, f"{s.right:.3f}", f"{s.invalid:.3f}", _vote(s.won, s.tied)]
+            for s in (shares if full else shares[:_LISTED])
+        ]
+        lines.append(
+            "\n" + format_table(["Problem", "Right", "Invalid", "Vote"], rows, right=(1, 2))
+        )
+        if len(rows) < len(shares):
+            lines.append(f"... and {len(shares) - len(rows):,} more, harder ones (--full)")
+        lines.append("one problem: --problem ID; its tree: --tree ID\n")
+    if view.trees:
+        lines.append(_searches(view.trees if full else view.trees[:_LISTED]))
+        if len(view.trees) > _LISTED and not full:
+            lines.append(f"... and {len(view.trees) - _LISTED:,} more (--full)")
+        lines.append("one tree: --tree ID\n")
+    return "\n".join(lines)
+
+
+def shares_of(view: RunView, filter: str) -> list[VoteShares]:
+    """Return the votes of a run's problems. filter: by which answers are read; "" if by none."""
+    return vote_shares(view.verdicts(filter)) if filter else []
+
+
+def _vote(won: bool, tied: bool) -> str:
+    return {(True, False): "won", (True, True): "tied for first", (False, True): "lost, a tie"}.get(
+        (won, tied), "lost"
+    )
+
+
+def _searches(trees: tuple[StoredTree, ...]) -> str:
+
+    solved = {True: "yes", False: "no", None: ""}
+    several = any(tree.repeat for tree in trees)
+    rows = [
+        [tree_name(t) if several else t.problem_id, t.method, solved[t.solved], t.answer or "",
+         f"{len(t.nodes):,}", f"{t.num_tokens:,}"]
+        for t in trees
+    ]  # fmt: skip
+    return format_table(
+        ["Problem", "Search", "Solved", "Answer", "Nodes", "Tokens"], rows, right=(4, 5)
+    )
+
+
+def tree_name(tree: "StoredTree") -> str:
+    """The problem, and which search of it, as pages name samples."""
+    return f"{tree.problem_id} #{tree.repeat}"
+
+
+def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
+    """Return a problem with its samples and their votes, as JSON holds it."""
+    answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
+    vote = majority_vote(answers.values())
+    return {
+        "problem": problem.id,
+        "question": problem.question,
+        "answer": problem.answer,
+        **({"images": [image.document for image in problem.images]} if problem.images else {}),
+        "vote": {"answer": vote.answer, "votes": vote.votes, "tied": list(vote.tied)},
+        "samples": [
+            {
+                "index": s.index,
+                "answer": answers[s.index],
+                "fate": classify_sample(s, filter),
+                "finish_reason": s.finish_reason,
+                "num_tokens": s.num_tokens,
+                "logprob": s.logprob,
+                "text": s.text,
+                **({} if s.thinking is None else {"thinking": thinking_to_json(s.thinking)}),
+            }
+            for s in problem.samples
+        ],
+    }
+
+
+def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool) -> str:
+    """Return the same for people. full: whole texts."""
+    answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
+    vote = majority_vote(answers.values())
+    lines: list[str] = []
+    limit = None if full else 2000
+    lines.append(safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n"))
+    if problem.images:
+        lines.append("".join(f"image: {_clip(str(image), 300)}\n" for image in problem.images))
+    for title, text in (("question", problem.question), ("reference", problem.answer)):
+        if text:
+            lines.append(f"{title}: {_clip(text, limit)}\n")
+    if vote.answer is not None:
+        votes: dict[str, list[int]] = {}
+        for index, answer in answers.items():
+            votes.setdefault("(none)" if answer is None else answer, []).append(index)
+        ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
+        rows = [
+            [_clip(answer, 60), str(len(indices)), "*" if answer in vote.tied else "",
+             classify_sample(problem.samples[list(answers).index(indices[0])], filter)]
+            for answer, indices in ranked
+        ]  # fmt: skip
+        lines.append(
+            format_table([f"Answer by {filter}", "Votes", "Most", ""], rows, right=(1,)) + "\n"
+        )
+    for s in problem.samples:
+        what = "search" if view.searched else f"sample {s.index}"
+        logprob = "" if s.logprob is None else f", logprob {s.logprob:.2f}"
+        lines.append(
+            safe_text(
+                f"--- {what}: {classify_sample(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
+                f"ended by {s.ended}"
+            )
+        )
+        thinking, answer = s.parts
+        if s.thinking is not None:
+            head = f"[thinking, {s.thinking.num_tokens:,} tokens]"
+            lines.append(f"{head} {_clip(thinking, limit if full else _FOLDED)}\n[answer]")
+        lines.append(_clip(answer, limit) + "\n")
+    return "\n".join(lines)
+
+
+def _answer(verdicts: Any, filter: str) -> str | None:
+    return verdicts[filter].answer if verdicts is not None and filter in verdicts else None
+
+
+def _clip(text: str, limit: int | None) -> str:
+
+    if limit is None or len(text) <= limit:
+        return safe_text(text)
+    return f"{safe_text(text[:limit])}... ({len(text):,} characters; --full shows all)"
+
+
+def trees_of(view: RunView, problem: ProblemView, filter: str) -> list[StoredTree]:
+    """Return the searches of a problem in order, or else its prompt with its samples."""
+
+    found = [tree for tree in view.trees if tree.problem_id == problem.id]
+    found.sort(key=lambda tree: tree.repeat)
+    return found or [prompt_tree(view.tree, problem, filter)]
+
+
+def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, Any]:
+    """Return trees of a problem as JSON holds them: the first, and all if there are several."""
+    documents = [
+        {
+            "problem": problem_id,
+            "index": tree.repeat,
+            "method": tree.method,
+            "solved": tree.solved,
+            "answer": tree.answer,
+            "best": tree.best,
+            "nodes": [dict(node) for node in tree.nodes],
+        }
+        for tree in trees
+    ]
+    return documents[0] if len(trees) == 1 else {**documents[0], "searches": documents}
+
+
+def tree_title(tree: StoredTree, name: str) -> str:
+    """Return the line above a drawn tree: its size, and what it came to."""
+    told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
+    answer = "" if tree.answer is None else f", answer {tree.answer}"
+    return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}")

@@ -1,0 +1,230 @@
+"""Tokens against accuracy: what a majority of k samples costs, and what stopping early would."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from treegen.common.formatting import format_table
+from treegen.errors import InputError
+from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.statistics.estimators import Estimate, difference_interval, estimate
+from treegen.evals.statistics.metrics import Clusters, HasGroup, clusters_of
+from treegen.evals.statistics.replay import (
+    DrawnProblem,
+    RuleOutcome,
+    replay_early_stopping,
+    replay_majority,
+)
+from treegen.evals.statistics.votes import tally
+from treegen.report.curves import some_ks
+from treegen.report.tables import interval
+from treegen.report.view import RunView
+
+CHANCES: Final = (0.7, 0.8, 0.9, 0.95, 0.99)
+_THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 / 3, 1.1))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One rule on some problems.
+
+    name: of the rule, such as maj@64 or decided:0.95.
+    vote: the mean share of a right answer, with its interval over problems.
+    tokens, samples: for a problem in the mean.
+    less: vote minus that of all samples; low, high: its 95% interval over problems, paired.
+    saved: the share of the tokens of all samples that it does without.
+    same_tokens: what a majority of samples with as many tokens comes to.
+    same_vote: the share of tokens it does without, beside the fewest samples whose majority is as
+        good; None if none is.
+    """
+
+    name: str
+    vote: Estimate
+    tokens: float
+    samples: float
+    less: float
+    low: float
+    high: float
+    saved: float
+    same_tokens: float
+    same_vote: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Savings:
+    """Some problems of a run: the curve of maj@k, and the rules beside it."""
+
+    label: str
+    num_problems: int
+    majority: tuple[Point, ...]
+    rules: tuple[Point, ...]
+
+    def __str__(self) -> str:
+        """A table of the rules, and of the vote of all samples."""
+        last = self.majority[-1]
+        rows = [
+            [
+                row.name, f"{row.vote.value:.3f}", interval(row.vote.low, row.vote.high),
+                f"{row.samples:,.1f}", f"{row.tokens:,.0f}", f"{row.saved:.1%}",
+                f"{row.less:+.3f}", interval(row.low, row.high, signed=True),
+                "" if row is last else f"{row.same_tokens:.3f}",
+                "" if row is last or row.same_vote is None else f"{row.same_vote:.1%}",
+            ]
+            for row in (*self.rules, last)
+        ]  # fmt: skip
+        head = ["Rule", "Vote", "95% interval", "Samples", "Tokens", "Saved", f"Less {last.name}",
+                "95% interval", "Majority of as many tokens", "Saved at this vote"]  # fmt: skip
+        named = "all problems" if self.label == "all" else f"{self.label} problems"
+        return f"{named} ({self.num_problems:,})\n{format_table(head, rows, range(1, len(head)))}"
+
+
+def has_stopped(view: RunView) -> bool:
+    """Whether a run has left out samples, or ends of samples, by a rule."""
+    return view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples)
+
+
+def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
+    """Return the samples of each problem of a run that drew everything, where all are there.
+
+    Raises:
+        InputError: nothing is judged, it stopped by itself, or there are too few samples.
+    """
+    if not filter:
+        raise InputError(f"the samples of {view.path} are not judged; score the run first")
+    if has_stopped(view):
+        raise InputError(
+            f"{view.path} has stopped by itself, so what it would have drawn is not known; draw "
+            "the rest with --resume and --stop-when never"
+        )
+    found = {}
+    for problem in view.problems:
+        mine = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
+        if len(mine) >= max(view.num_samples, 2):
+            verdicts = [(sample.verdicts or {})[filter] for sample in mine]
+            found[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in mine])
+    if not found:
+        raise InputError(
+            f"no problem of {view.path} has all its samples, two or more, for a vote; "
+            "draw more with num_samples="
+        )
+    return found
+
+
+def savings(
+    drawn: Mapping[str, DrawnProblem],
+    *,
+    batch: int = 8,
+    chances: Sequence[float] = CHANCES,
+    problems: Iterable[HasGroup] = (),
+) -> list[Savings]:
+    """Return what stopping when decided saves: of all problems, and by how hard they are.
+
+    problems: of which the samples are, for error bars that are clustered by their groups.
+    How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
+    """
+    share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
+    known = _ReplayCache(drawn, batch, chances, problems)
+    groups = [("all", list(drawn))]
+    groups += [
+        (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
+    ]
+    return [_savings(label, ids, known, chances) for label, ids in groups if ids]
+
+
+class _ReplayCache:
+    """What rules come to for each problem, computed once however many groups it is in."""
+
+    def __init__(
+        self,
+        drawn: Mapping[str, DrawnProblem],
+        batch: int,
+        chances: Sequence[float],
+        problems: Iterable[HasGroup],
+    ) -> None:
+        self.drawn = drawn
+        self._clusters = clusters_of(problems, list(drawn))
+        self._votes = {i: tally(each.verdicts) for i, each in drawn.items()}
+        self._plain: dict[tuple[str, int], RuleOutcome] = {}
+        self._decided: dict[tuple[str, float], RuleOutcome] = {}
+        for i, each in drawn.items():
+            found = replay_early_stopping(each, chances, batch)
+            self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
+
+    def clusters(self, ids: Sequence[str]) -> Clusters:
+        """Return the clusters of some problems; None if no problem has a group."""
+        if self._clusters is None:
+            return None
+        cluster_of = dict(zip(self.drawn, self._clusters, strict=True))
+        return [cluster_of[i] for i in ids]
+
+    def plain(self, ids: Sequence[str], k: int) -> list[RuleOutcome]:
+        for i in ids:
+            if (i, k) not in self._plain:
+                self._plain[i, k] = replay_majority(self.drawn[i], k, self._votes[i])
+        return [self._plain[i, k] for i in ids]
+
+    def replay_stopping(self, ids: Sequence[str], chance: float) -> list[RuleOutcome]:
+        return [self._decided[i, chance] for i in ids]
+
+
+def _savings(
+    label: str, ids: Sequence[str], known: _ReplayCache, chances: Sequence[float]
+) -> Savings:
+    most = min(len(known.drawn[i].tokens) for i in ids)
+    curve = {k: known.plain(ids, k) for k in some_ks(most)}
+    votes = {k: _mean(found, _vote) for k, found in curve.items()}
+
+    def point(name: str, found: Sequence[RuleOutcome]) -> Point:
+        return _point(name, found, curve, votes, ids, known)
+
+    majority = tuple(point(f"maj@{k}", found) for k, found in curve.items())
+    rules = tuple(
+        point(f"decided:{chance:g}", known.replay_stopping(ids, chance)) for chance in chances
+    )
+    return Savings(label, len(ids), majority, rules)
+
+
+def _point(
+    name: str,
+    found: Sequence[RuleOutcome],
+    curve: Mapping[int, Sequence[RuleOutcome]],
+    votes: Mapping[int, float],
+    ids: Sequence[str],
+    known: _ReplayCache,
+) -> Point:
+    """Return a point. votes: what the majority of each k comes to, in the mean."""
+    whole = curve[max(curve)]
+    tokens = _mean(found, _tokens)
+    clusters = known.clusters(ids)
+    vote = estimate([each.vote for each in found], clusters)
+    differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
+    low, high = difference_interval(differences, clusters)
+    k = max(1, min(max(curve), round(tokens / _mean(curve[1], _tokens))))
+    # A majority is as good if it misses the vote by no more than rounding.
+    good = [k for k, each in votes.items() if each >= vote.value - 1e-9]
+    same = 1 - tokens / _mean(curve[min(good)], _tokens) if good else None
+    return Point(
+        name=name,
+        vote=vote,
+        tokens=tokens,
+        samples=_mean(found, lambda each: each.samples),
+        less=math.fsum(differences) / len(differences),
+        low=low,
+        high=high,
+        saved=1 - tokens / _mean(whole, _tokens),
+        same_tokens=_mean(known.plain(ids, k), _vote),
+        same_vote=same,
+    )
+
+
+def _vote(outcome: RuleOutcome) -> float:
+    return outcome.vote
+
+
+def _tokens(outcome: RuleOutcome) -> float:
+    return outcome.tokens
+
+
+def _mean(outcomes: Sequence[RuleOutcome], value: Callable[[RuleOutcome], float]) -> float:
+    return math.fsum(map(value, outcomes)) / len(outcomes)

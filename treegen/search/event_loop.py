@@ -1,0 +1,191 @@
+"""Event loops that tell when all their coroutines wait."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+from treegen.common.closeable import use_context_value
+from treegen.errors import InputError
+from treegen.search.budget import BudgetIgnored, BudgetReached
+from treegen.search.external_calls import ExternalCallQueue, running_loop
+
+_ROUNDS: Final = 1000
+"""Rounds of an event loop after which it is looked after though it never had to wait."""
+
+
+_BEHIND: Final = 1.0
+"""Seconds to wait for the ends of tasks where another one never ends."""
+
+
+class _IdleSelector(selectors.DefaultSelector):
+    """A selector that notices when its event loop has nothing left to run."""
+
+    def __init__(self, on_idle: Callable[[], bool], on_busy: Callable[[], object]) -> None:
+        super().__init__()
+        self._on_idle, self._on_busy = on_idle, on_busy
+        self._num_busy = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._num_busy = self._num_busy + 1 if timeout == 0 else 0
+        if self._num_busy == _ROUNDS:
+            self._num_busy = 0
+            self._on_busy()
+        elif timeout != 0 and self._on_idle():
+            timeout = 0
+        return super().select(timeout)
+
+
+LEFT: Final[list[object]] = []
+"""What stays behind: if it were collected, it would be asked to end, which it does not."""
+
+
+async def suspend_forever() -> None:
+    """Suspend for good the task that awaits this, because no exception ends it."""
+    loop = running_loop()
+    if loop is None:  # `Session.tell` drives the coroutine
+        await _YieldForever()
+        return
+    task = asyncio.current_task()
+    if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
+        loop.behind.add(task)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        LEFT.append(task)
+    await loop.create_future()
+
+
+class _YieldForever:
+    def __await__(self) -> Generator[None, None, None]:
+        while True:
+            yield
+
+
+class IdleLoop(asyncio.SelectorEventLoop):
+    """An event loop that calls `on_idle` whenever it would wait. It does not wait if that is true.
+
+    `on_idle` returns false if coroutines wait for something that the loop itself knows of, such as
+    the network or a timer.
+
+    `on_busy` is called if the loop has not waited for a thousand rounds. Some coroutine then asks
+    again and again whether something is there yet, which must not hold up what it asks for.
+
+    backend: computes the samples that are awaited in the loop.
+    behind: tasks that nothing ends.
+    aside: what is awaited beside them. ending: whether all tasks are being cancelled.
+    """
+
+    def __init__(
+        self, on_idle: Callable[[], bool], on_busy: Callable[[], object], backend: object
+    ) -> None:
+        """A loop in which nothing runs yet."""
+        super().__init__(_IdleSelector(on_idle, on_busy))
+        self.backend, self.aside, self.ending = backend, ExternalCallQueue(), False
+        self.behind: set[asyncio.Task[Any]] = set()
+        _loops[id(backend)] = self  # which keeps the backend, so that no other has its id
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Tell of an error that nobody awaited, unless it is that a search was over.
+
+        Tasks that a search has left behind end so. What ends the program was raised already.
+        """
+        known = BudgetReached | BudgetIgnored | KeyboardInterrupt | SystemExit
+        if not isinstance(context.get("exception"), known):
+            super().default_exception_handler(context)
+
+
+_loops: WeakValueDictionary[int, IdleLoop] = WeakValueDictionary()
+"""By the ids of their backends."""
+
+_driven: ContextVar[object] = ContextVar("_driven", default=None)
+
+
+def drive_backend(backend: object) -> AbstractContextManager[None]:
+    """Inside, the code that runs a coroutine also computes what it awaits of the backend."""
+    return use_context_value(_driven, backend)
+
+
+def check_loop(backend: object) -> None:
+    """Raise InputError if nothing would ever compute what is awaited of a backend."""
+    loop = running_loop()
+    if loop is None or _driven.get() is backend:
+        return
+    own = _loops.get(id(backend))
+    if own is not None and own is not loop and not isinstance(loop, IdleLoop):
+        raise InputError(
+            "a node is awaited in another event loop than that of its search, such as in a thread; "
+            "await it in the search function, or in a task of its loop"
+        )
+    if isinstance(loop, IdleLoop) and loop.backend is not backend:
+        raise InputError(
+            "a search awaits a node of another session or run, which computes nothing meanwhile; "
+            "call `sample` and `score` of that session instead, which do not need to be awaited"
+        )
+
+
+def run_apart(run: Callable[[], object]) -> None:
+    """Run an event loop, in a thread of its own if a loop runs already, as in a notebook."""
+    if running_loop() is not None:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(run).result()
+    else:
+        run()
+
+
+def end_loop(loop: IdleLoop) -> None:
+    """Cancel all tasks of a loop, wait for their ends, and close it."""
+    loop.ending = True
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()  # before the loop runs, so that none begins meanwhile
+    try:
+        run_apart(lambda: loop.run_until_complete(_ends(loop, tasks)))
+    finally:
+        loop.close()
+
+
+async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
+    waiting = set(tasks)
+    while waiting - loop.behind:
+        _, waiting = await asyncio.wait(waiting, timeout=_BEHIND if loop.behind else None)
+        if loop.behind and waiting:
+            break  # they may wait for one that stays behind
+    await loop.shutdown_asyncgens()
+    loop.aside.close()
+    await loop.shutdown_default_executor()
+
+
+T = TypeVar("T")
+
+
+async def gather(parts: Iterable[Awaitable[T]]) -> list[T]:
+    """Run parts of a search side by side and return what they return, in order.
+
+    Unlike with asyncio.gather, nothing outlives the call. If one part fails, the others are
+    cancelled. A reached budget is not the failure of one part: it ends what each of them waits for.
+    So all parts come to their own ends, and what they have drawn is in the tree. Then BudgetReached
+    is raised here.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    waiting = set(tasks)
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task in done and not _out_of_budget(task):
+                    task.result()
+    finally:
+        for task in waiting:
+            task.cancel()
+        # It awaits all tasks, so that asyncio reports no second failure as never retrieved.
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [task.result() for task in tasks]
+
+
+def _out_of_budget(task: asyncio.Future[T]) -> bool:
+    return not task.cancelled() and isinstance(task.exception(), BudgetReached)

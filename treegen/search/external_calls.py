@@ -1,0 +1,266 @@
+"""What searches wait for beside the model that samples: functions in threads, and other models.
+
+None of it holds up other searches. A search goes on with its answers only when nothing of its own
+is under way: when no sample or score that it has asked for is to come, and all such answers are
+there. It then gets them in the order of the nodes that they are about. So a tree does not depend
+on how long a function took, or on what else was computed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from treegen.errors import InputError
+
+Place = tuple[tuple[int, int], ...]
+
+_THREADS: Final = 32
+_MOMENT: Final = 0.0002  # seconds
+
+T = TypeVar("T")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+class SearchLike(Protocol):
+    """A search. num_asked: calls of the model that it has under way."""
+
+    num_asked: int
+
+
+class NodeLike(Protocol):
+    """A node of a search."""
+
+    search: Any
+    order: tuple[int, int]
+
+    @property
+    def path(self) -> Sequence[NodeLike]:
+        """Nodes from the root to this one."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """Something that a search waits for, and the place of the node that it is about.
+
+    turn: done when the search may go on with it.
+    is_new: whether it is a function for which no pass of the model was held up yet.
+    """
+
+    work: asyncio.Future[Any]
+    turn: asyncio.Future[None]
+    place: Place
+    is_new: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Calls of a `BatchedFunction` that are not computed. looks: how often they could have been."""
+
+    calls: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
+    looks: int = 0
+
+
+class ExternalCallQueue:
+    """What the searches of one event loop wait for beside the model."""
+
+    def __init__(self) -> None:
+        """Nothing is waited for."""
+        self._calls: dict[SearchLike, list[_Call]] = {}
+        self._batches: dict[BatchedFunction[Any, Any], _Batch] = {}
+        self.threads = Threads(_THREADS)
+
+    def close(self) -> None:
+        """Nothing is waited for any more; functions under way come to their ends by themselves."""
+        self.threads.close()
+
+    def resume_searches(self, *, busy: bool) -> bool:
+        """Compute batches that are due, and let searches go on; returns whether any does.
+
+        Call it when nothing in the loop can run. busy: whether the model has work.
+        """
+        for together, batch in list(self._batches.items()):
+            batch.looks += 1
+            num_items = sum(len(items) for items, _ in batch.calls)
+            if not busy or num_items >= together.size or batch.looks > together.patience:
+                del self._batches[together]
+                together.answer(batch.calls)
+        ready = [
+            search
+            for search, calls in self._calls.items()
+            if not search.num_asked and all(call.work.done() for call in calls)
+        ]
+        for search in ready:
+            for call in sorted(self._calls.pop(search), key=lambda call: call.place):
+                if not call.turn.done():
+                    call.turn.set_result(None)
+        return bool(ready) or (busy and self._linger())
+
+    def _linger(self) -> bool:
+        """Give new functions a moment, so that quick ones cost their searches no pass."""
+        new = [
+            call
+            for search, calls in self._calls.items()
+            if not search.num_asked
+            for call in calls
+            if call.is_new and not call.work.done()
+        ]
+        for call in new:
+            call.is_new = False
+        if new:
+            time.sleep(_MOMENT)
+        return bool(new)
+
+    async def run_call(
+        self, search: SearchLike, work: asyncio.Future[T], place: Place, *, by_itself: bool
+    ) -> T:
+        """The result of work, once the search has nothing else under way.
+
+        place: of the node that it is about. Parts of a search go on in the order of their places,
+        and those of equal places in the order in which they asked.
+        by_itself: whether the work goes on by itself, as a function in a thread does.
+        """
+        call = _Call(work, asyncio.get_running_loop().create_future(), place, by_itself)
+        self._calls.setdefault(search, []).append(call)
+        try:
+            await call.turn
+        finally:
+            if call in (mine := self._calls.get(search, [])):  # it was cancelled
+                mine.remove(call)
+                if not mine:
+                    del self._calls[search]
+            if not work.cancel() and not work.cancelled():
+                work.exception()  # nobody may ask for it
+        return work.result()
+
+    def add(self, together: BatchedFunction[X, Y], items: Sequence[X]) -> asyncio.Future[list[Y]]:
+        """Items to compute with those of other searches."""
+        future: asyncio.Future[list[Y]] = asyncio.get_running_loop().create_future()
+        self._batches.setdefault(together, _Batch()).calls.append((items, future))
+        return future
+
+
+class BatchedFunction(Generic[X, Y]):
+    """A function of many items that is called for the items of many searches at once.
+
+        judge = Together(score_texts)
+        values = await judge(node, texts)
+
+    compute: gets items and returns as many results, each a function of its own item. It runs in the
+    searches' own thread, so that it does not disturb what the model computes.
+    size: items that are worth a call while the model has other work.
+    patience: passes of the model after which fewer are computed too.
+    """
+
+    def __init__(
+        self, compute: Callable[[list[X]], Sequence[Y]], *, size: int = 64, patience: int = 8
+    ) -> None:
+        """Nothing is computed yet."""
+        self._compute, self.size, self.patience = compute, size, patience
+
+    async def __call__(self, node: NodeLike, items: Sequence[X]) -> list[Y]:
+        """The results of items that the search of a node asks for.
+
+        If `compute` fails, each search's items are computed apart, and only those that fail raise.
+        """
+        aside = _aside()
+        if not items:
+            return []
+        if aside is None:  # nothing is waited for beside this
+            return self._of(items)
+        future = aside.add(self, items)
+        return await aside.run_call(node.search, future, place_of(node), by_itself=False)
+
+    def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
+        """Compute calls, and give each its results or its error."""
+        open_calls = [(items, future) for items, future in calls if not future.done()]
+        if not open_calls:
+            return
+        try:
+            results = iter(self._of([item for items, _ in open_calls for item in items]))
+        except Exception as error:
+            if len(open_calls) == 1:
+                open_calls[0][1].set_exception(error)
+                return
+            for call in open_calls:
+                self.answer([call])
+            return
+        for items, future in open_calls:
+            future.set_result([next(results) for _ in items])
+
+    def _of(self, items: Sequence[X]) -> list[Y]:
+        results = list(self._compute(list(items)))
+        if len(results) != len(items):
+            raise InputError(
+                f"{len(results)} results were computed for {len(items)} items; "
+                "return one for each, in order"
+            )
+        return results
+
+
+class Threads:
+    """A pool of threads that is made when it is needed, and anew where it is sent to."""
+
+    def __init__(self, num: int) -> None:
+        """num: most threads."""
+        self._num = num
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __call__(self) -> Executor:
+        """The pool."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._num, thread_name_prefix="treegen-reward")
+        return self._pool
+
+    def close(self) -> None:
+        """Begin nothing more in the threads there are."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def __reduce__(self) -> tuple[type[Threads], tuple[int]]:
+        return Threads, (self._num,)
+
+
+async def in_thread(
+    node: NodeLike, function: Callable[..., T], *args: Any, threads: Executor | None = None
+) -> T:
+    """What a function returns about a node. It runs in a thread while other searches go on.
+
+    threads: where it runs; by default in one of 32 threads of the run.
+    """
+    loop = running_loop()
+    if loop is None:  # a session's own loop: there is nothing else to go on with
+        return function(*args)
+    call = partial(contextvars.copy_context().run, function, *args)
+    aside = _aside()
+    if aside is None:
+        return await loop.run_in_executor(threads, call)
+    work = loop.run_in_executor(threads or aside.threads(), call)
+    return await aside.run_call(node.search, work, place_of(node), by_itself=True)
+
+
+def place_of(node: NodeLike) -> Place:
+    """The place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
+    return tuple(each.order for each in node.path)
+
+
+def _aside() -> ExternalCallQueue | None:
+    """What is waited for in the running loop of searches; None in another loop, and in none."""
+    return getattr(running_loop(), "aside", None)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs in this thread; None if none does."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

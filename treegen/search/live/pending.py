@@ -1,0 +1,93 @@
+"""What live searches hold: the contexts of nodes, and tickets for what they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from treegen.engine.segments.segment import LiveRequest, LiveSegment
+from treegen.prompts.radix import Tokens
+from treegen.prompts.tokens import TAIL, GivenPrompt
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.call_queue import QueuedCall
+from treegen.search.external_calls import running_loop
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class LiveContext:
+    """The context of a node.
+
+    segment: the segment that ends with the node.
+    given: the text or token ids of the context; None if some of it was generated.
+    released: whether it was given back.
+    """
+
+    segment: LiveSegment
+    given: GivenPrompt | None
+    released: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt."""
+        return self.segment.stop
+
+    def tail(self) -> Tokens:
+        """The last tokens, as many as appending text has to look at."""
+        parts: list[Tokens] = []
+        missing = TAIL
+        for segment in self.segment.path():
+            parts.append(segment.tokens[-missing:])
+            missing -= len(parts[-1])
+            if missing <= 0:
+                break
+        return np.concatenate(parts[::-1])
+
+
+@dataclass(slots=True, eq=False)
+class PendingResults(Generic[T]):
+    """Something that a search waits for.
+
+    search: the search that waits.
+    results: in the order in which they were asked for; None for a result that has not come.
+    requests: the scheduler's requests that are not over, each with the place of its first result.
+    call: what stands in the search's line, if it has one.
+    num_kept: how many of its samples the budget has room for.
+    future: what an event loop waits for; None without one.
+    is_done: whether no more results come.
+    """
+
+    search: BudgetedSearch
+    results: list[T | None]
+    call: QueuedCall | None = None
+    num_kept: int = sys.maxsize
+    requests: dict[LiveRequest, int] = field(default_factory=dict)
+    future: asyncio.Future[None] | None = None
+    is_done: bool = False
+
+    def deliver(self, num_kept: int) -> None:
+        """Finish; only the first samples are within the budget."""
+        self.num_kept = num_kept
+        self.finish()
+
+    def finish(self) -> None:
+        """Note that no more results come. The code that awaits the ticket goes on."""
+        self.is_done = True
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    def __await__(self) -> Generator[Any, None, list[T | None]]:
+        if not self.is_done:
+            loop = running_loop()
+            if loop is None:  # `Session.step` drives the coroutine.
+                yield
+            else:
+                self.future = loop.create_future()
+                yield from self.future
+        return self.results

@@ -1,0 +1,266 @@
+"""Searches whose nodes several LLMs sample from, each with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treegen.common.checks import check_argument_types
+from treegen.common.outputs import Score
+from treegen.common.params import SamplingParams
+from treegen.errors import InputError
+from treegen.prompts.tree import Parts
+from treegen.search.backend import BackendSample, Context
+from treegen.search.budget import Budget, SearchUsage, check_budget
+from treegen.search.budgeted_search import BudgetedSearch
+from treegen.search.strategies.common import check_counts
+from treegen.search.tree.node import SearchFn
+from treegen.search.tree.problems import name_problems
+from treegen.search.tree.result import SearchResult
+
+if TYPE_CHECKING:
+    from treegen.engine.scheduler import Scheduler
+    from treegen.search.live.backend import LiveBackend
+    from treegen.search.session import Session
+
+Content = str | Sequence[int]
+
+
+class SessionFactory(Protocol):
+    """What `search_with` needs of an LLM."""
+
+    tokenizer: Any
+
+    def session(self, params: SamplingParams | None = None) -> Session:
+        """Search trees of its own."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class CrossModelContext:
+    """The text up to a node, in the caches of those LLMs that it was needed in.
+
+    above: the context that it continues; None for a prompt.
+    content: its own text; for a prompt what each LLM gets.
+    own: the context in each cache, by the LLM's name.
+    """
+
+    above: CrossModelContext | None
+    content: str | Parts | Mapping[str, Content]
+    backends: Mapping[str, LiveBackend]
+    own: dict[str, Context] = field(default_factory=dict)
+
+    def of(self, name: str) -> Context:
+        """The context in one LLM's cache. The text is computed there when it is sampled from."""
+        if name not in self.own:
+            backend = self.backends[name]
+            if self.above is None:
+                assert isinstance(self.content, Mapping)
+                self.own[name] = backend.prompt(self.content[name], SearchUsage())
+            else:
+                assert not isinstance(self.content, Mapping)
+                self.own[name] = backend.extend(self.above.of(name), self.content)
+        return self.own[name]
+
+    def on(self, name: str) -> SelectedModelContext:
+        """The context, for one of the LLMs to sample from; raises InputError for another name."""
+        if name not in self.backends:
+            raise InputError(f"there is no LLM {name!r}; known: {', '.join(self.backends)}")
+        return SelectedModelContext(self, name)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt, as one of the LLMs counts them."""
+        return self.of(next(iter(self.own or self.backends))).num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SelectedModelContext:
+    """A context, and the LLM that is to sample from it."""
+
+    shared: CrossModelContext
+    name: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from the start of the prompt."""
+        return self.shared.of(self.name).num_tokens
+
+
+class MultiModelBackend:
+    """The Backend of searches over several LLMs. The first one samples, if none is named."""
+
+    def __init__(
+        self, backends: Mapping[str, LiveBackend], contents: Sequence[Mapping[str, Content]]
+    ) -> None:
+        """contents: of the prompts that are known, what each LLM gets."""
+        self._backends, self._contents = dict(backends), contents
+        self._first = next(iter(self._backends))
+
+    # What a run needs
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """That of the first LLM, for the progress that is shown."""
+        return self._backends[self._first].scheduler
+
+    @property
+    def closed(self) -> bool:
+        """Whether the caches are gone."""
+        return any(backend.closed for backend in self._backends.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something that was asked for is not done."""
+        return any(backend.has_work for backend in self._backends.values())
+
+    def step(self) -> None:
+        """Run one forward pass of each LLM that something is wanted of."""
+        try:
+            for backend in self._backends.values():
+                if backend.has_work:
+                    backend.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all searches and free their pages."""
+        for backend in self._backends.values():
+            backend.close()
+
+    def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
+        """Contexts of the prompts that are known, which each LLM stores once."""
+        found = {
+            name: backend.prompts_together([each[name] for each in self._contents], rows=rows)
+            for name, backend in self._backends.items()
+        }
+        return [
+            CrossModelContext(
+                None, each, self._backends, {name: found[name][place] for name in found}
+            )
+            for place, each in enumerate(self._contents)
+        ]
+
+    def new_origin(self, context: Context, seed: int | None) -> str:
+        """The origin of the seeds of one more unnamed search of a prompt."""
+        assert isinstance(context, CrossModelContext)
+        return self._backends[self._first].new_origin(context.of(self._first), seed)
+
+    # What nodes need
+
+    def prompt(self, content: Content, usage: SearchUsage) -> Context:
+        if not isinstance(content, str):
+            raise InputError("token ids mean one LLM's tokens; give several LLMs text")
+        return CrossModelContext(None, dict.fromkeys(self._backends, content), self._backends)
+
+    def extend(self, context: Context, content: str | Parts) -> Context:
+        assert isinstance(context, CrossModelContext)
+        return CrossModelContext(context, content, self._backends)
+
+    async def sample(
+        self,
+        context: Context,
+        key: str,
+        indices: range,
+        params: SamplingParams,
+        search: BudgetedSearch,
+    ) -> Sequence[BackendSample | None]:
+        shared, name = self._resolve_model(context)
+        drawn = await self._backends[name].sample(shared.of(name), key, indices, params, search)
+        return [
+            None
+            if each is None
+            else BackendSample(
+                each.completion,
+                CrossModelContext(
+                    shared, each.completion.text, self._backends, {name: each.context}
+                ),
+            )
+            for each in drawn
+        ]
+
+    async def score(
+        self, context: Context, texts: Sequence[str], search: BudgetedSearch
+    ) -> list[Score]:
+        shared, name = self._resolve_model(context)
+        return await self._backends[name].score(shared.of(name), texts, search)
+
+    def release(self, context: Context) -> None:
+        assert isinstance(context, CrossModelContext)
+        for name, own in context.own.items():
+            self._backends[name].release(own)
+
+    def cancel(self, search: BudgetedSearch) -> None:
+        for backend in self._backends.values():
+            backend.cancel(search)
+
+    def _resolve_model(self, context: Context) -> tuple[CrossModelContext, str]:
+        if isinstance(context, SelectedModelContext):
+            return context.shared, context.name
+        assert isinstance(context, CrossModelContext)
+        return context, self._first
+
+
+@check_argument_types
+def search_with(
+    llms: Mapping[str, SessionFactory],
+    fn: SearchFn,
+    problems: Iterable[Any],
+    params: SamplingParams | None = None,
+    *,
+    concurrency: int = 64,
+    budget: Budget | None = None,
+    rows: int = 8,
+) -> list[SearchResult]:
+    """Run a search of each problem over several LLMs; results in the order of the problems.
+
+    llms: by names of your own. `node.sample(n, llm=NAME)` and `node.score(texts, llm=NAME)` ask one
+    of them, and otherwise the first. What one generated is text to the others, which compute it
+    once they are asked there.
+    problems: text or chat messages, which each LLM renders by its own template, or (name, prompt)
+    pairs.
+
+    The other arguments are those of `LLM.search`. A budget of tokens counts those of all LLMs. It
+    may be exceeded by the tokens that others than the one that reaches it have under way.
+
+    Raises InputError for prompts of token ids, and what `LLM.search` raises.
+    """
+    from treegen.search.run import SearchRun
+    from treegen.search.session import flat_content
+
+    if not llms:
+        raise InputError("llms is empty; give at least one LLM by name")
+    for name, llm in llms.items():
+        if not callable(getattr(llm, "session", None)):
+            raise InputError(f"llms[{name!r}] must be an LLM, got {llm!r:.60}")
+    check_counts(concurrency=concurrency, rows=rows)
+    check_budget(budget)
+    listed = name_problems(problems, _as_given)
+    with ExitStack() as stack:
+        sessions = {name: stack.enter_context(llm.session(params)) for name, llm in llms.items()}
+        contents: list[Mapping[str, Content]] = [
+            {name: flat_content(each.content, llm.tokenizer) for name, llm in llms.items()}
+            for each in listed
+        ]
+        backend = MultiModelBackend({n: s.backend for n, s in sessions.items()}, contents)
+        first = next(iter(llms))
+        run = SearchRun(
+            backend,
+            fn,
+            [replace(each, content=own[first]) for each, own in zip(listed, contents, strict=True)],
+            params=sessions[first].params,
+            concurrency=concurrency,
+            budget=budget,
+            rows=rows,
+        )
+        return run.in_order()
+
+
+def _as_given(content: Any) -> Any:
+    is_list = isinstance(content, Iterable) and not isinstance(content, str)
+    if is_list and all(isinstance(token, int) for token in content):
+        raise InputError("token ids mean one LLM's tokens; give several LLMs text or messages")
+    return content

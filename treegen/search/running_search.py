@@ -1,0 +1,132 @@
+"""One search function under way: its time limit, its end, and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+from treegen.search.budget import BudgetIgnored, BudgetReached, StopReason
+from treegen.search.event_loop import IdleLoop
+from treegen.search.tree.node import Search, SearchFn
+from treegen.search.tree.result import SearchResult
+
+_AGAIN: Final = 0.1
+"""Seconds between ending two waits of one search; in them it cleans up after the first."""
+
+
+class RunningSearch:
+    """A search function in an event loop. It ends when the seconds of its budget are over.
+
+    What it awaits of the model then ends by itself. Whatever else it awaits, such as a tool, is
+    cancelled, and BudgetReached is raised there. So a strategy returns what it has found.
+    """
+
+    def __init__(
+        self, loop: IdleLoop, fn: SearchFn, search: Search, on_end: Callable[[SearchResult], None]
+    ) -> None:
+        """Begin the search. on_end: called with the result."""
+        self.search = search
+        self._loop, self._on_end, self._is_over = loop, on_end, False
+        self._stopped_by: StopReason | None = None
+        self._due: float | None = None  # once its time is over: when its next wait may end
+        self._raises: BudgetReached | None = None  # raised in place of a cancellation under way
+        self.task = loop.create_task(self._run(fn))
+        if (seconds := search.budget.seconds) is not None:
+            loop.call_later(max(0.0, seconds - search.usage.elapsed_seconds()), self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        if not self.task.done():
+            self.search.stop(self.search.budget.describe_limit("seconds"), StopReason.BUDGET)
+            self._due = self._loop.time()
+
+    def end_wait(self) -> bool:
+        """End the wait of a search whose time is over. False if it is not, or a wait just ended.
+
+        Call it only when nothing in the loop can go on, or has gone on for long: then the search
+        waits for nothing of the model.
+        """
+        if self._due is None or self._loop.time() < self._due or self.task.done():
+            return False
+        self._due = self._loop.time() + _AGAIN
+        self._loop.call_later(_AGAIN, lambda: None)  # so that the loop looks again
+        self._raises = self.search.stopped
+        self.task.cancel()
+        return True
+
+    def end_abandoned(self) -> bool:
+        """End a search that goes on asking whatever is raised; its task stays behind."""
+        if not self.search.is_abandoned or self._is_over:
+            return False
+        reached = (
+            self.search.budget.describe_exceeded(self.search.usage) or "the search was given up"
+        )
+        self._end(None, BudgetIgnored(str(self.search.stopped or reached)))
+        return True
+
+    async def _run(self, fn: SearchFn) -> None:
+        returned: object = None
+        failure: BaseException | None = None
+        try:
+            returned = await self._await_interruptible(_call(fn, self.search))
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit) and not self._loop.ending:
+                raise
+            failure = error  # it goes into the result, and other searches go on
+            failure.__traceback__ = _outside(error.__traceback__)
+        self._end(returned, failure)
+
+    def _end(self, returned: object, failure: BaseException | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stopped_by = self.search.stopped.by if self.search.stopped else None
+        self.search.close()  # before the result, for it counts calls that nobody waited for
+        self._on_end(self._result(returned, failure))
+
+    def _result(self, returned: object, failure: BaseException | None) -> SearchResult:
+        try:
+            result = SearchResult.of(self.search, returned, failure)
+            return replace(result, stopped_by=self._stopped_by or result.stopped_by)
+        except Exception as error:  # what it has noted at a node is nothing that records can have
+            for node in self.search.nodes():
+                node.forget()
+            return SearchResult.of(self.search, None, error)
+
+    @types.coroutine
+    def _await_interruptible(
+        self, call: Coroutine[Any, Any, object]
+    ) -> Generator[Any, Any, object]:
+        """Await a call, in which `end_wait` raises BudgetReached."""
+        go_on: Callable[[], Any] = partial(call.send, None)
+        while True:
+            try:
+                awaited = go_on()
+            except StopIteration as end:
+                return end.value
+            error: BaseException | None = None
+            try:
+                value = yield awaited
+            except BaseException as thrown:
+                error = thrown
+            if (ending := self._raises) is not None:
+                self._raises = None
+                self.task.uncancel()
+                if isinstance(error, asyncio.CancelledError):
+                    error = BudgetReached(str(ending), ending.by)
+            go_on = partial(call.send, value) if error is None else partial(call.throw, error)
+
+
+def _outside(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback from the search function on; only its last entry if that is not reached."""
+    while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+async def _call(fn: SearchFn, search: Search) -> object:
+    return await fn(search.root)

@@ -1,0 +1,124 @@
+"""Tree of thoughts (Yao et al. 2023): breadth first, and depth first with backtracking."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+from treegen.common.checks import check_argument_types
+from treegen.search.budget import BudgetReached
+from treegen.search.evaluate import Evaluate
+from treegen.search.propose import Propose
+from treegen.search.strategies.common import (
+    DEAD_END,
+    OUTRANKED,
+    TOO_DEEP,
+    TOO_LOW,
+    Done,
+    State,
+    assess,
+    check_counts,
+    collect_outcome,
+    drop_duplicates,
+    propose_all,
+    prune,
+    split,
+    text_state,
+)
+from treegen.search.tree.node import SearchNode
+from treegen.search.tree.result import SearchOutcome
+
+
+@check_argument_types
+async def bfs(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    breadth: int,
+    depth: int,
+    prune_below: float = -math.inf,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> SearchOutcome:
+    """Go down level by level, keeping the best thoughts of each.
+
+    breadth: thoughts of a level to go on with, finished ones not counted.
+    depth: most levels.
+    prune_below: a thought of a lower value is given up, finished or not.
+    solutions: the search ends after the level at which so many are finished; None goes on to
+    `depth` levels.
+    state: of nodes with equal states only the first is kept.
+    """
+    check_counts(breadth=breadth, depth=depth, solutions=solutions)
+    frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
+    try:
+        for level in range(1, depth + 1):
+            thoughts = drop_duplicates(await propose_all(frontier, propose), state, seen, root)
+            await assess(thoughts, evaluate)
+            good, bad = split(thoughts, prune_below)
+            going = [node for node in good if not done(node)]
+            num_finished += len(good) - len(going)
+            prune(bad, root, TOO_LOW)
+            prune(going[breadth:], root, OUTRANKED)
+            frontier = going[:breadth]
+            if not frontier or (solutions is not None and num_finished >= solutions):
+                break
+            if level == depth:
+                stopped = f"depth of {depth} steps reached"
+    except BudgetReached as end:
+        stopped = str(end)
+    return await collect_outcome(root, done, evaluate, stopped)
+
+
+@check_argument_types
+async def dfs(
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    depth: int,
+    prune_below: float = -math.inf,
+    max_visits: int | None = None,
+    solutions: int | None = 1,
+    state: State = text_state,
+) -> SearchOutcome:
+    """Follow the best thought first, and go back where there is no way on.
+
+    depth: most steps of a path.
+    prune_below: a thought of a lower value is given up and not visited.
+    max_visits: most nodes to propose next steps for.
+    solutions: the search ends when so many are finished; None visits everything.
+    state: of nodes with equal states only the first is kept.
+    """
+    check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
+    stopped, num_visits, num_finished = "", 0, 0
+    seen: set[Hashable] = {state(root)}
+    stack = [(root, 0)]
+    try:
+        while stack:
+            node, steps = stack.pop()
+            if node is not root and done(node):
+                num_finished += 1
+                if num_finished == solutions:
+                    break
+                continue
+            if steps == depth:
+                prune([node], root, TOO_DEEP)
+                continue
+            if num_visits == max_visits:
+                stopped = f"limit of {max_visits} visits reached"
+                break
+            num_visits += 1
+            thoughts = drop_duplicates(await propose(node), state, seen, root)
+            await assess(thoughts, evaluate)
+            good, bad = split(thoughts, prune_below)
+            prune(bad, root, TOO_LOW)
+            if not good and node is not root:
+                prune([node], root, DEAD_END)
+            stack += [(thought, steps + 1) for thought in reversed(good)]
+    except BudgetReached as end:
+        stopped = str(end)
+    return await collect_outcome(root, done, evaluate, stopped)

@@ -1,0 +1,62 @@
+"""Finds nodes again by their keys: in a session, and when a controller's state is unpickled."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from treegen.common.closeable import use_context_value
+from treegen.errors import InputError
+
+
+class Findable(Protocol):
+    """A search."""
+
+    def find(self, key: str) -> object:
+        """The node of a key."""
+        ...
+
+
+_leaving: ContextVar[bool] = ContextVar("_leaving", default=False)
+_searches: WeakValueDictionary[str, Findable] = WeakValueDictionary()
+
+
+def register(search: Findable) -> str:
+    """A token by which `resolve_node` finds a search, as long as something in this process holds
+    it.
+    """
+    token = uuid.uuid4().hex
+    _searches[token] = search
+    return token
+
+
+def pickling_for_other_process() -> AbstractContextManager[None]:
+    """Inside, what is pickled goes to another process, where no node would be found."""
+    return use_context_value(_leaving, True)
+
+
+def check_stays(key: str) -> None:
+    """Raise InputError for a node that is pickled for another process."""
+    if _leaving.get():
+        raise InputError(
+            f"node {key!r} cannot be sent to another process: it lives in the memory of a model; "
+            "send its path_text or data"
+        )
+
+
+def resolve_node(token: str, key: str) -> object:
+    """The node that a pickle stands for.
+
+    Raises:
+        InputError: its search is not in this process any more, or never was.
+    """
+    search = _searches.get(token)
+    if search is None:
+        raise InputError(
+            f"node {key!r} was pickled by its key, and its search is not in this process; make the "
+            "nodes again, or keep path_text, data or records (SearchTree) instead of nodes"
+        )
+    return search.find(key)
