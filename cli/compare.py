@@ -15,16 +15,31 @@ _RUN = click.Path(path_type=Path)
 @click.argument("run_b", type=_RUN)
 @add_option_groups("reading")
 @click.option("--partial", is_flag=True, help="Leave out problems that a run has not finished.")
-@click.option("--output-path", "-o", type=_RUN, metavar="DIR",
-              help="Where the plots go. Default: a folder in RUN_B.")  # fmt: skip
+@click.option(
+    "--output-path",
+    "-o",
+    type=_RUN,
+    metavar="DIR",
+    help="Where the plots go. Default: a folder in RUN_B.",
+)
 @click.option("--no-plots", is_flag=True, help="Write no pictures.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html",
-              help="Also write a page with both runs' samples side by side.")  # fmt: skip
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Also write a page with both runs' samples side by side.",
+)
 @QUIET
 def command(
-    run_a: Path, run_b: Path, partial: bool, output_path: Path | None, no_plots: bool,
-    html: Path | None, quiet: bool, **asked: Any,
-) -> None:  # fmt: skip
+    run_a: Path,
+    run_b: Path,
+    partial: bool,
+    output_path: Path | None,
+    no_plots: bool,
+    html: Path | None,
+    quiet: bool,
+    **asked: Any,
+) -> None:
     """Compare RUN_B with RUN_A on the same problems, with intervals and tests for pairs.
 
     A difference is B minus A, so above zero B is better. Runs whose problems differ are refused.
@@ -60,5 +75,11 @@ def command(
         if not quiet:
             echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}
-    json_line({**paths, **found.to_json(), "plots": [str(path) for path in files],
-               "page": None if html is None else str(html)})  # fmt: skip
+    json_line(
+        {
+            **paths,
+            **found.to_json(),
+            "plots": [str(path) for path in files],
+            "page": None if html is None else str(html),
+        }
+    )

@@ -44,9 +44,13 @@ class _Tour:
 
         task, given = self._fill_defaults(asked)
         return evaluate_all(
-            [task], given, ModelLoader(self.llm), self.terminal, output=str(self.path / task),
+            [task],
+            given,
+            ModelLoader(self.llm),
+            self.terminal,
+            output=str(self.path / task),
             execution=execution,
-        )[0]  # fmt: skip
+        )[0]
 
     def search(self, asked: dict[str, Any], method: str) -> "SearchRunResult":
         """Search a task's problems as `treegen search` would."""
@@ -56,9 +60,12 @@ class _Tour:
         task, given = self._fill_defaults({**asked, "method": method}, search=True)
         del given["method"]
         return search_all(
-            [method], {**given, "task": task}, ModelLoader(self.llm), self.terminal,
+            [method],
+            {**given, "task": task},
+            ModelLoader(self.llm),
+            self.terminal,
             output=str(self.path / task / method),
-        )[0]  # fmt: skip
+        )[0]
 
     def _fill_defaults(self, asked: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
         from treegen import demo
@@ -69,8 +76,12 @@ class _Tour:
 
 
 @click.command("demo")
-@click.option("--output-path", "-o", metavar="DIR", help="Where the runs go. Default: a new "
-              "directory in runs/.")  # fmt: skip
+@click.option(
+    "--output-path",
+    "-o",
+    metavar="DIR",
+    help="Where the runs go. Default: a new directory in runs/.",
+)
 def command(output_path: str | None) -> None:
     """Show what treegen does, with a small model that comes with it: no GPU, no download.
 
@@ -92,17 +103,32 @@ def command(output_path: str | None) -> None:
     notice(f"{demo.NOTICE.partition(';')[0]}; runs go to {path}")
     tour = _Tour(_load(), path, Terminal(quiet=False))
     parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
-        ("A prompt tree: 8 solved examples, 20 questions, 40 answers each",
-         "treegen plan gsm8k --limit 20", _plan),
-        ("Self-consistency: a vote of k answers against one answer",
-         "treegen eval gsm8k --limit 20", _vote),
-        ("A fact in a long text, at every depth",
-         "treegen eval needle-grid -T lengths=2000-14000/5 -T depths=0-100/6", _heat_map),
-        ("Programs, judged in a sandbox on tests that the model does not see",
-         "treegen eval apps --limit 10-35 --allow-code-execution", _programs),
-        ("Puzzles: search in a tree of steps against whole solutions, for as many tokens",
-         f"treegen search countdown --compare {','.join(_METHODS)} --limit 24", _puzzles),
-    )  # fmt: skip
+        (
+            "A prompt tree: 8 solved examples, 20 questions, 40 answers each",
+            "treegen plan gsm8k --limit 20",
+            _plan,
+        ),
+        (
+            "Self-consistency: a vote of k answers against one answer",
+            "treegen eval gsm8k --limit 20",
+            _vote,
+        ),
+        (
+            "A fact in a long text, at every depth",
+            "treegen eval needle-grid -T lengths=2000-14000/5 -T depths=0-100/6",
+            _heat_map,
+        ),
+        (
+            "Programs, judged in a sandbox on tests that the model does not see",
+            "treegen eval apps --limit 10-35 --allow-code-execution",
+            _programs,
+        ),
+        (
+            "Puzzles: search in a tree of steps against whole solutions, for as many tokens",
+            f"treegen search countdown --compare {','.join(_METHODS)} --limit 24",
+            _puzzles,
+        ),
+    )
     for number, (title, typed, show) in enumerate(parts, start=1):
         echo(f"\n{number}. {title}\n   $ {typed}\n")
         show(tour)

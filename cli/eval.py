@@ -16,7 +16,7 @@ from treegen.cli.options.options import (
     collect_choices,
     pop_execution_options,
     task_names,
-)  # fmt: skip
+)
 from treegen.cli.options.workers import resolve_workers, take_cluster
 
 
@@ -31,21 +31,42 @@ from treegen.cli.options.workers import resolve_workers, take_cluster
     ),
 )
 @add_option_groups(
-    "task", "data", "arguments", "model", "cluster", "sampling", "stopping", "report", "execution",
+    "task",
+    "data",
+    "arguments",
+    "model",
+    "cluster",
+    "sampling",
+    "stopping",
+    "report",
+    "execution",
     "task code",
-)  # fmt: skip
+)
 @OUTPUT
 @JUDGE
-@click.option("--no-score", "--predict-only", "score", flag_value=False, default=None,
-              help="Only sample; `treegen score` scores later.")  # fmt: skip
+@click.option(
+    "--no-score",
+    "--predict-only",
+    "score",
+    flag_value=False,
+    default=None,
+    help="Only sample; `treegen score` scores later.",
+)
 @click.option("--log-tokens", is_flag=True, help="Store token ids with the texts.")
 @WRITE_OUT
 @QUIET
 def command(
-    output: str | None, resume: str | None, write_out: bool, quiet: bool, judge: tuple[str, ...],
-    rubric: str | None, wordings: int | None, verdicts: Any,
-    adapter: tuple[str, ...], **params: Any,
-) -> None:  # fmt: skip
+    output: str | None,
+    resume: str | None,
+    write_out: bool,
+    quiet: bool,
+    judge: tuple[str, ...],
+    rubric: str | None,
+    wordings: int | None,
+    verdicts: Any,
+    adapter: tuple[str, ...],
+    **params: Any,
+) -> None:
     """Sample every problem of each TASK, score the samples, and print the results.
 
     Everything is stored as it finishes. A run that was stopped, by a signal or by pulling the
@@ -79,9 +100,12 @@ def command(
         places=resolve_workers(cluster, asked), stays=plan is not None or resume is not None
     )
     how: dict[str, Any] = {
-        "output": output, "resume": resume, "execution": execution, "show_prompts": write_out,
+        "output": output,
+        "resume": resume,
+        "execution": execution,
+        "show_prompts": write_out,
         "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(asked)),
-    }  # fmt: skip
+    }
     if several:
         rows = evaluate_adapters(several, tasks, asked, models, terminal, **how)
     else:
@@ -105,9 +129,12 @@ def command(
                 continue
             kept = plan or JudgingPlan.of_json(each.judged_by, loading_of(asked))
             judged = kept.judge(
-                each.path, listener=terminal, models=judges,
-                follow=partial(terminal.count, again=each.again), allow_task_code=True,
-            )  # fmt: skip
+                each.path,
+                listener=terminal,
+                models=judges,
+                follow=partial(terminal.count, again=each.again),
+                allow_task_code=True,
+            )
             show_judged(judged, quiet=quiet)
             document["judged"] = judged.to_json()
             complaints += judged.complaints

@@ -13,10 +13,20 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--to", required=True, type=click.Choice(_FORMATS), metavar="FORMAT",
-              help="inspect, every-eval-ever, lm-eval or parquet.")  # fmt: skip
-@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="PATH",
-              help="For inspect a file (.eval), else a folder. Default: in the run.")  # fmt: skip
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(_FORMATS),
+    metavar="FORMAT",
+    help="inspect, every-eval-ever, lm-eval or parquet.",
+)
+@click.option(
+    "--output-path",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="For inspect a file (.eval), else a folder. Default: in the run.",
+)
 @add_option_groups("reading")
 @QUIET
 def command(run: Path, to: str, output_path: Path | None, quiet: bool, **asked: Any) -> None:

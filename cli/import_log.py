@@ -9,10 +9,20 @@ from treegen.cli.options.options import QUIET
 
 @click.command("import")
 @click.argument("log", type=click.Path(path_type=Path))
-@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="DIR",
-              help="The run; of several tasks, the folder above. Default: in runs/.")  # fmt: skip
-@click.option("--task", "tasks", multiple=True, metavar="NAME",
-              help="Only this task of the log; may be repeated.")  # fmt: skip
+@click.option(
+    "--output-path",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run; of several tasks, the folder above. Default: in runs/.",
+)
+@click.option(
+    "--task",
+    "tasks",
+    multiple=True,
+    metavar="NAME",
+    help="Only this task of the log; may be repeated.",
+)
 @QUIET
 def command(log: Path, output_path: Path | None, tasks: tuple[str, ...], quiet: bool) -> None:
     """Make run directories of LOG, which report, compare, score and show read like others.

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 @click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto or fp8.")
 @click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N.")
 @click.option("--revision", metavar="NAME", help="Of a hub name.")
-@click.option("--image-size", "sizes", metavar="WxH,...", help="Pixels of images whose tokens are "
-              "counted. Default: 512x512,1024x768,2048x1536.")  # fmt: skip
+@click.option(
+    "--image-size",
+    "sizes",
+    metavar="WxH,...",
+    help="Pixels of images whose tokens are counted. Default: 512x512,1024x768,2048x1536.",
+)
 @click.option("--trust-remote-code", is_flag=True, help="Let code that comes with it run.")
 @QUIET
 def command(model: str | None, quiet: bool, sizes: str | None, **options: Any) -> None:

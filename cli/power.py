@@ -9,30 +9,75 @@ from treegen.cli.options.options import QUIET, add_option_groups, whole_numbers
 
 
 @click.command("power")
-@click.option("--difference", type=float, default=0.02, show_default=True,
-              help="Between the accuracies of two runs.")  # fmt: skip
-@click.option("--run", "runs", multiple=True, type=click.Path(path_type=Path), metavar="RUN",
-              help="Take variances from this run; of two runs, their correlation too.")  # fmt: skip
+@click.option(
+    "--difference",
+    type=float,
+    default=0.02,
+    show_default=True,
+    help="Between the accuracies of two runs.",
+)
+@click.option(
+    "--run",
+    "runs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Take variances from this run; of two runs, their correlation too.",
+)
 @click.option("--n-problems", type=int, metavar="N", help="Problems at hand.")
-@click.option("--n-samples", "-n", "num_samples", metavar="1,8,64", default="1,4,16,64",
-              show_default=True, help="Samples per problem.")  # fmt: skip
-@click.option("--between", type=float, help="Variance of problems' chances of a right sample. "
-              "Default: 0.1, or of the run.")  # fmt: skip
-@click.option("--within", type=float, help="Mean of p (1 - p) over problems. Default: 0.1, or of "
-              "the run.")  # fmt: skip
-@click.option("--correlation", type=float, help="Of problems' chances in both runs. Default: 0.5, "
-              "or of two runs; 0 for runs of other problems.")  # fmt: skip
-@click.option("--power", "wanted", type=float, default=0.8, show_default=True,
-              help="The chance to find the difference.")  # fmt: skip
-@click.option("--alpha", type=float, default=0.05, show_default=True,
-              help="The chance to find one where there is none.")  # fmt: skip
+@click.option(
+    "--n-samples",
+    "-n",
+    "num_samples",
+    metavar="1,8,64",
+    default="1,4,16,64",
+    show_default=True,
+    help="Samples per problem.",
+)
+@click.option(
+    "--between",
+    type=float,
+    help="Variance of problems' chances of a right sample. Default: 0.1, or of the run.",
+)
+@click.option(
+    "--within", type=float, help="Mean of p (1 - p) over problems. Default: 0.1, or of the run."
+)
+@click.option(
+    "--correlation",
+    type=float,
+    help="Of problems' chances in both runs. Default: 0.5, "
+    "or of two runs; 0 for runs of other problems.",
+)
+@click.option(
+    "--power",
+    "wanted",
+    type=float,
+    default=0.8,
+    show_default=True,
+    help="The chance to find the difference.",
+)
+@click.option(
+    "--alpha",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="The chance to find one where there is none.",
+)
 @add_option_groups("reading")
 @QUIET
 def command(
-    difference: float, runs: tuple[Path, ...], n_problems: int | None, num_samples: str,
-    between: float | None, within: float | None, correlation: float | None, wanted: float,
-    alpha: float, quiet: bool, **asked: Any,
-) -> None:  # fmt: skip
+    difference: float,
+    runs: tuple[Path, ...],
+    n_problems: int | None,
+    num_samples: str,
+    between: float | None,
+    within: float | None,
+    correlation: float | None,
+    wanted: float,
+    alpha: float,
+    quiet: bool,
+    **asked: Any,
+) -> None:
     """Say how many problems show a difference between two runs of the same problems.
 
     The test is that of `treegen compare`, of the problems' shares of right samples.
@@ -48,8 +93,15 @@ def command(
     rows = wish.rows(spread, ks)
     if not quiet:
         echo(f"{wish.build_table(spread, rows)}\n")
-    json_line({
-        "difference": difference, "power": wanted, "alpha": alpha, "num_problems": n_problems,
-        "between": spread.between, "within": spread.within, "correlation": spread.correlation,
-        "rows": rows,
-    })  # fmt: skip
+    json_line(
+        {
+            "difference": difference,
+            "power": wanted,
+            "alpha": alpha,
+            "num_problems": n_problems,
+            "between": spread.between,
+            "within": spread.within,
+            "correlation": spread.correlation,
+            "rows": rows,
+        }
+    )

@@ -11,18 +11,31 @@ from treegen.cli.options.options import QUIET, add_option_groups
 
 @click.command("replay")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--stop-batch", type=click.IntRange(min=1), default=8, show_default=True,
-              help="Samples of a problem until the rule is asked again.")  # fmt: skip
-@click.option("--chance", "chances", type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
-              multiple=True, help="Of the leading answer to stay ahead; may be "
-              "repeated.")  # fmt: skip
+@click.option(
+    "--stop-batch",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    help="Samples of a problem until the rule is asked again.",
+)
+@click.option(
+    "--chance",
+    "chances",
+    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    multiple=True,
+    help="Of the leading answer to stay ahead; may be repeated.",
+)
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @add_option_groups("reading")
 @QUIET
 def command(
-    run: Path, stop_batch: int, chances: tuple[float, ...], filter_name: str | None, quiet: bool,
+    run: Path,
+    stop_batch: int,
+    chances: tuple[float, ...],
+    filter_name: str | None,
+    quiet: bool,
     **asked: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Say what `--stop-when decided` would have saved of the run in RUN, and what it would cost.
 
     The rule is replayed on the run's samples in 32 random orders. Intervals are over problems, and

@@ -10,10 +10,16 @@ from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...",
-                type=click.Path(path_type=Path))  # fmt: skip
-@click.option("--output-path", "-o", type=click.Path(path_type=Path), metavar="FILE.html",
-              help="The page. Default: report.html in the run; here for several.")  # fmt: skip
+@click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--output-path",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="The page. Default: report.html in the run; here for several.",
+)
 @add_option_groups("reading")
 @click.option("--no-plots", is_flag=True, help="Write the page only, no folder of plots beside it.")
 @QUIET
@@ -45,5 +51,10 @@ def command(
         echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
         for folder in sorted({plot.parent for plot in plots}):
             echo(f"plots: {safe_text(str(folder))}")
-    json_line({"page": str(page), "plots": [str(plot) for plot in plots],
-               "runs": [str(path) for path in found]})  # fmt: skip
+    json_line(
+        {
+            "page": str(page),
+            "plots": [str(plot) for plot in plots],
+            "runs": [str(path) for path in found],
+        }
+    )

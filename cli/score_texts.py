@@ -12,10 +12,22 @@ from treegen.errors import InputError
 @click.command("score-texts")
 @click.argument("file", type=click.Path(path_type=Path))
 @add_option_groups("model")
-@click.option("--top", type=click.IntRange(min=0), default=0, show_default=True, metavar="K",
-              help="Likeliest tokens to store in the place of each token.")  # fmt: skip
-@click.option("--output", "-o", required=True, type=click.Path(path_type=Path), metavar="DIR",
-              help="Where the columns go. The same command goes on after a stop.")  # fmt: skip
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="K",
+    help="Likeliest tokens to store in the place of each token.",
+)
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the columns go. The same command goes on after a stop.",
+)
 @QUIET
 def command(file: Path, top: int, output: Path, quiet: bool, **params: Any) -> None:
     """Score the texts of FILE: the log-probability of each token, and the likeliest ones there.

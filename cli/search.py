@@ -27,8 +27,9 @@ def _of(knob: str, what: str) -> str:
 def _own_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
     with_some = [(name, method) for name, method in METHODS.items() if method.arguments]
-    return "; ".join(f"{name}: {', '.join(each.name for each in method.arguments)}"
-                     for name, method in with_some)  # fmt: skip
+    return "; ".join(
+        f"{name}: {', '.join(each.name for each in method.arguments)}" for name, method in with_some
+    )
 
 
 @click.command(
@@ -42,39 +43,89 @@ def _own_arguments() -> str:
     ),
 )
 @click.argument("task", required=False)
-@click.option("--method", "-m", metavar="NAME",
-              help=f"{_either(METHODS)}; or path/to/file.py:function, a search of your "
-              "own.")  # fmt: skip
-@click.option("--method-arg", "-a", "arguments", multiple=True, metavar="NAME=VALUE",
-              help=f"An argument of the method's own; {_own_arguments()}.")  # fmt: skip
-@click.option("--compare", metavar="NAME,NAME", help="Run several methods, each with the whole "
-              "budget, and print what each solved beside what it cost.")  # fmt: skip
-@click.option("--budget", multiple=True, metavar="K=V,...", help="What a problem may cost: any of "
-              f"{', '.join(_BUDGET)}; tokens are decoded ones.")  # fmt: skip
+@click.option(
+    "--method",
+    "-m",
+    metavar="NAME",
+    help=f"{_either(METHODS)}; or path/to/file.py:function, a search of your own.",
+)
+@click.option(
+    "--method-arg",
+    "-a",
+    "arguments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help=f"An argument of the method's own; {_own_arguments()}.",
+)
+@click.option(
+    "--compare",
+    metavar="NAME,NAME",
+    help="Run several methods, each with the whole "
+    "budget, and print what each solved beside what it cost.",
+)
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="K=V,...",
+    help=f"What a problem may cost: any of {', '.join(_BUDGET)}; tokens are decoded ones.",
+)
 @click.option("--width", type=int, help="States to keep at a time. Default: the task's.")
 @click.option("--depth", type=int, help="Most steps of a solution. Default: the task's.")
 @click.option("--expand", type=int, help="Next steps to try in a state. Default: the task's.")
-@click.option("--n-samples", "-n", "num_samples", type=int,
-              help=_of("num_samples", "solutions drawn at most."))  # fmt: skip
-@click.option("--propose", metavar="HOW", help="Where next steps are from: sample, or a way of "
-              "the task's own (puzzles: list).")  # fmt: skip
-@click.option("--evaluate", metavar="HOW", help="What a state is worth: logprob, min-logprob, "
-              "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
-              "judge-sampled).")  # fmt: skip
-@click.option("--verifier", metavar="DIR|NAME", help="Judge states by a reward model or verifier, "
-              "in place of --evaluate.")  # fmt: skip
-@click.option("--verifier-arg", "verifier_args", multiple=True, metavar="NAME=VALUE", help="How it "
-              "is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, "
-              "turns.")  # fmt: skip
+@click.option(
+    "--n-samples",
+    "-n",
+    "num_samples",
+    type=int,
+    help=_of("num_samples", "solutions drawn at most."),
+)
+@click.option(
+    "--propose",
+    metavar="HOW",
+    help="Where next steps are from: sample, or a way of the task's own (puzzles: list).",
+)
+@click.option(
+    "--evaluate",
+    metavar="HOW",
+    help="What a state is worth: logprob, min-logprob, "
+    "reward:DIR for a reward model, or a way of the task's own (puzzles: judge, "
+    "judge-sampled).",
+)
+@click.option(
+    "--verifier",
+    metavar="DIR|NAME",
+    help="Judge states by a reward model or verifier, in place of --evaluate.",
+)
+@click.option(
+    "--verifier-arg",
+    "verifier_args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How it "
+    "is read, as for `treegen verify`: mark, separator, tokens, label, reduce, chat, "
+    "turns.",
+)
 @click.option("--verifier-memory", metavar="SIZE", help="Its cache (1GiB).")
-@click.option("--prune-below", type=float,
-              help=_of("prune_below", "do not look into states worth less."))  # fmt: skip
+@click.option(
+    "--prune-below", type=float, help=_of("prune_below", "do not look into states worth less.")
+)
 @click.option("--exploration", type=float, help=_of("exploration", "its constant c."))
 @click.option("--iterations", type=int, help=_of("iterations", "visits at most."))
-@click.option("--rollouts", type=int, help=_of("rollouts", "samples played to their end from a "
-              "new state, whose ends are judged (1); 0 judges the state itself."))  # fmt: skip
-@click.option("--choose", metavar="HOW", help="Of the solutions found: best, by the evaluation, "
-              "or vote, weighted by it, as the papers on rebase and dvts do.")  # fmt: skip
+@click.option(
+    "--rollouts",
+    type=int,
+    help=_of(
+        "rollouts",
+        "samples played to their end from a "
+        "new state, whose ends are judged (1); 0 judges the state itself.",
+    ),
+)
+@click.option(
+    "--choose",
+    metavar="HOW",
+    help="Of the solutions found: best, by the evaluation, "
+    "or vote, weighted by it, as the papers on rebase and dvts do.",
+)
 @click.option("--max-tokens", type=int, help="Most tokens of a solution. Default: the task's.")
 @click.option("--step-tokens", type=int, help="Most tokens of a step. Default: the task's.")
 @click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
@@ -84,9 +135,13 @@ def _own_arguments() -> str:
 @OUTPUT
 @QUIET
 def command(
-    method: str | None, compare: str | None, output: str | None, resume: str | None, quiet: bool,
+    method: str | None,
+    compare: str | None,
+    output: str | None,
+    resume: str | None,
+    quiet: bool,
     **params: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Search for solutions of each problem of TASK, and print how many were found, and the cost.
 
     Tasks with steps are countdown, game24 and gsm8k. Every finished search is stored with its
@@ -109,9 +164,14 @@ def command(
 
     terminal = Terminal(quiet=quiet, resume="search")
     found = search_all(
-        _methods(method, compare), given, ModelLoader(places=places), terminal,
-        output=output, resume=resume, compare=compare is not None,
-    )  # fmt: skip
+        _methods(method, compare),
+        given,
+        ModelLoader(places=places),
+        terminal,
+        output=output,
+        resume=resume,
+        compare=compare is not None,
+    )
     for each in found if not quiet else ():
         for problem, error in list(each.results["errors"].items())[:3]:
             notice(f"{each.method}: the search of {problem!r} failed: {error}")

@@ -8,8 +8,13 @@ from treegen.cli.options.options import QUIET, add_option_groups, collect_choice
 
 
 @click.command("selfcheck")
-@click.option("--problems", "num_problems", default=16, show_default=True,
-              help="Problems of the job. Each has 8 samples.")  # fmt: skip
+@click.option(
+    "--problems",
+    "num_problems",
+    default=16,
+    show_default=True,
+    help="Problems of the job. Each has 8 samples.",
+)
 @add_option_groups("model")
 @QUIET
 def command(num_problems: int, quiet: bool, **params: Any) -> None:

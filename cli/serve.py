@@ -17,33 +17,75 @@ _NEEDED: Final = ("prometheus_client", "starlette", "uvicorn")
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 
 
-@click.command("serve", cls=GroupedCommand,
-               examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",))  # fmt: skip
+@click.command(
+    "serve", cls=GroupedCommand, examples=("treegen serve --model Qwen/Qwen3-0.6B --memory 8GiB",)
+)
 @add_option_groups("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--api-key", envvar="TREEGEN_API_KEY", show_envvar=True, metavar="KEY",
-              help="Key that clients must send; required if others reach --host.")  # fmt: skip
-@click.option("--served-model-name", metavar="NAME", help="What clients call the model. Default: "
-              "the last part of --model.")  # fmt: skip
-@click.option("--max-waiting", type=int, metavar="N", help="Samples that may wait; more are "
-              "refused with status 429. Default: four times --max-rows.")  # fmt: skip
-@click.option("--tool-format", metavar="NAME", help="How the model writes tool calls, such as "
-              "hermes or qwen3_coder. Default: found by its chat template.")  # fmt: skip
-@click.option("--max-body", default="16MiB", show_default=True, metavar="SIZE",
-              help="Largest request.")  # fmt: skip
-@click.option("--max-image-pixels", type=int, default=2**25, show_default=True, metavar="N",
-              help="Pixels of all images of one request, at most.")  # fmt: skip
-@click.option("--sampling", type=click.Choice(["recommended", "neutral"]), default="recommended",
-              show_default=True, help="Of requests that do not say: as the checkpoint's "
-              "generation_config.json recommends, or temperature 1 without filters.")  # fmt: skip
-@click.option("--drain-seconds", type=click.IntRange(0), default=60, show_default=True,
-              help="After SIGTERM, time to answer what was asked.")  # fmt: skip
+@click.option(
+    "--api-key",
+    envvar="TREEGEN_API_KEY",
+    show_envvar=True,
+    metavar="KEY",
+    help="Key that clients must send; required if others reach --host.",
+)
+@click.option(
+    "--served-model-name",
+    metavar="NAME",
+    help="What clients call the model. Default: the last part of --model.",
+)
+@click.option(
+    "--max-waiting",
+    type=int,
+    metavar="N",
+    help="Samples that may wait; more are refused with status 429. Default: four times --max-rows.",
+)
+@click.option(
+    "--tool-format",
+    metavar="NAME",
+    help="How the model writes tool calls, such as "
+    "hermes or qwen3_coder. Default: found by its chat template.",
+)
+@click.option(
+    "--max-body", default="16MiB", show_default=True, metavar="SIZE", help="Largest request."
+)
+@click.option(
+    "--max-image-pixels",
+    type=int,
+    default=2**25,
+    show_default=True,
+    metavar="N",
+    help="Pixels of all images of one request, at most.",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(["recommended", "neutral"]),
+    default="recommended",
+    show_default=True,
+    help="Of requests that do not say: as the checkpoint's "
+    "generation_config.json recommends, or temperature 1 without filters.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.IntRange(0),
+    default=60,
+    show_default=True,
+    help="After SIGTERM, time to answer what was asked.",
+)
 def command(
-    host: str, port: int, api_key: str | None, served_model_name: str | None,
-    max_waiting: int | None, tool_format: str | None, max_body: str,
-    max_image_pixels: int, sampling: str, drain_seconds: int, **params: Any,
-) -> None:  # fmt: skip
+    host: str,
+    port: int,
+    api_key: str | None,
+    served_model_name: str | None,
+    max_waiting: int | None,
+    tool_format: str | None,
+    max_body: str,
+    max_image_pixels: int,
+    sampling: str,
+    drain_seconds: int,
+    **params: Any,
+) -> None:
     """Serve a model to clients that speak OpenAI's protocol, until SIGTERM or Ctrl-C.
 
     What requests share is computed and stored once, whatever order they come in.
@@ -78,9 +120,15 @@ def command(
         llm = LLM(**asdict(engine))
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
-            llm, at, name=name, api_key=api_key or None, max_waiting=max_waiting,
-            max_body=body_bytes, max_image_pixels=max_image_pixels,
-            drain_seconds=drain_seconds, tool_format=tool_format,
+            llm,
+            at,
+            name=name,
+            api_key=api_key or None,
+            max_waiting=max_waiting,
+            max_body=body_bytes,
+            max_image_pixels=max_image_pixels,
+            drain_seconds=drain_seconds,
+            tool_format=tool_format,
             recommended=sampling == "recommended",
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
-        )  # fmt: skip
+        )

@@ -14,18 +14,33 @@ _WIDTH: Final = 200
 @click.command("show")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--problem", "-p", metavar="ID", help="One problem: its samples and their votes.")
-@click.option("--tree", "-t", metavar="ID", help="One problem as a tree: its search, or its "
-              "prompt with the samples below.")  # fmt: skip
-@click.option("--as", "written_as", type=click.Choice(("dot", "mermaid")), metavar="FORMAT",
-              help="With --tree: write it for Graphviz (dot) or mermaid.")  # fmt: skip
+@click.option(
+    "--tree",
+    "-t",
+    metavar="ID",
+    help="One problem as a tree: its search, or its prompt with the samples below.",
+)
+@click.option(
+    "--as",
+    "written_as",
+    type=click.Choice(("dot", "mermaid")),
+    metavar="FORMAT",
+    help="With --tree: write it for Graphviz (dot) or mermaid.",
+)
 @click.option("--filter", "filter_name", metavar="NAME", help="Read answers by this filter.")
 @click.option("--full", is_flag=True, help="Whole texts, and every problem in the list.")
 @add_option_groups("reading")
 @QUIET
 def command(
-    run: Path, problem: str | None, tree: str | None, written_as: str | None,
-    filter_name: str | None, full: bool, quiet: bool, **asked: Any,
-) -> None:  # fmt: skip
+    run: Path,
+    problem: str | None,
+    tree: str | None,
+    written_as: str | None,
+    filter_name: str | None,
+    full: bool,
+    quiet: bool,
+    **asked: Any,
+) -> None:
     """Show what the directory RUN holds: metrics and problems, one problem, or one tree."""
     from treegen.errors import InputError
 

@@ -7,10 +7,18 @@ from treegen.cli.options.options import QUIET
 
 @click.command("tasks")
 @click.argument("names", nargs=-1, metavar="[TASK]...")
-@click.option("--lm-eval", "pattern", metavar="PATTERN", help="List lm-eval's tasks, groups and "
-              "tags with names like it, such as '*mmlu*', and what they need.")  # fmt: skip
-@click.option("--include-path", metavar="DIR", help="A further folder of lm-eval's kind of YAML "
-              "files, for --lm-eval.")  # fmt: skip
+@click.option(
+    "--lm-eval",
+    "pattern",
+    metavar="PATTERN",
+    help="List lm-eval's tasks, groups and "
+    "tags with names like it, such as '*mmlu*', and what they need.",
+)
+@click.option(
+    "--include-path",
+    metavar="DIR",
+    help="A further folder of lm-eval's kind of YAML files, for --lm-eval.",
+)
 @QUIET
 def command(
     names: tuple[str, ...], pattern: str | None, include_path: str | None, quiet: bool
@@ -41,10 +49,15 @@ def _list_lm_eval(pattern: str, folder: str | None, quiet: bool) -> None:
     if not quiet:
         head = ["lm-eval:", "Kind", "Output", "n-shot", "Needs"]
         rows = [
-            [each.name, each.kind, each.output, "" if each.shots is None else str(each.shots),
-             each.needs]
+            [
+                each.name,
+                each.kind,
+                each.output,
+                "" if each.shots is None else str(each.shots),
+                each.needs,
+            ]
             for each in found
-        ]  # fmt: skip
+        ]
         echo(format_table(head, rows, right=(3,)) + "\n")
     json_line({"tasks": [asdict(each) for each in found]})
 
@@ -58,10 +71,14 @@ def _list_own(names: tuple[str, ...], quiet: bool) -> None:
     if not quiet:
         names = ("version", "num_fewshot", "num_samples", "temperature", "max_tokens")
         rows = [
-            [each["name"], *(_format_default(each.get(name)) for name in names), each["source"],
-             each.get("error") or ", ".join(each["filters"])]
+            [
+                each["name"],
+                *(_format_default(each.get(name)) for name in names),
+                each["source"],
+                each.get("error") or ", ".join(each["filters"]),
+            ]
             for each in documents
-        ]  # fmt: skip
+        ]
         head = ["Task", "Version", "n-shot", "Samples", "Temperature", "Tokens", "From", "Filters"]
         echo(format_table(head, rows, right=(1, 2, 3, 4, 5)) + "\n")
         arguments = [

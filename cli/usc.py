@@ -10,8 +10,12 @@ from treegen.cli.options.options import QUIET, add_option_groups
 
 @click.command("usc")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--most", type=click.IntRange(min=1), metavar="N", help="Show the model the first N "
-              "samples of a problem. Default: all.")  # fmt: skip
+@click.option(
+    "--most",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Show the model the first N samples of a problem. Default: all.",
+)
 @add_option_groups("reading", "trust")
 @QUIET
 def command(

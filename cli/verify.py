@@ -10,34 +10,88 @@ from treegen.cli.options.options import QUIET, add_option_groups
 
 @click.command("verify")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--verifier", required=True, metavar="DIR|NAME", help="A sequence classifier, a "
-              "token classifier, or a language model that judges at marks.")  # fmt: skip
-@click.option("--mark", default="", metavar="TEXT", help=r"Put after each step, where the verifier "
-              r"is read. \n is a newline. A language model needs one.")  # fmt: skip
-@click.option("--separator", default=r"\n\n", show_default=True, metavar="TEXT",
-              help="Between the steps of a sample.")  # fmt: skip
-@click.option("--tokens", default="+,-", show_default=True, metavar="RIGHT,WRONG",
-              help="What a language model says at a mark.")  # fmt: skip
-@click.option("--label", type=int, metavar="N", help="The output of a classifier that means right. "
-              "Default: the last.")  # fmt: skip
-@click.option("--reduce", default="last", show_default=True, metavar="HOW",
-              help="last, min, product or mean of the steps.")  # fmt: skip
-@click.option("--chat/--no-chat", default=None, help="Put question and answer in the verifier's "
-              "chat format. Default: if it has one.")  # fmt: skip
-@click.option("--turns", is_flag=True, help="Each step is a turn of the chat, and the mark is the "
-              "verifier's answer, before which it is read.")  # fmt: skip
-@click.option("--memory", default="1GiB", show_default=True, metavar="SIZE", help="Cache for what "
-              "samples share.")  # fmt: skip
-@click.option("--batch-size", type=click.IntRange(min=1), default=16, show_default=True,
-              help="Samples to compute at once, by models that share nothing.")  # fmt: skip
-@click.option("--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is "
-              "one.")  # fmt: skip
+@click.option(
+    "--verifier",
+    required=True,
+    metavar="DIR|NAME",
+    help="A sequence classifier, a token classifier, or a language model that judges at marks.",
+)
+@click.option(
+    "--mark",
+    default="",
+    metavar="TEXT",
+    help=r"Put after each step, where the verifier "
+    r"is read. \n is a newline. A language model needs one.",
+)
+@click.option(
+    "--separator",
+    default=r"\n\n",
+    show_default=True,
+    metavar="TEXT",
+    help="Between the steps of a sample.",
+)
+@click.option(
+    "--tokens",
+    default="+,-",
+    show_default=True,
+    metavar="RIGHT,WRONG",
+    help="What a language model says at a mark.",
+)
+@click.option(
+    "--label",
+    type=int,
+    metavar="N",
+    help="The output of a classifier that means right. Default: the last.",
+)
+@click.option(
+    "--reduce",
+    default="last",
+    show_default=True,
+    metavar="HOW",
+    help="last, min, product or mean of the steps.",
+)
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Put question and answer in the verifier's chat format. Default: if it has one.",
+)
+@click.option(
+    "--turns",
+    is_flag=True,
+    help="Each step is a turn of the chat, and the mark is the "
+    "verifier's answer, before which it is read.",
+)
+@click.option(
+    "--memory",
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Cache for what samples share.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="Samples to compute at once, by models that share nothing.",
+)
+@click.option(
+    "--device", metavar="NAME", help="cpu, cuda or cuda:N. Default: a GPU if there is one."
+)
 @add_option_groups("reading")
 @QUIET
 def command(
-    run: Path, verifier: str, memory: str, batch_size: int, device: str | None, quiet: bool,
-    data: str | None, task: str | None, allow_task_code: bool, **settings: Any,
-) -> None:  # fmt: skip
+    run: Path,
+    verifier: str,
+    memory: str,
+    batch_size: int,
+    device: str | None,
+    quiet: bool,
+    data: str | None,
+    task: str | None,
+    allow_task_code: bool,
+    **settings: Any,
+) -> None:
     """Score the samples of RUN by a reward model or a verifier, of outcomes or of each step.
 
     Scores are stored as they come, and a command that was stopped goes on when it is given again.
@@ -57,10 +111,19 @@ def command(
     asked = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal(quiet=quiet)
     done = score_run_with_verifier(
-        run, asked, terminal, terminal.count, verifier, given, device=device, memory=memory,
+        run,
+        asked,
+        terminal,
+        terminal.count,
+        verifier,
+        given,
+        device=device,
+        memory=memory,
         batch_size=batch_size,
-    )  # fmt: skip
+    )
     if not quiet:
-        echo(f"{done:,} samples have a score; report votes by it with: "
-             f"treegen score {run} --votes score,score:best")  # fmt: skip
+        echo(
+            f"{done:,} samples have a score; report votes by it with: "
+            f"treegen score {run} --votes score,score:best"
+        )
     json_line({"run": str(run), "scores": done})

@@ -11,12 +11,23 @@ from treegen.cli.options.options import QUIET, add_option_groups
 
 
 @click.command("watch")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN]...",
-                type=click.Path(path_type=Path))  # fmt: skip
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535),
-              help="On this machine alone; 0 takes any that is free.")  # fmt: skip
-@click.option("--every", default=5.0, show_default=True, metavar="SECONDS",
-              help="How often to look at the runs, at most.")  # fmt: skip
+@click.argument(
+    "runs", nargs=-1, required=True, metavar="RUN [RUN]...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--port",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="On this machine alone; 0 takes any that is free.",
+)
+@click.option(
+    "--every",
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look at the runs, at most.",
+)
 @add_option_groups("reading")
 @QUIET
 def command(runs: tuple[Path, ...], port: int, every: float, quiet: bool, **asked: Any) -> None:

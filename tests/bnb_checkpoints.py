@@ -41,8 +41,11 @@ def pack(
     numbers = generator.uniform(-1, 1, 16).astype(np.float32)
     scales = generator.uniform(0.05, 0.2, -(-count // size)).astype(np.float32)
     state: dict[str, Any] = {
-        "quant_type": kind, "blocksize": size, "dtype": "float16", "shape": [*shape],
-    }  # fmt: skip
+        "quant_type": kind,
+        "blocksize": size,
+        "dtype": "float16",
+        "shape": [*shape],
+    }
     parts = {"quant_map": numbers, "absmax": scales}
     if "double" in layout:
         of_scales = generator.integers(0, 256, len(scales), dtype=np.uint8)

@@ -54,8 +54,12 @@ def build_checkpoint(folder: Path, **changes: Any) -> Path:
     """Write the example's tiny checkpoint with random weights."""
     main = runpy.run_path(str(EXAMPLES / "tiny_checkpoint.py"))["main"]
     given: dict[str, Any] = {
-        "layers": 2, "hidden": 64, "vocab_size": 1024, "context": 4096, "seed": 0,
-    }  # fmt: skip
+        "layers": 2,
+        "hidden": 64,
+        "vocab_size": 1024,
+        "context": 4096,
+        "seed": 0,
+    }
     main.callback(folder=folder, **given | changes)
     return folder
 

@@ -69,8 +69,9 @@ class Case:
         # Slots that are not in use may hold anything.
         states[3:] = float("nan")
         self.listed = torch.zeros(num_rows, dtype=torch.int64)
-        self.most = torch.randint(3, min(40, length * spec.page_tokens), (num_rows,),
-                                  generator=generator)  # fmt: skip
+        self.most = torch.randint(
+            3, min(40, length * spec.page_tokens), (num_rows,), generator=generator
+        )
         self.folds = 0
         self.mixed = normal(num_tokens, num_rows, channels).to(dtype)
         self.a = normal(num_tokens, num_rows, spec.v_heads)
@@ -119,11 +120,16 @@ class Case:
         k_dim, v_dim = self.spec.k_dim, self.spec.v_dim
         state_HVK = state.transpose(-1, -2).contiguous()
         out: Tensor = mamba2_selective_state_update(
-            state_HVK, x, dt[..., None].expand(-1, -1, v_dim),
-            -self.a_log.exp()[:, None, None].expand(-1, v_dim, k_dim), b, c,
-            self.skip[:, None].expand(-1, v_dim), self.dt_bias[:, None].expand(-1, v_dim),
+            state_HVK,
+            x,
+            dt[..., None].expand(-1, -1, v_dim),
+            -self.a_log.exp()[:, None, None].expand(-1, v_dim, k_dim),
+            b,
+            c,
+            self.skip[:, None].expand(-1, v_dim),
+            self.dt_bias[:, None].expand(-1, v_dim),
             dt_softplus=True,
-        )  # fmt: skip
+        )
         return out, state_HVK.transpose(-1, -2).contiguous()
 
     def rounded_states(self) -> float:
@@ -169,9 +175,12 @@ class Case:
         """Give rows states of their own."""
         device = self.device
         self._by.fold(
-            self.states, self.base[rows].to(device), self.own[rows].to(device),
-            self.listed[rows].to(device), self.pages[:, rows].to(device),
-        )  # fmt: skip
+            self.states,
+            self.base[rows].to(device),
+            self.own[rows].to(device),
+            self.listed[rows].to(device),
+            self.pages[:, rows].to(device),
+        )
         self.base[rows], self.listed[rows] = self.own[rows], 0
         self.folds += len(rows)
 
@@ -189,7 +198,13 @@ class Case:
 def _rule(given: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v, g, beta = (each[:, None] for each in given)
     out, state = torch_recurrent_gated_delta_rule(
-        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
+        q,
+        k,
+        v,
+        g=g,
+        beta=beta,
+        initial_state=state,
+        output_final_state=True,
         use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+    )
     return out[:, 0], state

@@ -38,8 +38,10 @@ def chosen_rows(num: int = 3) -> Rows:
             "doc_id": number,
             "doc": {"query": f"Is {number} even?", "choices": ["yes", "no"]},
             "target": str(number % 2),
-            "arguments": {f"gen_args_{i}": {"arg_0": f"{number}?", "arg_1": f" {word}"}
-                          for i, word in enumerate(("yes", "no"))},
+            "arguments": {
+                f"gen_args_{i}": {"arg_0": f"{number}?", "arg_1": f" {word}"}
+                for i, word in enumerate(("yes", "no"))
+            },
             "resps": [[["-1.5", "True"]], [["-2.5", "False"]]],
             "filtered_resps": [["-1.5", "True"], ["-2.5", "False"]],
             "filter": "none",
@@ -49,7 +51,7 @@ def chosen_rows(num: int = 3) -> Rows:
             "bits": 3.5 + number,
         }
         for number in range(num)
-    ]  # fmt: skip
+    ]
 
 
 def exported_rows(num: int = 3, responses: int = 2) -> Rows:
@@ -66,13 +68,19 @@ def exported_rows(num: int = 3, responses: int = 2) -> Rows:
             "metrics": ["exact_match"],
             "exact_match": 0.5,
             "by_response": [
-                {"index": i, "tokens": 5, "finish_reason": "stop", "answer": str(i),
-                 "correct": i == 1, "credit": None}
+                {
+                    "index": i,
+                    "tokens": 5,
+                    "finish_reason": "stop",
+                    "answer": str(i),
+                    "correct": i == 1,
+                    "credit": None,
+                }
                 for i in range(responses)
             ],
         }
         for number in range(num)
-    ]  # fmt: skip
+    ]
 
 
 def results_of(tasks: Sequence[str]) -> dict[str, Any]:
@@ -82,9 +90,13 @@ def results_of(tasks: Sequence[str]) -> dict[str, Any]:
         "output_type": "generate_until",
         "repeats": 1,
         "filter_list": [{"name": "strict", "filter": [{"function": "take_first"}]}],
-        "generation_kwargs": {"until": ["Q:"], "do_sample": False, "temperature": 0.0,
-                              "max_gen_toks": 64},
-    }  # fmt: skip
+        "generation_kwargs": {
+            "until": ["Q:"],
+            "do_sample": False,
+            "temperature": 0.0,
+            "max_gen_toks": 64,
+        },
+    }
     return {
         "results": {name: {"alias": name} for name in tasks},
         "configs": {name: {"task": name, **config} for name in tasks},
@@ -133,11 +145,11 @@ def inspect_sample(number: int, epoch: int, scores: Mapping[str, Any] | None) ->
             "choices": [{"message": message, "stop_reason": "stop"}],
             "usage": {"input_tokens": 9, "output_tokens": 4, "total_tokens": 13},
         },
-        "scores": None if scores is None else {
-            name: {"value": value, "answer": str(number)} for name, value in scores.items()
-        },
+        "scores": None
+        if scores is None
+        else {name: {"value": value, "answer": str(number)} for name, value in scores.items()},
         "completed_at": "2026-01-02T03:04:05+00:00",
-    }  # fmt: skip
+    }
 
 
 def inspect_log(samples: Sequence[Mapping[str, Any]], epochs: int = 1) -> dict[str, Any]:

@@ -34,8 +34,11 @@ def tree_of(a: Any, b: Any) -> tuple[Node, dict[str, list[dict[str, Any]]]]:
         "other": user("Is it like this: ", b, "?"),
         "again": user(a, "is the same. Why?"),
     }
-    alone = {"b": [user(b, "What is here?")], "none": [{"role": "user", "content": "What?"}],
-             "two": [user("Compare ", b, " and ", a, ".")]}  # fmt: skip
+    alone = {
+        "b": [user(b, "What is here?")],
+        "none": [{"role": "user", "content": "What?"}],
+        "two": [user("Compare ", b, " and ", a, ".")],
+    }
     leaves = [Node([turn], id=name) for name, turn in last.items()]
     root = Node(
         children=[

@@ -33,9 +33,12 @@ wordings:
 def small_run(path: Path, *, problems: int = 4, samples: int = 3, seed: int = 0) -> Path:
     """A run whose samples are short texts; its problems depend on their number alone."""
     return make_run(
-        path, num_problems=problems, num_samples=samples, seed=seed,
+        path,
+        num_problems=problems,
+        num_samples=samples,
+        seed=seed,
         draw=lambda rng, number, index: f" It is {number + rng.choice([0, 0, 1])}, I say.",
-    )  # fmt: skip
+    )
 
 
 def rubric_file(folder: Path, text: str = RUBRIC) -> Path:

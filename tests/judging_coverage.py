@@ -40,9 +40,13 @@ def draw(case: Case, rng: np.random.Generator) -> tuple[Cells, float]:
     wording = rng.uniform(-1, 1, case.wordings) * case.wording * size
     mixed = rng.uniform(-1, 1, (case.problems, 1, case.judges, case.wordings)) * 0.05 * size
     p = (
-        middle + problem[:, None, None, None] + answer[:, :, None, None]
-        + judge[None, None, :, None] + wording + mixed
-    )  # fmt: skip
+        middle
+        + problem[:, None, None, None]
+        + answer[:, :, None, None]
+        + judge[None, None, :, None]
+        + wording
+        + mixed
+    )
     y = p if case.kind == "chances" else (rng.random(p.shape) < p).astype(np.float64)
     target = middle
     target += float(judge[0]) if case.judges == 1 else 0.0

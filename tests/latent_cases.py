@@ -14,9 +14,17 @@ from treegen.ops.attention import latent as latents
 from treegen.prompts.plan.cost import CostModel
 
 FAMILIES = [
-    "axk1", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear",
-    "longcat_flash", "minicpm3", "mistral4", "youtu",
-]  # fmt: skip
+    "axk1",
+    "bailing_hybrid",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "kimi_linear",
+    "longcat_flash",
+    "minicpm3",
+    "mistral4",
+    "youtu",
+]
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n" * 2
 FORMS: dict[str, Callable[..., bool] | None] = {
     "absorbed": lambda *_: False,
@@ -66,9 +74,13 @@ def small(llm: LLM, seed: int, **options: Any) -> LLM:
     rng = np.random.default_rng(seed)
     given = {
         "memory": int(rng.integers(75, 100)) * 4 * llm.spec.kv_bytes_per_token,
-        "page_size": 4, "max_rows": int(rng.integers(3, 9)), "sharing": "all",
-        "prefill_chunk": int(rng.integers(5, 40)), "run_ahead": bool(seed % 2), **options,
-    }  # fmt: skip
+        "page_size": 4,
+        "max_rows": int(rng.integers(3, 9)),
+        "sharing": "all",
+        "prefill_chunk": int(rng.integers(5, 40)),
+        "run_ahead": bool(seed % 2),
+        **options,
+    }
     if llm.spec.states:
         given["memory"] += 60 * llm.spec.state_bytes
     return LLM(llm.model, tokenizer=llm.tokenizer, **given)

@@ -53,20 +53,28 @@ def backend_of(
         stopping: StopConditions, on_grown: Callable[[LiveRequest, Completion], GeneratedSegment]
     ) -> Scheduler:
         given = EngineResources(
-            model=model, cache=cache, kept=PrefixCache(cache, num_pages // 2),
-            executor=ModelRunner(model, cache, None, "reference"), max_rows=max_rows,
-            prefill_chunk=prefill_chunk, run_ahead=run_ahead,
-        )  # fmt: skip
+            model=model,
+            cache=cache,
+            kept=PrefixCache(cache, num_pages // 2),
+            executor=ModelRunner(model, cache, None, "reference"),
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            run_ahead=run_ahead,
+        )
         return Scheduler(make_plan([]), given, [ParamSet(params, stopping)], [], on_grown=on_grown)
 
     def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
         return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)
 
     return LiveBackend(
-        tokenizer=LetterTokenizer(model.vocab_size), spec=spec_of(model, context_length),
-        params=params, max_rows=max_rows, make_scheduler=make_scheduler, make_plan=make_plan,
+        tokenizer=LetterTokenizer(model.vocab_size),
+        spec=spec_of(model, context_length),
+        params=params,
+        max_rows=max_rows,
+        make_scheduler=make_scheduler,
+        make_plan=make_plan,
         stopping_of=lambda params: stopping_of(params, model.vocab_size),
-    )  # fmt: skip
+    )
 
 
 def run_of(

@@ -78,8 +78,10 @@ def _mmlu(rng: random.Random) -> Row:
 
 def _boolq(rng: random.Random) -> Row:
     return {
-        "passage": _text(rng, 9, 20), "question": _text(rng, 3, 8), "label": rng.randrange(2),
-    }  # fmt: skip
+        "passage": _text(rng, 9, 20),
+        "question": _text(rng, 3, 8),
+        "label": rng.randrange(2),
+    }
 
 
 def _truthfulqa(rng: random.Random) -> Row:
@@ -109,9 +111,11 @@ def _drop(rng: random.Random) -> Row:
         "question": _text(rng, 3, 8),
         "answer": rng.choice((number, spans)),
         "validated_answers": {
-            "number": ["3"], "date": [nothing["date"]], "spans": [["none"]],
+            "number": ["3"],
+            "date": [nothing["date"]],
+            "spans": [["none"]],
         },
-    }  # fmt: skip
+    }
 
 
 def _triviaqa(rng: random.Random) -> Row:
@@ -175,9 +179,13 @@ def _race(rng: random.Random) -> Row:
 def _sciq(rng: random.Random) -> Row:
     a, b, c, d = _different(rng, 4, 1, 2)
     return {
-        "support": _text(rng, 3, 9), "question": _text(rng, 3, 9), "distractor1": a,
-        "distractor2": b, "distractor3": c, "correct_answer": d,
-    }  # fmt: skip
+        "support": _text(rng, 3, 9),
+        "question": _text(rng, 3, 9),
+        "distractor1": a,
+        "distractor2": b,
+        "distractor3": c,
+        "correct_answer": d,
+    }
 
 
 def _mathqa(rng: random.Random) -> Row:
@@ -212,7 +220,10 @@ TASKS: Final[Mapping[str, tuple[str, Callable[[random.Random], Row], str, str, R
     "truthfulqa_mc2": ("truthfulqa/truthfulqa_mc2.yaml", _truthfulqa, "validation", "", {}),
     "lambada": ("lambada/lambada_openai.yaml", _lambada, "test", "", {}),
     "wikitext": (
-        "wikitext/wikitext.yaml", _wikitext, "test", "",
+        "wikitext/wikitext.yaml",
+        _wikitext,
+        "test",
+        "",
         {"training_split": None, "validation_split": None},
     ),
     "drop": ("drop/default.yaml", _drop, "validation", "train", {}),
@@ -229,13 +240,21 @@ TASKS: Final[Mapping[str, tuple[str, Callable[[random.Random], Row], str, str, R
     "stem": ("mmlu/default/_default_template_yaml", _mmlu, "test", "dev", {"num_fewshot": 2}),
     "arts": ("mmlu/default/_default_template_yaml", _mmlu, "test", "dev", {"num_fewshot": 2}),
     "bbh_zeroshot": (
-        "bbh/cot_zeroshot/web_of_lies.yaml", _bbh, "test", "", {},
+        "bbh/cot_zeroshot/web_of_lies.yaml",
+        _bbh,
+        "test",
+        "",
+        {},
     ),
     "mmlu_pro": (
-        "mmlu_pro/mmlu_pro_business.yaml", _mmlu_pro, "test", "validation", {"num_fewshot": 2},
+        "mmlu_pro/mmlu_pro_business.yaml",
+        _mmlu_pro,
+        "test",
+        "validation",
+        {"num_fewshot": 2},
     ),
     "aime25": ("aime/aime25.yaml", _aime, "test", "", {"training_split": None}),
-}  # fmt: skip
+}
 SIZES: Final = {"stem": 3, "arts": 5, "wikitext": 2, "race": 3}
 _SQUAD: Final = """
 from lm_eval.tasks.squad_completion.task import SQUADCompletion

@@ -86,10 +86,22 @@ def letter_outputs(num: int, seed: int) -> Iterator[tuple[str, str]]:
     """Yield pairs of an output and a letter."""
     draw = random.Random(seed)
     shapes = (
-        "Answer: %s", "answer: %s.", "Thinking.\nAnswer: $%s$", "**Answer: %s**", "Answer : (%s)",
-        "Answer:%s\nAnswer: B", "The answer is %s", "ANSWER:\t%s", "Answer: $LETTER", "Answer:\n%s",
-        "\\boxed{%s}", "%s", "Answer: %s because", "answer:: %s", "Answer: none",
-    )  # fmt: skip
+        "Answer: %s",
+        "answer: %s.",
+        "Thinking.\nAnswer: $%s$",
+        "**Answer: %s**",
+        "Answer : (%s)",
+        "Answer:%s\nAnswer: B",
+        "The answer is %s",
+        "ANSWER:\t%s",
+        "Answer: $LETTER",
+        "Answer:\n%s",
+        "\\boxed{%s}",
+        "%s",
+        "Answer: %s because",
+        "answer:: %s",
+        "Answer: none",
+    )
     for _ in range(num):
         letter = draw.choice("ABCDabcdE")
         yield draw.choice(shapes).replace("%s", letter), draw.choice("ABCD")

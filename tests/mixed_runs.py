@@ -20,7 +20,7 @@ from fakes import (
     keep_prefix,
     sample_alone,
     stopping_of,
-)  # fmt: skip
+)
 from penalised import bound_text, has_failed, language, plain, slow_logits
 
 from treegen.common.drafter import NOTHING, Drafts, Ints, NewTokens, PromptInfo
@@ -57,21 +57,44 @@ def _thinking(budget: int) -> dict[str, Any]:
 
 
 _OVERRIDES: list[dict[str, Any]] = [
-    {}, {}, {"stop": "c"}, {"stop": ["cd", "h"], "include_stop": True}, {"temperature": 0},
-    {"stop_token_ids": [4]}, {"temperature": 0.5, "top_k": 3},
-    _thinking(0), _thinking(2), {**_thinking(1), "temperature": 0}, {**_thinking(7), "stop": "h"},
-]  # fmt: skip
+    {},
+    {},
+    {"stop": "c"},
+    {"stop": ["cd", "h"], "include_stop": True},
+    {"temperature": 0},
+    {"stop_token_ids": [4]},
+    {"temperature": 0.5, "top_k": 3},
+    _thinking(0),
+    _thinking(2),
+    {**_thinking(1), "temperature": 0},
+    {**_thinking(7), "stop": "h"},
+]
 _STRUCTURES: list[dict[str, Any]] = [
-    {}, {"regex": "a(c|d)?(e|dd){1,2}"}, {"choice": ["ae", "add", "dca", "d"]},
-    {"regex": "(ad){1,3}"}, {"choice": ["acacd", "accde"]},
+    {},
+    {"regex": "a(c|d)?(e|dd){1,2}"},
+    {"choice": ["ae", "add", "dca", "d"]},
+    {"regex": "(ad){1,3}"},
+    {"choice": ["acacd", "accde"]},
     {"grammar": 'start: pair pair?\npair: "a" ("d" | "e" "c")'},
-]  # fmt: skip
+]
 _PENALTIES: list[dict[str, Any]] = [
-    {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.7}, {"repetition_penalty": 1.6},
-    {"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 1}, {"bad_words": ["a", "cd", "efg"]},
-    {"presence_penalty": -0.4, "frequency_penalty": 0.8, "repetition_penalty": 0.7,
-     "no_repeat_ngram_size": 3, "bad_words": ["dc"], "logit_bias": {3: 2.0}, "min_tokens": 1},
-]  # fmt: skip
+    {},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.7},
+    {"repetition_penalty": 1.6},
+    {"no_repeat_ngram_size": 2},
+    {"no_repeat_ngram_size": 1},
+    {"bad_words": ["a", "cd", "efg"]},
+    {
+        "presence_penalty": -0.4,
+        "frequency_penalty": 0.8,
+        "repetition_penalty": 0.7,
+        "no_repeat_ngram_size": 3,
+        "bad_words": ["dc"],
+        "logit_bias": {3: 2.0},
+        "min_tokens": 1,
+    },
+]
 
 
 class _Recorded(Scheduler):
@@ -270,9 +293,13 @@ class MixedRun:
             self._sharing = self._pick(SHARING)
             self._align = self._pick([1, self.page_size])
         return compile_plan(
-            requests, token_bytes=64, num_layers=1, sharing=self._sharing, split_at=split_at,
+            requests,
+            token_bytes=64,
+            num_layers=1,
+            sharing=self._sharing,
+            split_at=split_at,
             align=self._align,
-        )  # fmt: skip
+        )
 
     def _act(self) -> None:
         live = [node for node in self.nodes if node.is_live and node.search.stopped is None]
@@ -386,14 +413,23 @@ class MixedRun:
             on_grown: Callable[[LiveRequest, Completion], GeneratedSegment],
         ) -> Scheduler:
             given = EngineResources(
-                model=self.model, cache=cache, kept=kept,
+                model=self.model,
+                cache=cache,
+                kept=kept,
                 executor=ModelRunner(self.model, cache, None, "reference"),
-                max_rows=max_rows, prefill_chunk=chunk, run_ahead=run_ahead,
-            )  # fmt: skip
+                max_rows=max_rows,
+                prefill_chunk=chunk,
+                run_ahead=run_ahead,
+            )
             return _Recorded(
-                self.plan, given, sets, wanted, params_of=params_of[1:], on_grown=on_grown,
+                self.plan,
+                given,
+                sets,
+                wanted,
+                params_of=params_of[1:],
+                on_grown=on_grown,
                 speculation=speculation if self.speculates else None,
-            )  # fmt: skip
+            )
 
         vocab_size = self.model.vocab_size
         self.backend = LiveBackend(
@@ -489,7 +525,12 @@ class MixedRun:
                 num = bound + len(child.tokens)
                 assert has_failed(context, child.tokens, call.params, num)
             assert child.tokens == sample_alone(
-                self.model, context, node.search.origin_of(node.key), child.order[1], call.params,
-                limit=min(call.params.max_tokens, 200 - len(context)), before=drawn,
+                self.model,
+                context,
+                node.search.origin_of(node.key),
+                child.order[1],
+                call.params,
+                limit=min(call.params.max_tokens, 200 - len(context)),
+                before=drawn,
                 num_bound=bound,
-            )  # fmt: skip
+            )

@@ -34,12 +34,15 @@ INT4: dict[str, Any] = {
         "group_0": {
             "targets": ["Linear"],
             "weights": {
-                "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group",
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
                 "group_size": GROUP,
             },
         }
     },
-}  # fmt: skip
+}
 """The quantization_config of 4 bits of compressed-tensors."""
 
 

@@ -19,10 +19,19 @@ from treegen.engine.param_set import ParamSet
 def plain(params: SamplingParams) -> SamplingParams:
     """The parameters without all that `slow_logits` does."""
     return replace(
-        params, presence_penalty=0, frequency_penalty=0, repetition_penalty=1,
-        no_repeat_ngram_size=0, bad_words=(), logit_bias=None, min_tokens=0,
-        json_schema=None, regex=None, grammar=None, choice=None,
-    )  # fmt: skip
+        params,
+        presence_penalty=0,
+        frequency_penalty=0,
+        repetition_penalty=1,
+        no_repeat_ngram_size=0,
+        bad_words=(),
+        logit_bias=None,
+        min_tokens=0,
+        json_schema=None,
+        regex=None,
+        grammar=None,
+        choice=None,
+    )
 
 
 _GRAMMARS = {'start: pair pair?\npair: "a" ("d" | "e" "c")': "(a(d|ec)){1,2}"}
@@ -44,8 +53,11 @@ def language(structure: tuple[str, str]) -> frozenset[str]:
 def allowed(structure: tuple[str, str], text: str) -> set[int]:
     """The tokens that may come after a text; none if it begins no text of the language."""
     known = language(structure)
-    found = {at for at, letter in enumerate(_LETTERS) if at != _END and any(
-        each.startswith(text + letter) for each in known)}  # fmt: skip
+    found = {
+        at
+        for at, letter in enumerate(_LETTERS)
+        if at != _END and any(each.startswith(text + letter) for each in known)
+    }
     return found if text not in known else found | {_END}
 
 
@@ -106,9 +118,13 @@ def _is_closed(prompt: Sequence[int], params: SamplingParams) -> bool:
 
 
 def slow_logits(
-    logits: Tensor, text: Sequence[int], drawn: Sequence[bool], each: ParamSet, step: int,
+    logits: Tensor,
+    text: Sequence[int],
+    drawn: Sequence[bool],
+    each: ParamSet,
+    step: int,
     num_bound: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The logits [V] that a token is drawn from.
 
     text: all tokens before it. drawn: which of them were drawn. step: tokens of the sample so far.

@@ -17,8 +17,11 @@ def descendants(pid: int) -> dict[Process, str]:
     found: dict[Process, str] = {}
     new = {pid}
     while new:
-        below = {each: name for each, (name, parent) in table.items()
-                 if parent in new and each not in found}  # fmt: skip
+        below = {
+            each: name
+            for each, (name, parent) in table.items()
+            if parent in new and each not in found
+        }
         found |= below
         new = {number for number, _ in below}
     return found

@@ -3,24 +3,62 @@
 import random
 
 _SWAPS = (
-    ("+", "-"), ("<", "<="), ("<=", "<"), ("==", "!="), ("1", "2"), ("0", "1"), ("[", "("),
-    ("return ", "return not "), ("return ", ""), ("len(", "sum("), ("max", "min"),
-    ("range(", "range(1, "), (":", ""), ("'", '"'), ("True", "1"), ("True", "False"),
-    ("    ", "   "), ("/", "//"), ("sorted(", "list("), ("None", "0"), ("not ", ""),
-    ("in ", "not in "), (" and ", " or "),
-)  # fmt: skip
+    ("+", "-"),
+    ("<", "<="),
+    ("<=", "<"),
+    ("==", "!="),
+    ("1", "2"),
+    ("0", "1"),
+    ("[", "("),
+    ("return ", "return not "),
+    ("return ", ""),
+    ("len(", "sum("),
+    ("max", "min"),
+    ("range(", "range(1, "),
+    (":", ""),
+    ("'", '"'),
+    ("True", "1"),
+    ("True", "False"),
+    ("    ", "   "),
+    ("/", "//"),
+    ("sorted(", "list("),
+    ("None", "0"),
+    ("not ", ""),
+    ("in ", "not in "),
+    (" and ", " or "),
+)
 _BEFORE = (
-    "    raise ValueError('no')\n", "    return None\n", "    import sys; sys.exit()\n",
-    "    import sys; sys.exit(1)\n", "    import os; os._exit(0)\n", "    print('noise')\n",
-    "    1 / 0\n", "    return []\n", "    assert False\n", "    exit()\n", "    input()\n",
-    "    raise SystemExit\n", "    raise KeyboardInterrupt\n", "    import nothing_of_this_name\n",
-)  # fmt: skip
+    "    raise ValueError('no')\n",
+    "    return None\n",
+    "    import sys; sys.exit()\n",
+    "    import sys; sys.exit(1)\n",
+    "    import os; os._exit(0)\n",
+    "    print('noise')\n",
+    "    1 / 0\n",
+    "    return []\n",
+    "    assert False\n",
+    "    exit()\n",
+    "    input()\n",
+    "    raise SystemExit\n",
+    "    raise KeyboardInterrupt\n",
+    "    import nothing_of_this_name\n",
+)
 _AFTER = (
-    "\nraise RuntimeError\n", "\nimport sys\nsys.exit(0)\n", "\nimport os\nos._exit(0)\n",
-    "\nprint('done')\n", "\nif __name__ == '__main__':\n    raise ValueError\n", '\n"""', "\n)",
-    "\n    pass\n", "\nx = \\", "\n# end", "\n```\nThat is all.\n", "\nassert True\n",
-    "\ntry:\n    raise SystemExit\nexcept SystemExit:\n    pass\n", "\nwhile True: pass\n",
-)  # fmt: skip
+    "\nraise RuntimeError\n",
+    "\nimport sys\nsys.exit(0)\n",
+    "\nimport os\nos._exit(0)\n",
+    "\nprint('done')\n",
+    "\nif __name__ == '__main__':\n    raise ValueError\n",
+    '\n"""',
+    "\n)",
+    "\n    pass\n",
+    "\nx = \\",
+    "\n# end",
+    "\n```\nThat is all.\n",
+    "\nassert True\n",
+    "\ntry:\n    raise SystemExit\nexcept SystemExit:\n    pass\n",
+    "\nwhile True: pass\n",
+)
 
 
 def mutant(rng: random.Random, body: str) -> str:

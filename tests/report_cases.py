@@ -66,9 +66,12 @@ def make_run(
     path.parent.mkdir(parents=True, exist_ok=True)
     data = write_jsonl(path.with_name(f"{path.name}-data.jsonl"), rows)
     asked = {
-        "task": "gsm8k", "model": str(checkpoint or "made-up"), "data": str(data),
-        "num_samples": num_samples, **settings,
-    }  # fmt: skip
+        "task": "gsm8k",
+        "model": str(checkpoint or "made-up"),
+        "data": str(data),
+        "num_samples": num_samples,
+        **settings,
+    }
     job = load_job(resolve_eval_settings(asked))
     kept = run_settings(job, dtype="float32", fingerprint="0")
     if checkpoint is not None:

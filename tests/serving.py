@@ -47,9 +47,13 @@ class Running:
 
     def post(self, path: str, body: Any, **more: Any) -> httpx2.Response:
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-        return httpx2.post(f"{self.url}/v1/{path}", headers=headers, timeout=120, **more, **(
-            {"content": body} if isinstance(body, bytes) else {"json": body}
-        ))  # fmt: skip
+        return httpx2.post(
+            f"{self.url}/v1/{path}",
+            headers=headers,
+            timeout=120,
+            **more,
+            **({"content": body} if isinstance(body, bytes) else {"json": body}),
+        )
 
     def wait_until_idle(self) -> None:
         while self.served.status().rows or self.served.num_waiting:

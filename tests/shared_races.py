@@ -155,9 +155,13 @@ def _field(a: Ints, begin: Ints, length: Ints, bits: int, signed: bool) -> Ints:
 
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
 
 
 def _compute(words: list[str], values: list[Ints]) -> Value:
@@ -330,9 +334,15 @@ class Walk:
         self._values[name] = result
 
     def _access(
-        self, each: Instruction, address: str, size: int, *, write: bool, lanes: int = 32,
+        self,
+        each: Instruction,
+        address: str,
+        size: int,
+        *,
+        write: bool,
+        lanes: int = 32,
         asynchronous: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         match = _ADDRESS.fullmatch(address)
         assert match, address
         base, does = self._value(match[1]), self._guarded(each)
@@ -360,8 +370,6 @@ class Walk:
             at = (begins[:, None] + np.arange(width)).ravel()
             readers = self._threads[description == one]
             for who in (readers[0], readers[-1] // 32 * 32):  # what lies between changes nothing
-                self._memory.access(
-                    at, np.full(len(at), who), write=False, asynchronous=True
-                )  # fmt: skip
+                self._memory.access(at, np.full(len(at), who), write=False, asynchronous=True)
         self.num_accesses += 1
         self._forget(each)

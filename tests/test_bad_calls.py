@@ -23,8 +23,23 @@ from treegen.report.exchange import export_run, import_log
 from treegen.search import Budget
 
 BAD: list[Any] = [
-    5, -1, None, {}, [], "x", 3.5, object(), [5], [None], {"a": 1}, 10**30, b"x", [[]], ("a",), True
-]  # fmt: skip
+    5,
+    -1,
+    None,
+    {},
+    [],
+    "x",
+    3.5,
+    object(),
+    [5],
+    [None],
+    {"a": 1},
+    10**30,
+    b"x",
+    [[]],
+    ("a",),
+    True,
+]
 ONE = SamplingParams(max_tokens=1)
 
 
@@ -60,8 +75,16 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {
     "tools": lambda llm, bad: llm.generate(["a"], ONE, tools=bad),
 }
 OPTIONS = (
-    "model", "dtype", "device", "memory", "impl", "sharing", "max_rows", "page_size", "revision",
-)  # fmt: skip
+    "model",
+    "dtype",
+    "device",
+    "memory",
+    "impl",
+    "sharing",
+    "max_rows",
+    "page_size",
+    "revision",
+)
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +124,45 @@ def test_a_dtype_that_is_none_is_not_taken_for_float32(dtype: Any) -> None:
 
 
 WORSE: list[Any] = [
-    *BAD, float("nan"), float("inf"), "\ud800", "a\0b", "b" * 5_000, {1}, range(2), len, int, [{}],
-    ("a", 1), {"a": None}, [object()], -(10**30), 1e308, 2j, [True], [-1], [10**30], ["", ""],
-]  # fmt: skip
+    *BAD,
+    float("nan"),
+    float("inf"),
+    "\ud800",
+    "a\0b",
+    "b" * 5_000,
+    {1},
+    range(2),
+    len,
+    int,
+    [{}],
+    ("a", 1),
+    {"a": None},
+    [object()],
+    -(10**30),
+    1e308,
+    2j,
+    [True],
+    [-1],
+    [10**30],
+    ["", ""],
+]
 FEW: list[Any] = [-1, 3.5, "a\0b", {"a": 1}, [object()], 10**30]
 AMOUNTS = pytest.mark.parametrize(
     "values", [FEW, pytest.param(WORSE, marks=pytest.mark.soak)], ids=["few", "all"]
 )
 ASKED: dict[str, Any] = {
-    "prompts": ["a"], "params": ONE, "tree": Node("a", samples=1), "prefix": "a", "name": "kept",
-    "messages": [{"role": "user", "content": "a"}], "pairs": [("a", "b")], "fn": draw,
-    "problems": ["a"], "chat_template_kwargs": {}, "tools": [],
-}  # fmt: skip
+    "prompts": ["a"],
+    "params": ONE,
+    "tree": Node("a", samples=1),
+    "prefix": "a",
+    "name": "kept",
+    "messages": [{"role": "user", "content": "a"}],
+    "pairs": [("a", "b")],
+    "fn": draw,
+    "problems": ["a"],
+    "chat_template_kwargs": {},
+    "tools": [],
+}
 
 
 def done(found: Any) -> None:
@@ -150,8 +200,21 @@ def faults(
                 yield f"{name}({argument}={bad!r:.60}): {type(error).__name__}: {error!s:.200}"
 
 
-METHODS = ("chat", "expand", "generate", "keep", "drop", "plan", "run", "score", "score_stream",
-           "search", "search_stream", "session", "stream")  # fmt: skip
+METHODS = (
+    "chat",
+    "expand",
+    "generate",
+    "keep",
+    "drop",
+    "plan",
+    "run",
+    "score",
+    "score_stream",
+    "search",
+    "search_stream",
+    "session",
+    "stream",
+)
 
 
 @AMOUNTS
@@ -178,9 +241,11 @@ def test_each_argument_of_an_async_llm(values: list[Any]) -> None:
     with AsyncLLM(load()) as served:
         served.llm.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
         for name, good in (
-            ("generate", {"prompts": ["a"], "params": ONE}), ("encode", {"prompts": ["a"]}),
-            ("stream", {"prompts": ["a"], "params": ONE}), ("score", {"prompts": [[5, 6]]}),
-        ):  # fmt: skip
+            ("generate", {"prompts": ["a"], "params": ONE}),
+            ("encode", {"prompts": ["a"]}),
+            ("stream", {"prompts": ["a"], "params": ONE}),
+            ("score", {"prompts": [[5, 6]]}),
+        ):
             found += faults(name, getattr(served, name), good, values)
         served.check()
     assert not found, "\n".join(found)
@@ -290,6 +355,11 @@ def test_each_setting_of_a_run(settle_: Callable[[dict[str, Any]], BaseSettings]
     names |= {"verifier", "step_tokens", "place", "sampling_from", "engine", "unknown"}
     found: list[str] = []
     for name in sorted(names):
-        found += faults("settle", lambda **given: settle_({"model": "demo", **given}),
-                        {"task": task}, SETTINGS, name)  # fmt: skip
+        found += faults(
+            "settle",
+            lambda **given: settle_({"model": "demo", **given}),
+            {"task": task},
+            SETTINGS,
+            name,
+        )
     assert not found, "\n".join(found)

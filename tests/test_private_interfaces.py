@@ -35,14 +35,21 @@ PRIVATE = (
     # torch
     Private("torch", "_scaled_mm", "products of matrices in FP8"),
     Private("torch", "Tensor._version", "notes that a weight was written since it was prepared"),
-    Private("torch.ops.aten", "_scaled_dot_product_flash_attention_for_cpu.default",
-            "attention with log-sum-exp on a CPU"),
+    Private(
+        "torch.ops.aten",
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        "attention with log-sum-exp on a CPU",
+    ),
     Private("torch.ops.aten", "_scaled_dot_product_cudnn_attention", "attention by cuDNN"),
     Private("torch.ops.aten", "_flash_attention_forward", "attention of trunks by FlashAttention"),
     Private("torch.nn", "Module", "weights by name, put and taken away", "_parameters"),
     Private("torch.nn", "Module", "buffers moved into compiled regions", "_buffers"),
-    Private("torch.nn", "Module", "layers that were compiled run as they are again",
-            "_compiled_call_impl"),
+    Private(
+        "torch.nn",
+        "Module",
+        "layers that were compiled run as they are again",
+        "_compiled_call_impl",
+    ),
     Private("torch._dynamo.config", "recompile_limit", "as many graphs as a model has layers"),
     Private("torch._dynamo.exc", "TorchDynamoException", "what cannot be compiled runs eagerly"),
     Private("torch._dynamo.exc", "FailOnRecompileLimitHit", "what cannot be compiled runs eagerly"),
@@ -53,23 +60,43 @@ PRIVATE = (
     Private("torch.utils._pytree", "tree_leaves", "the tensors in a recurrent layer's arguments"),
     Private("torch.distributed.distributed_c10d", "_abort_process_group", "a rank that has died"),
     # transformers
-    Private("transformers", "PreTrainedConfig", "which attention function a model calls",
-            "_attn_implementation"),
-    Private("transformers", "PreTrainedConfig", "gives a module back as it was",
-            "_attn_implementation_internal"),
-    Private("transformers", "PreTrainedConfig", "how experts are computed",
-            "_experts_implementation"),
+    Private(
+        "transformers",
+        "PreTrainedConfig",
+        "which attention function a model calls",
+        "_attn_implementation",
+    ),
+    Private(
+        "transformers",
+        "PreTrainedConfig",
+        "gives a module back as it was",
+        "_attn_implementation_internal",
+    ),
+    Private(
+        "transformers", "PreTrainedConfig", "how experts are computed", "_experts_implementation"
+    ),
     Private(MODELING, "PreTrainedModel._keep_in_fp32_modules", "weights that stay in float32"),
-    Private(MODELING, "PreTrainedModel._keep_in_fp32_modules_strict",
-            "weights that stay in float32"),
+    Private(
+        MODELING, "PreTrainedModel._keep_in_fp32_modules_strict", "weights that stay in float32"
+    ),
     Private(MODELING, "PreTrainedModel._ep_plan", "experts dealt to ranks"),
-    Private("transformers.integrations.moe", "use_experts_implementation",
-            "the activation of experts", "_apply_gate"),
-    Private("transformers.integrations.hub_kernels", "is_torchdynamo_exporting",
-            "keeps kernels of the hub from a probed model"),
+    Private(
+        "transformers.integrations.moe",
+        "use_experts_implementation",
+        "the activation of experts",
+        "_apply_gate",
+    ),
+    Private(
+        "transformers.integrations.hub_kernels",
+        "is_torchdynamo_exporting",
+        "keeps kernels of the hub from a probed model",
+    ),
     Private("transformers.core_model_loading", "ConversionOps", "4 bits expanded while loading"),
-    Private("transformers.models.qwen3_next.modeling_qwen3_next", "torch_chunk_gated_delta_rule",
-            "the gated delta rule where treegen's kernel does not run"),
+    Private(
+        "transformers.models.qwen3_next.modeling_qwen3_next",
+        "torch_chunk_gated_delta_rule",
+        "the gated delta rule where treegen's kernel does not run",
+    ),
     Private("transformers.quantizers.base", "HfQuantizer", "MXFP4 that stays in 4 bits"),
     # Triton
     Private("triton.runtime", "driver", "shared memory of the device"),
@@ -81,8 +108,9 @@ PRIVATE = (
     Private("lm_eval.tasks._index", "Kind.GROUP", "tasks, groups and tags"),
     Private("lm_eval.tasks._yaml_loader", "load_yaml", "a definition without its functions"),
     Private("lm_eval.tasks", "TaskManager", "loads tasks by treegen's own index", "_index"),
-    Private("lm_eval.api.task", "ConfigurableTask", "filters of a task, to judge one sample",
-            "_filters"),
+    Private(
+        "lm_eval.api.task", "ConfigurableTask", "filters of a task, to judge one sample", "_filters"
+    ),
     Private("lm_eval.api.task", "get_metric", "refuses metrics of the working directory"),
     Private("lm_eval.api.registry", "metric_registry", "metrics that lm-eval brings"),
     Private("lm_eval.evaluator_utils", "_collect_groups_bottom_up", "scores of groups"),
@@ -96,7 +124,7 @@ PRIVATE = (
     # Inspect
     Private("inspect_ai._util.error", "PrerequisiteError", "errors that Inspect shows in a line"),
     Private("inspect_ai.model._cache", "epoch", "samples of one epoch differ from those of others"),
-)  # fmt: skip
+)
 # On machines that have a GPU or these packages.
 OPTIONAL = (
     Private("torch._C", "_cuda_endAllocateToPool", "ends the recording of a CUDA graph"),
@@ -105,9 +133,14 @@ OPTIONAL = (
 )
 # Names of the standard library, and attributes that treegen itself sets on others' objects.
 OTHERS = {
-    "os._exit", "threading._shutdown", "atexit._run_exitfuncs", "sys._base_executable",
-    "task._log_destroy_pending", "part._is_expert_parallel", "Sizes._fields",
-}  # fmt: skip
+    "os._exit",
+    "threading._shutdown",
+    "atexit._run_exitfuncs",
+    "sys._base_executable",
+    "task._log_destroy_pending",
+    "part._is_expert_parallel",
+    "Sizes._fields",
+}
 
 
 def resolved(private: Private) -> Any:

@@ -20,9 +20,18 @@ from treegen.errors import ModelWarning
 
 # Packages of whose interfaces some are private or undocumented, or change often.
 BOUNDED = (
-    "torch", "transformers", "triton", "click", "trl", "lm-eval", "inspect_ai", "peft", "ray",
-    "compressed-tensors", "llguidance",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "triton",
+    "click",
+    "trl",
+    "lm-eval",
+    "inspect_ai",
+    "peft",
+    "ray",
+    "compressed-tensors",
+    "llguidance",
+)
 
 
 @pytest.fixture(name="bounds")
@@ -94,9 +103,13 @@ def test_the_documentation_has_the_bounds(
 
 @pytest.mark.parametrize(
     ("name", "version"),
-    [("torch", "2.16.0a0+git"), ("transformers", "5.25.0"), ("transformers", "6.0.0.dev0"),
-     ("torch", "2.10.1+cu128")],
-)  # fmt: skip
+    [
+        ("torch", "2.16.0a0+git"),
+        ("transformers", "5.25.0"),
+        ("transformers", "6.0.0.dev0"),
+        ("torch", "2.10.1+cu128"),
+    ],
+)
 def test_an_untested_version_is_told_once_when_a_model_is_loaded(
     name: str, version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -45,8 +45,21 @@ from treegen.tasks import (
 )
 
 VALUES: list[Any] = [
-    None, True, "", "x", [[]], [None], {}, (), b"x", -1, 0, 1.5, float("nan"), object(),
-]  # fmt: skip
+    None,
+    True,
+    "",
+    "x",
+    [[]],
+    [None],
+    {},
+    (),
+    b"x",
+    -1,
+    0,
+    1.5,
+    float("nan"),
+    object(),
+]
 
 
 async def steps(node: SearchNode, n: int = 2) -> Sequence[SearchNode]:
@@ -67,28 +80,75 @@ async def reflected(node: SearchNode, reward: float) -> str:
 
 # Arguments that a function needs, by their names.
 GOOD: dict[str, Any] = {
-    "done": lambda node: node.depth >= 2, "evaluate": worth, "reward": worth, "propose": steps,
-    "generate": steps, "complete": steps, "step": steps, "reflect": reflected, "feedback": step,
-    "refine": step, "answer": lambda node: node.text, "enough": lambda node: True,
+    "done": lambda node: node.depth >= 2,
+    "evaluate": worth,
+    "reward": worth,
+    "propose": steps,
+    "generate": steps,
+    "complete": steps,
+    "step": steps,
+    "reflect": reflected,
+    "feedback": step,
+    "refine": step,
+    "answer": lambda node: node.text,
+    "enough": lambda node: True,
     "answer_of": lambda node: node.text,
-    "prompt_of": lambda node: "q", "read": lambda text: 1.0, "function": lambda node: 1.0,
-    "iterations": 2, "width": 2, "depth": 2, "breadth": 2, "subtrees": 2, "n": 2, "samples": 2,
-    "rounds": 2, "levels": [Expand(2, max_tokens=2)], "choices": {"a": 1.0}, "text": "a", "num": 2,
-    "scores": [0.5], "values": [0.5, 0.25], "rng": Random(0), "stop": "\n",
-}  # fmt: skip
+    "prompt_of": lambda node: "q",
+    "read": lambda text: 1.0,
+    "function": lambda node: 1.0,
+    "iterations": 2,
+    "width": 2,
+    "depth": 2,
+    "breadth": 2,
+    "subtrees": 2,
+    "n": 2,
+    "samples": 2,
+    "rounds": 2,
+    "levels": [Expand(2, max_tokens=2)],
+    "choices": {"a": 1.0},
+    "text": "a",
+    "num": 2,
+    "scores": [0.5],
+    "values": [0.5, 0.25],
+    "rng": Random(0),
+    "stop": "\n",
+}
 STRATEGIES = (
-    "ab_mcts", "beam", "best_first", "best_of_n", "bfs", "dfs", "dvts", "expand",
-    "lats", "majority", "mcts", "rebase", "self_refine",
-)  # fmt: skip
+    "ab_mcts",
+    "beam",
+    "best_first",
+    "best_of_n",
+    "bfs",
+    "dfs",
+    "dvts",
+    "expand",
+    "lats",
+    "majority",
+    "mcts",
+    "rebase",
+    "self_refine",
+)
 VERDICTS = [Verdict("a", True), Verdict(None, False)]
 SETTINGS = ReportOptions(problem_ids=("a",), num_samples=2, num_fewshot=0)
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{
         name: (getattr(treegen.search, name), {})
-        for name in ("along_path", "by_function", "choice_scores", "either", "propose_lines",
-                     "read_choice", "rollouts", "sample_step", "sample_steps", "value_prompt",
-                     "vote_prompt", "prompted", "lines")
+        for name in (
+            "along_path",
+            "by_function",
+            "choice_scores",
+            "either",
+            "propose_lines",
+            "read_choice",
+            "rollouts",
+            "sample_step",
+            "sample_steps",
+            "value_prompt",
+            "vote_prompt",
+            "prompted",
+            "lines",
+        )
     },
     "agreement": (treegen.search.lead_probability, {"first": 2, "second": 1}),
     "allocate": (treegen.search.allocate, {"values": [0.5], "budget": 2, "temperature": 1.0}),
@@ -100,17 +160,29 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "tool_format": (tool_format, {"name": "hermes"}),
     "majority_vote": (majority_vote, {"answers": ["a"]}),
     "select": (select, {"problems": [Problem("a", "q", "1")], "options": TaskOptions()}),
-    "summarise": (summarise, {"scores": [], "options": SETTINGS, "task": "t", "version": "1",
-                              "filters": ["f"]}),
+    "summarise": (
+        summarise,
+        {"scores": [], "options": SETTINGS, "task": "t", "version": "1", "filters": ["f"]},
+    ),
     "Verdict": (Verdict, {"answer": "a", "correct": True}),
     "Problem": (Problem, {"id": "a", "question": "q", "answer": "1"}),
     "TaskOptions": (TaskOptions, {}),
-    "TaskDefaults": (TaskDefaults, {"sampling": treegen.SamplingParams(), "num_samples": 1,
-                                    "num_fewshot": 0}),
+    "TaskDefaults": (
+        TaskDefaults,
+        {"sampling": treegen.SamplingParams(), "num_samples": 1, "num_fewshot": 0},
+    ),
     "TaskData": (TaskData, {"problems": (), "source": "here"}),
     "ReportOptions": (ReportOptions, {"problem_ids": ["a"], "num_samples": 2, "num_fewshot": 0}),
-    "StopRule": (StopRule, {"num_samples": 4, "stop_when": "decided", "batch": 1, "first_round": 1,
-                           "confidence": None}),
+    "StopRule": (
+        StopRule,
+        {
+            "num_samples": 4,
+            "stop_when": "decided",
+            "batch": 1,
+            "first_round": 1,
+            "confidence": None,
+        },
+    ),
     "decided_at": (parse_stop_rule, {}),
     "question_of": (question_of, {"problem_id": "a", "question": "q", "texts": {0: "a", 1: "b"}}),
     "picked": (parse_pick, {"text": "1", "samples": [0, 1]}),
@@ -121,14 +193,16 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "group_confidences": (confidence.group_confidences, {"confidences": [1.0], "window": 1}),
     "summary": (confidence.summary, {"confidences": [1.0], "window": 1}),
     "stops_at": (confidence.stops_at, {"confidences": [1.0], "window": 1, "floor": 0.5}),
-    "until_decided": (replay.replay_early_stopping, {
-        "drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "chances": [0.9], "batch": 1}),
+    "until_decided": (
+        replay.replay_early_stopping,
+        {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "chances": [0.9], "batch": 1},
+    ),
     "plain": (replay.replay_majority, {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "k": 1}),
     "simpleqa_scores": (published_scores.simpleqa_scores, {"texts": ["A"]}),
     "mt_bench_rating": (published_scores.mt_bench_rating, {"text": "[[5]]"}),
     "merge": (merge, {"outs": torch.zeros(1, 2, 1, 4), "lses": torch.zeros(1, 2, 1)}),
     "prepare": (prepare, {"levels": []}),
-}  # fmt: skip
+}
 
 
 def answers(request: Any) -> list[Any]:

@@ -28,14 +28,25 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 TEXT = {
-    "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
-    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
 TOWER = {
-    "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "image_size": 28, "patch_size": 7,
-}  # fmt: skip
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
 CHAT = (
     "{% for m in messages %}<s>{{ m.role }}:"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
@@ -46,9 +57,12 @@ CHAT = (
 
 def _tokenizer(image: str, *more: str, **names: str) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tiny_tokenizer().backend_tokenizer, bos_token="<s>", eos_token="</s>",
-        pad_token="<pad>", extra_special_tokens=names,
-    )  # fmt: skip
+        tokenizer_object=tiny_tokenizer().backend_tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=names,
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": [image, *more]})
     return tokenizer
 
@@ -85,16 +99,19 @@ def _llava(directory: Path, seed: int) -> Path:
     config = transformers.LlavaConfig(
         text_config={"model_type": "llama", **TEXT},
         vision_config={"model_type": "clip_vision_model", **TOWER},
-        image_token_index=image, vision_feature_layer=-1,
-    )  # fmt: skip
+        image_token_index=image,
+        vision_feature_layer=-1,
+    )
     settings = {
-        "patch_size": 7, "vision_feature_select_strategy": "default",
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
         "num_additional_image_tokens": 1,
-    }  # fmt: skip
+    }
     processor = transformers.LlavaProcessor(
         CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
-        tokenizer, **settings,
-    )  # fmt: skip
+        tokenizer,
+        **settings,
+    )
     return _save(directory, config, processor, "<image>", seed, **settings)
 
 
@@ -108,10 +125,13 @@ def _qwen(
     tokenizer = _tokenizer(*QWEN)
     image, start, end, video = tokenizer.convert_tokens_to_ids(list(QWEN))
     config = getattr(transformers, f"{kind}Config")(
-        text_config={**TEXT, **text}, vision_config={"depth": 2, "num_heads": 2, **vision},
-        image_token_id=image, vision_start_token_id=start, vision_end_token_id=end,
+        text_config={**TEXT, **text},
+        vision_config={"depth": 2, "num_heads": 2, **vision},
+        image_token_id=image,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
         video_token_id=video,
-    )  # fmt: skip
+    )
     images = Qwen2VLImageProcessorPil(
         patch_size=patch, size={"shortest_edge": 8 * 8 * 4, "longest_edge": 8 * 8 * 24}
     )
@@ -130,17 +150,24 @@ def _qwen2_vl(directory: Path, seed: int) -> Path:
 
 def _qwen2_5_vl(directory: Path, seed: int) -> Path:
     vision = {
-        "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "patch_size": 4,
-        "window_size": 16, "fullatt_block_indexes": [1],
-    }  # fmt: skip
+        "hidden_size": 16,
+        "out_hidden_size": 32,
+        "intermediate_size": 24,
+        "patch_size": 4,
+        "window_size": 16,
+        "fullatt_block_indexes": [1],
+    }
     text = {"rope_parameters": MROPE}
     return _qwen(directory, seed, "Qwen2_5_VL", "Qwen2_5_VLProcessor", text, vision)
 
 
 QWEN3_TOWER = {
-    "hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24, "patch_size": 4,
+    "hidden_size": 16,
+    "out_hidden_size": 32,
+    "intermediate_size": 24,
+    "patch_size": 4,
     "num_position_embeddings": 36,
-}  # fmt: skip
+}
 
 
 def _qwen3_vl(directory: Path, seed: int) -> Path:
@@ -151,11 +178,16 @@ def _qwen3_vl(directory: Path, seed: int) -> Path:
 
 def _qwen3_5(directory: Path, seed: int) -> Path:
     text = {
-        "head_dim": 8, "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0},
-        "num_hidden_layers": 4, "layer_types": [*["linear_attention"] * 3, "full_attention"],
-        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
-    }  # fmt: skip
+        "head_dim": 8,
+        "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0},
+        "num_hidden_layers": 4,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    }
     return _qwen(directory, seed, "Qwen3_5", "Qwen3VLProcessor", text, QWEN3_TOWER)
 
 
@@ -167,31 +199,39 @@ def _idefics3(directory: Path, seed: int) -> Path:
     )
     processor = transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
     config = transformers.Idefics3Config(
-        text_config={"model_type": "llama", **TEXT}, vision_config=TOWER, scale_factor=2,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), pad_token_id=2,
-    )  # fmt: skip
+        text_config={"model_type": "llama", **TEXT},
+        vision_config=TOWER,
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=2,
+    )
     return _save(directory, config, processor, "<image>", seed, image_seq_len=4)
 
 
 def _internvl(directory: Path, seed: int) -> Path:
     names = {
-        "start_image_token": "<img>", "end_image_token": "</img>",
-        "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
-    }  # fmt: skip
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
     tokenizer = _tokenizer(*names.values(), **names)
     config = transformers.InternVLConfig(
         text_config={"model_type": "qwen2", **TEXT},
         vision_config={**TOWER, "image_size": [28, 28], "patch_size": [7, 7]},
-        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"), image_seq_length=4,
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=4,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     images = GotOcr2ImageProcessorPil(
         size={"height": 28, "width": 28}, crop_to_patches=True, max_patches=4
     )
     processor = _without_videos(
-        transformers.InternVLProcessor, image_processor=images, tokenizer=tokenizer,
+        transformers.InternVLProcessor,
+        image_processor=images,
+        tokenizer=tokenizer,
         image_seq_length=4,
-    )  # fmt: skip
+    )
     return _save(directory, config, processor, "<IMG_CONTEXT>", seed, image_seq_length=4)
 
 
@@ -203,17 +243,21 @@ def _llava_next(directory: Path, seed: int) -> Path:
     config = transformers.LlavaNextConfig(
         text_config={"model_type": "llama", **TEXT},
         vision_config={"model_type": "clip_vision_model", **TOWER},
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"), vision_feature_layer=-1,
-        image_grid_pinpoints=GRID, image_seq_length=16,
-    )  # fmt: skip
-    settings = {
-        "patch_size": 7, "vision_feature_select_strategy": "default",
-        "num_additional_image_tokens": 1,
-    }  # fmt: skip
-    images = LlavaNextImageProcessorPil(
-        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
         image_grid_pinpoints=GRID,
-    )  # fmt: skip
+        image_seq_length=16,
+    )
+    settings = {
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+    }
+    images = LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28},
+        crop_size={"height": 28, "width": 28},
+        image_grid_pinpoints=GRID,
+    )
     processor = transformers.LlavaNextProcessor(images, tokenizer, **settings)
     return _save(directory, config, processor, "<image>", seed, **settings)
 
@@ -224,16 +268,20 @@ def _llava_onevision(directory: Path, seed: int) -> Path:
     config = transformers.LlavaOnevisionConfig(
         text_config={"model_type": "qwen2", **TEXT},
         vision_config={"model_type": "siglip_vision_model", **TOWER, "vision_use_head": False},
-        image_token_index=image, video_token_index=video, image_grid_pinpoints=GRID,
-    )  # fmt: skip
+        image_token_index=image,
+        video_token_index=video,
+        image_grid_pinpoints=GRID,
+    )
     settings = {"num_image_tokens": 16, "vision_feature_select_strategy": "full"}
     images = LlavaOnevisionImageProcessorPil(
         size={"height": 28, "width": 28}, image_grid_pinpoints=GRID
     )
     processor = _without_videos(
-        transformers.LlavaOnevisionProcessor, image_processor=images, tokenizer=tokenizer,
+        transformers.LlavaOnevisionProcessor,
+        image_processor=images,
+        tokenizer=tokenizer,
         **settings,
-    )  # fmt: skip
+    )
     return _save(directory, config, processor, "<image>", seed, **settings)
 
 
@@ -260,13 +308,19 @@ def _smolvlm(directory: Path, seed: int) -> Path:
         size={"longest_edge": 56}, max_image_size={"longest_edge": 28}
     )
     processor = _without_videos(
-        transformers.SmolVLMProcessor, image_processor=images, tokenizer=tokenizer,
-        video_processor=None, image_seq_len=4,
-    )  # fmt: skip
+        transformers.SmolVLMProcessor,
+        image_processor=images,
+        tokenizer=tokenizer,
+        video_processor=None,
+        image_seq_len=4,
+    )
     config = transformers.SmolVLMConfig(
-        text_config={"model_type": "llama", **TEXT}, vision_config=TOWER, scale_factor=2,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"), pad_token_id=2,
-    )  # fmt: skip
+        text_config={"model_type": "llama", **TEXT},
+        vision_config=TOWER,
+        scale_factor=2,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=2,
+    )
     return _save(directory, config, processor, "<image>", seed, image_seq_len=4)
 
 
@@ -275,12 +329,18 @@ def _mistral3(directory: Path, seed: int) -> Path:
     config = transformers.Mistral3Config(
         text_config={"model_type": "mistral", **TEXT, "head_dim": 8},
         vision_config={
-            "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "patch_size": 7,
-            "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 56,
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "patch_size": 7,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
         },
-        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"), spatial_merge_size=2,
+        image_token_index=tokenizer.convert_tokens_to_ids("[IMG]"),
+        spatial_merge_size=2,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     settings = {"patch_size": 7, "spatial_merge_size": 2}
     images = PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size=7)
     processor = transformers.PixtralProcessor(images, tokenizer, **settings)
@@ -293,14 +353,21 @@ def _gemma3(directory: Path, seed: int) -> Path:
     ids = tokenizer.convert_tokens_to_ids(list(names.values()))
     config = transformers.Gemma3Config(
         text_config={
-            **TEXT, "head_dim": 8, "num_hidden_layers": 3, "sliding_window": 7,
+            **TEXT,
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "sliding_window": 7,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "query_pre_attn_scalar": 8, "tie_word_embeddings": False,
+            "query_pre_attn_scalar": 8,
+            "tie_word_embeddings": False,
         },
         vision_config={**TOWER, "image_size": 24, "patch_size": 4, "vision_use_head": False},
-        mm_tokens_per_image=9, image_token_index=ids[0], boi_token_index=ids[1],
-        eoi_token_index=ids[2], tie_word_embeddings=False,
-    )  # fmt: skip
+        mm_tokens_per_image=9,
+        image_token_index=ids[0],
+        boi_token_index=ids[1],
+        eoi_token_index=ids[2],
+        tie_word_embeddings=False,
+    )
     images = Gemma3ImageProcessorPil(size={"height": 24, "width": 24})
     processor = transformers.Gemma3Processor(images, tokenizer, image_seq_length=9)
     return _save(directory, config, processor, "<boi>", seed, image_seq_length=9)
@@ -312,33 +379,55 @@ def _gemma4_vision(directory: Path, seed: int) -> Path:
 
 def _gemma4(directory: Path, seed: int, ahead: str | None = None) -> Path:
     names = {
-        "image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>",
-        "audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>",
-    }  # fmt: skip
+        "image_token": "<image>",
+        "boi_token": "<boi>",
+        "eoi_token": "<eoi>",
+        "audio_token": "<audio>",
+        "boa_token": "<boa>",
+        "eoa_token": "<eoa>",
+    }
     tokenizer = _tokenizer(*names.values(), "<|video|>", **names)
     ids = {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
     ids["eoa_token_index"] = ids.pop("eoa_token_id")
     config = transformers.Gemma4Config(
         text_config={
-            **TEXT, "head_dim": 8, "global_head_dim": 8, "num_hidden_layers": 3,
+            **TEXT,
+            "head_dim": 8,
+            "global_head_dim": 8,
+            "num_hidden_layers": 3,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 24, "vocab_size_per_layer_input": TEXT["vocab_size"],
-            "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
-            "use_bidirectional_attention": ahead, "tie_word_embeddings": False,
+            "sliding_window": 24,
+            "vocab_size_per_layer_input": TEXT["vocab_size"],
+            "hidden_size_per_layer_input": 8,
+            "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": ahead,
+            "tie_word_embeddings": False,
         },
         vision_config={
-            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4,
-            "pooling_kernel_size": 2, "position_embedding_size": 64,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 64,
         },
-        audio_config=None, tie_word_embeddings=False,
-        video_token_id=tokenizer.convert_tokens_to_ids("<|video|>"), **ids,
-    )  # fmt: skip
+        audio_config=None,
+        tie_word_embeddings=False,
+        video_token_id=tokenizer.convert_tokens_to_ids("<|video|>"),
+        **ids,
+    )
     images = Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70, pooling_kernel_size=2)
     processor = _without_videos(
-        transformers.Gemma4Processor, feature_extractor=None, image_processor=images,
-        tokenizer=tokenizer, video_processor=None, image_seq_length=70,
-    )  # fmt: skip
+        transformers.Gemma4Processor,
+        feature_extractor=None,
+        image_processor=images,
+        tokenizer=tokenizer,
+        video_processor=None,
+        image_seq_length=70,
+    )
     return _save(directory, config, processor, "<image>", seed, image_seq_length=70)
 
 

@@ -397,8 +397,13 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "bailing_hybrid": (
         "bailing_hybrid",
         {
-            **_MLA, **_KIMI, "head_dim": 8, "num_hidden_layers": 4, "layer_group_size": 2,
-            "n_group": 1, "topk_group": 1,
+            **_MLA,
+            **_KIMI,
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "layer_group_size": 2,
+            "n_group": 1,
+            "topk_group": 1,
         },
     ),
     "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
@@ -406,7 +411,9 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoehybrid": (
         "granitemoehybrid",
         {
-            **_MAMBA2, **_LOCAL_EXPERTS, "shared_intermediate_size": 16,
+            **_MAMBA2,
+            **_LOCAL_EXPERTS,
+            "shared_intermediate_size": 16,
             "layer_types": ["mamba", "attention", "mamba"],
         },
     ),
@@ -425,8 +432,14 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": (
         "kimi_linear",
         {
-            **_MLA, **_KIMI, "head_dim": 8, "num_hidden_layers": 4, "linear_head_dim": 8,
-            "linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1,
+            **_MLA,
+            **_KIMI,
+            "head_dim": 8,
+            "num_hidden_layers": 4,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_expert_group": 1,
+            "topk_group": 1,
             "layer_types": [*["linear_attention"] * 3, "full_attention"],
         },
     ),
@@ -436,7 +449,10 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax": (
         "minimax",
         {
-            **_HEAD, **_LOCAL_EXPERTS, "block_size": 8, "num_hidden_layers": 3,
+            **_HEAD,
+            **_LOCAL_EXPERTS,
+            "block_size": 8,
+            "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         },
     ),
@@ -467,17 +483,31 @@ HYBRID: dict[str, tuple[str, dict[str, Any]]] = {
     "zamba2": (
         "zamba2",
         {
-            **_SHARED_BLOCKS, "time_step_min": _NO_FLOOR, "mamba_ngroups": 1, "n_mamba_heads": 8,
-            "mamba_headdim": 8, "chunk_size": 8, "num_mem_blocks": 1, "adapter_rank": 4,
+            **_SHARED_BLOCKS,
+            "time_step_min": _NO_FLOOR,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 8,
+            "mamba_headdim": 8,
+            "chunk_size": 8,
+            "num_mem_blocks": 1,
+            "adapter_rank": 4,
         },
     ),
-    "zaya": ("zaya", {"num_hidden_layers": 2, **_HEAD, **_EXPERTS, "num_experts_per_tok": 1,
-                      "router_hidden_size": 16}),
+    "zaya": (
+        "zaya",
+        {
+            "num_hidden_layers": 2,
+            **_HEAD,
+            **_EXPERTS,
+            "num_experts_per_tok": 1,
+            "router_hidden_size": 16,
+        },
+    ),
     "qwen3_5_on_text": ("qwen3_5", {**_HEAD, **_GATED_DELTA, **_MROPE}),
     "qwen3_5_moe_on_text": ("qwen3_5_moe", {**_HEAD, **_GATED_DELTA, **_SHARED_EXPERT, **_MROPE}),
     "lfm2_vl_on_text": ("lfm2_vl", _CONV),
     "lfm3_vl_on_text": ("lfm3_vl", _CONV),
-}  # fmt: skip
+}
 
 
 def known(model_type: str) -> bool:

@@ -38,10 +38,17 @@ def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
     wanted: list[int] = []
     for place, turn in enumerate(turns):
         for upto, is_said in ((turns[:place], True), (turns[: place + 1], False)):
-            text = tokenizer.apply_chat_template(
-                upto, tools=tools, chat_template=template, tokenize=False,
-                add_generation_prompt=is_said and turn["role"] == "assistant",
-            ) if upto else ""  # fmt: skip
+            text = (
+                tokenizer.apply_chat_template(
+                    upto,
+                    tools=tools,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=is_said and turn["role"] == "assistant",
+                )
+                if upto
+                else ""
+            )
             new = tokenizer(text)["input_ids"][len(ids) :]
             wanted += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
             ids += new

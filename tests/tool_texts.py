@@ -8,21 +8,47 @@ from typing import Any
 
 Call = tuple[str, dict[str, Any]]
 WORDS = (
-    "Paris", "line one\nline two", '{"a": 1}', "a < b && c > d", "it's \"quoted\"", "naïve 東京 🙂",
-    "def f(x):\n    return x\n", "  spaces  ", "", "12", "true", "null", "C:\\dir\\n", "[1, 2]",
-    "a, b; c", "x = {y}", "100%", "<b>bold</b>", "\ttab",
-)  # fmt: skip
+    "Paris",
+    "line one\nline two",
+    '{"a": 1}',
+    "a < b && c > d",
+    'it\'s "quoted"',
+    "naïve 東京 🙂",
+    "def f(x):\n    return x\n",
+    "  spaces  ",
+    "",
+    "12",
+    "true",
+    "null",
+    "C:\\dir\\n",
+    "[1, 2]",
+    "a, b; c",
+    "x = {y}",
+    "100%",
+    "<b>bold</b>",
+    "\ttab",
+)
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {
-        "type": "object",
-        "properties": {
-            "text": {"type": "string"}, "where": {"type": "string"}, "count": {"type": "integer"},
-            "ratio": {"type": "number"}, "exact": {"type": "boolean"},
-            "items": {"type": "array", "items": {}}, "options": {"type": "object"},
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "text": {"type": "string"},
+                    "where": {"type": "string"},
+                    "count": {"type": "integer"},
+                    "ratio": {"type": "number"},
+                    "exact": {"type": "boolean"},
+                    "items": {"type": "array", "items": {}},
+                    "options": {"type": "object"},
+                },
+            },
         },
-    }}}
+    }
     for name in ("search", "get_weather", "files-write", "add2")
-]  # fmt: skip
+]
 
 
 def random_call(rng: Random, *, names: Sequence[str] = ("search", "get_weather", "add2")) -> Call:
@@ -30,20 +56,25 @@ def random_call(rng: Random, *, names: Sequence[str] = ("search", "get_weather",
 
     def value(depth: int) -> Any:
         kinds: list[Callable[[], Any]] = [
-            lambda: rng.choice(WORDS), lambda: rng.randint(-10**9, 10**9),
-            lambda: rng.choice([0.5, -2.25, 1e-3]), lambda: rng.random() < 0.5, lambda: None,
+            lambda: rng.choice(WORDS),
+            lambda: rng.randint(-(10**9), 10**9),
+            lambda: rng.choice([0.5, -2.25, 1e-3]),
+            lambda: rng.random() < 0.5,
+            lambda: None,
             lambda: [value(depth + 1) for _ in range(rng.randrange(3))],
             lambda: {f"k{i}": value(depth + 1) for i in range(rng.randrange(3))},
-        ]  # fmt: skip
+        ]
         return rng.choice(kinds[: 5 if depth > 1 else 7])()
 
     known: dict[str, Callable[[], Any]] = {
-        "text": lambda: rng.choice(WORDS), "where": lambda: rng.choice(WORDS),
-        "count": lambda: rng.randint(-99, 10**6), "ratio": lambda: rng.choice([0.5, -2.25, 1e-3]),
+        "text": lambda: rng.choice(WORDS),
+        "where": lambda: rng.choice(WORDS),
+        "count": lambda: rng.randint(-99, 10**6),
+        "ratio": lambda: rng.choice([0.5, -2.25, 1e-3]),
         "exact": lambda: rng.random() < 0.5,
         "items": lambda: [value(1) for _ in range(rng.randrange(4))],
         "options": lambda: {f"k{i}": value(1) for i in range(rng.randrange(4))},
-    }  # fmt: skip
+    }
     chosen = rng.sample(list(known), rng.randrange(len(known)))
     return rng.choice(names), {name: known[name]() for name in chosen}
 

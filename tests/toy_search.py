@@ -148,9 +148,15 @@ class ToyBackend:
                 if end is not None:
                     reason, stop, own = end
                     done = Completion(
-                        key, index, seeds[index], own, tuple(tokens[index]),
-                        tuple(logprobs[index]), reason, stop,
-                    )  # fmt: skip
+                        key,
+                        index,
+                        seeds[index],
+                        own,
+                        tuple(tokens[index]),
+                        tuple(logprobs[index]),
+                        reason,
+                        stop,
+                    )
                     length = context.num_tokens + len(tokens[index])
                     finished[index] = BackendSample(
                         done, self._context(context.text + own, length, 0)

@@ -3,10 +3,39 @@
 import random
 
 PIECES = (
-    "A", "B", "C", "CORRECT", "INCORRECT", "NOT_ATTEMPTED", "a", "b", "Because ", "grade: ", "\n",
-    " ", "[[A]]", "[[B]]", "[[C]]", "[A]", "[[7]]", "[[10]]", "[[3.5]]", "[[8.]]", "[6]", "[4.5]",
-    "[[x]]", "Rating: ", "the answer is right", "10", "[[", "]]", "verdict ", "D", "", "tie",
-)  # fmt: skip
+    "A",
+    "B",
+    "C",
+    "CORRECT",
+    "INCORRECT",
+    "NOT_ATTEMPTED",
+    "a",
+    "b",
+    "Because ",
+    "grade: ",
+    "\n",
+    " ",
+    "[[A]]",
+    "[[B]]",
+    "[[C]]",
+    "[A]",
+    "[[7]]",
+    "[[10]]",
+    "[[3.5]]",
+    "[[8.]]",
+    "[6]",
+    "[4.5]",
+    "[[x]]",
+    "Rating: ",
+    "the answer is right",
+    "10",
+    "[[",
+    "]]",
+    "verdict ",
+    "D",
+    "",
+    "tie",
+)
 
 
 def texts(num: int, seed: int) -> list[str]:

@@ -42,8 +42,11 @@ def engine(model: str | None, **sizes: int) -> None:
 @count("--breadth", 3, "Thoughts that go on per level.")
 @count("--depth", 4, "Levels.")
 @count("--step-tokens", 16, "Tokens per thought.")
-@click.option("--methods", is_flag=True, help="A beam against Monte Carlo tree search instead, at "
-              "equal tokens.")  # fmt: skip
+@click.option(
+    "--methods",
+    is_flag=True,
+    help="A beam against Monte Carlo tree search instead, at equal tokens.",
+)
 @count("--repeats", 1, "With --methods: seconds are the medians of so many runs, which take turns.")
 @JSON
 def search(model: str | None, methods: bool, repeats: int, **sizes: int) -> None:

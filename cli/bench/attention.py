@@ -20,24 +20,43 @@ def _levels(_: click.Context, __: click.Parameter, text: str | None) -> list[tup
 
 
 @click.command()
-@counts("--rows", "Query rows. Default: 64,256,1024,4096, with --levels as many as the most "
-        "groups.")  # fmt: skip
+@counts(
+    "--rows", "Query rows. Default: 64,256,1024,4096, with --levels as many as the most groups."
+)
 @counts("--prefix", "Keys that all rows share. Default: 1024,4096,16384.")
 @counts("--suffix", "Keys of each row's own. Default: 0,128,1024.", least=0)
-@click.option("--levels", metavar="KxG,...", callback=_levels,
-              help="Time these levels instead: so many keys for each of so many groups of rows, "
-              "such as 2048x1,512x32,128x1024.")  # fmt: skip
-@counts("--heads", "Query heads, KV heads and their width.", default="8,1,128", metavar="Q,KV,DIM",
-        once=False)  # fmt: skip
-@click.option("--shape", metavar="NAME", help="Time latent attention with the heads of this model "
-              "instead: glm-4.7-flash, deepseek-v2-lite, deepseek-v3 or tiny-mla. Default: prefix "
-              "2048, suffix 0,1000.")  # fmt: skip
+@click.option(
+    "--levels",
+    metavar="KxG,...",
+    callback=_levels,
+    help="Time these levels instead: so many keys for each of so many groups of rows, "
+    "such as 2048x1,512x32,128x1024.",
+)
+@counts(
+    "--heads",
+    "Query heads, KV heads and their width.",
+    default="8,1,128",
+    metavar="Q,KV,DIM",
+    once=False,
+)
+@click.option(
+    "--shape",
+    metavar="NAME",
+    help="Time latent attention with the heads of this model "
+    "instead: glm-4.7-flash, deepseek-v2-lite, deepseek-v3 or tiny-mla. Default: prefix "
+    "2048, suffix 0,1000.",
+)
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def attention(
-    rows: list[int] | None, prefix: list[int] | None, suffix: list[int] | None,
-    levels: list[tuple[int, int]], heads: list[int], shape: str | None, **how: Any,
-) -> None:  # fmt: skip
+    rows: list[int] | None,
+    prefix: list[int] | None,
+    suffix: list[int] | None,
+    levels: list[tuple[int, int]],
+    heads: list[int],
+    shape: str | None,
+    **how: Any,
+) -> None:
     """The attention operator on the paper's grid, against attention without sharing.
 
     With --levels, on a cascade of any depth, against the sum of what its levels take at least.

@@ -13,8 +13,13 @@ from treegen.errors import InputError
 @click.command()
 @add_option_groups("cluster")
 @CHECKPOINT
-@click.option("--shape", default="tiny", show_default=True, metavar="NAME",
-              help="Random weights of this shape, which each worker makes.")  # fmt: skip
+@click.option(
+    "--shape",
+    default="tiny",
+    show_default=True,
+    metavar="NAME",
+    help="Random weights of this shape, which each worker makes.",
+)
 @click.option("--dtype", default="auto", metavar="TYPE", help="auto, float32, bfloat16 or float16.")
 @click.option("--memory", metavar="SIZE", help="For keys and values of each worker.")
 @count("--problems", 64, "Problems below one prefix.")

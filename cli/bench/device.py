@@ -36,59 +36,132 @@ def _is_share(value: float) -> bool:
 
 
 _MODEL: Final = (
-    bounded_option("--time-limit", lambda seconds: seconds > 0, "above 0", type=float, metavar="S",
-            help="Leave out what takes at least so many seconds a run. "
-            f"Default: {SECONDS:g}, of a grid {GRID_SECONDS:g}."),
-    count("--tensor-parallel-size", 1, "GPUs that compute together, each with a part of every "
-          "layer. The roofline is theirs together.", "--tp", "ranks", metavar="N"),
-    click.option("--quantization", metavar="TYPE", help="fp8: matrices in 8 "
-                 "bits; mxfp4: experts of a gpt-oss shape in 4 bits."),
-    click.option("--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in "
-                 "8 bits."),
-    _some_of("--against", STOCK_MODES, "Engines of transformers to time as well: generate, "
-             "continuous.", default=""),
+    bounded_option(
+        "--time-limit",
+        lambda seconds: seconds > 0,
+        "above 0",
+        type=float,
+        metavar="S",
+        help="Leave out what takes at least so many seconds a run. "
+        f"Default: {SECONDS:g}, of a grid {GRID_SECONDS:g}.",
+    ),
+    count(
+        "--tensor-parallel-size",
+        1,
+        "GPUs that compute together, each with a part of every "
+        "layer. The roofline is theirs together.",
+        "--tp",
+        "ranks",
+        metavar="N",
+    ),
+    click.option(
+        "--quantization",
+        metavar="TYPE",
+        help="fp8: matrices in 8 bits; mxfp4: experts of a gpt-oss shape in 4 bits.",
+    ),
+    click.option(
+        "--kv-cache-dtype", default="auto", metavar="TYPE", help="fp8: keys and values in 8 bits."
+    ),
+    _some_of(
+        "--against",
+        STOCK_MODES,
+        "Engines of transformers to time as well: generate, continuous.",
+        default="",
+    ),
     *ENGINE,
-)  # fmt: skip
+)
 _PARTS: Final = (
-    click.option("--shape", metavar="NAME", help="Random weights of this shape; default: by "
-                 "experiment, see the output."),
-    bounded_option("--scale", _is_share, "above 0 and at most 1", default=0.1, show_default=True,
-            help="Share of the problems to run."),
-    bounded_option("--length-scale", _is_share, "above 0 and at most 1", default=1.0, show_default=True,
-            help="Multiply all lengths, to try a command out."),
+    click.option(
+        "--shape",
+        metavar="NAME",
+        help="Random weights of this shape; default: by experiment, see the output.",
+    ),
+    bounded_option(
+        "--scale",
+        _is_share,
+        "above 0 and at most 1",
+        default=0.1,
+        show_default=True,
+        help="Share of the problems to run.",
+    ),
+    bounded_option(
+        "--length-scale",
+        _is_share,
+        "above 0 and at most 1",
+        default=1.0,
+        show_default=True,
+        help="Multiply all lengths, to try a command out.",
+    ),
     *_MODEL,
-)  # fmt: skip
+)
 
 
 @click.command()
-@click.option("--shape", metavar="NAME", help="Random weights of this shape: llama2-7b, llama3-8b, "
-              "llama3-70b, llama3.2-1b, qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, "
-              "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, deepseek-v2-lite, "
-              "glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or tiny-mla; with --image-tokens "
-              "qwen3-vl-4b, qwen3-vl-8b or tiny-vl.")  # fmt: skip
+@click.option(
+    "--shape",
+    metavar="NAME",
+    help="Random weights of this shape: llama2-7b, llama3-8b, "
+    "llama3-70b, llama3.2-1b, qwen3-4b, qwen3.5-4b, qwen3.5-9b, qwen3.6-35b-a3b, "
+    "codellama-7b, codellama-13b, yi-6b, granite-4.0-h-micro, deepseek-v2-lite, "
+    "glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or tiny-mla; with --image-tokens "
+    "qwen3-vl-4b, qwen3-vl-8b or tiny-vl.",
+)
 @counts("--rows", "Samples decoded at once. Default: 1024.")
 @counts("--prefix", "Prompt tokens that all share. Default: 2048.")
 @count("--problems", 1, "Divide the rows among so many problems below the prefix.")
 @count("--problem-tokens", 0, "Tokens of each problem.", least=0)
-@count("--image-tokens", 0, "The prefix begins with an image of about so many tokens.", least=0,
-       metavar="N", show_default=False)  # fmt: skip
+@count(
+    "--image-tokens",
+    0,
+    "The prefix begins with an image of about so many tokens.",
+    least=0,
+    metavar="N",
+    show_default=False,
+)
 @count("--new-tokens", None, "Tokens of each sample. Default: 64, with --grid 16.", least=2)
 @_some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.")
-@click.option("--grid", is_flag=True, help="Sharing as the engine chooses it against none, for "
-              "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.")  # fmt: skip
-@click.option("--refill", is_flag=True, help="Samples end at random, --new-tokens long on average, "
-              "and others take their places: 8 times as many as rows.")  # fmt: skip
-@click.option("--speculate", is_flag=True, help="Guessed tokens against none, where rows are given "
-              "the tokens of recorded samples. Default: 16, 64 and 1024 rows, a prefix of "
-              "1000.")  # fmt: skip
-@count("--own-tokens", 0, "With --speculate: prompt tokens that each sample has for itself.",
-       least=0, metavar="N", show_default=False)  # fmt: skip
-@click.option("--trace", metavar="FILE", help="With --speculate: other recorded samples, as JSON "
-              "{source, prompts, samples} of token ids.")  # fmt: skip
-@click.option("--own-states", is_flag=True, help="Of a model with recurrent layers: also where "
-              "each row reads and writes a state of its own.")  # fmt: skip
-@click.option("--structured", is_flag=True, help="Also where every sample has to be JSON of a "
-              "schema.")  # fmt: skip
+@click.option(
+    "--grid",
+    is_flag=True,
+    help="Sharing as the engine chooses it against none, for "
+    "prefixes of 64 to 16,384 tokens and 1 to 4,096 rows.",
+)
+@click.option(
+    "--refill",
+    is_flag=True,
+    help="Samples end at random, --new-tokens long on average, "
+    "and others take their places: 8 times as many as rows.",
+)
+@click.option(
+    "--speculate",
+    is_flag=True,
+    help="Guessed tokens against none, where rows are given "
+    "the tokens of recorded samples. Default: 16, 64 and 1024 rows, a prefix of "
+    "1000.",
+)
+@count(
+    "--own-tokens",
+    0,
+    "With --speculate: prompt tokens that each sample has for itself.",
+    least=0,
+    metavar="N",
+    show_default=False,
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    help="With --speculate: other recorded samples, as JSON "
+    "{source, prompts, samples} of token ids.",
+)
+@click.option(
+    "--own-states",
+    is_flag=True,
+    help="Of a model with recurrent layers: also where "
+    "each row reads and writes a state of its own.",
+)
+@click.option(
+    "--structured", is_flag=True, help="Also where every sample has to be JSON of a schema."
+)
 @add_options(*_MODEL)
 def decode(shape: str | None, **params: Any) -> None:
     """End to end: every level shared, one, none, and no attention at all, against the roofline."""
@@ -122,11 +195,20 @@ def _speculate(shape: str | None, asked: "DecodeOptions", options: dict[str, Any
 
     kind = {name: options[name] for name in ("dtype", "device", "ranks", "quantization")}
     made = {name: options[name] for name in ("memory", "eager", "reproducible")}
-    render.json_line(time_guesses(
-        render, known, options["model"], asked.trace, rows=asked.rows or [16, 64, 1024],
-        prefixes=asked.prefix or [1000], own_tokens=asked.own_tokens, repeats=options["repeats"],
-        kind=kind, made=made,
-    ))  # fmt: skip
+    render.json_line(
+        time_guesses(
+            render,
+            known,
+            options["model"],
+            asked.trace,
+            rows=asked.rows or [16, 64, 1024],
+            prefixes=asked.prefix or [1000],
+            own_tokens=asked.own_tokens,
+            repeats=options["repeats"],
+            kind=kind,
+            made=made,
+        )
+    )
 
 
 @click.command()
@@ -147,9 +229,13 @@ def monkeys(**options: Any) -> None:
 
 
 def _experiments(
-    names: tuple[str, ...], scale: float, length_scale: float, shape: str | None,
-    against: tuple[str, ...], **options: Any,
-) -> None:  # fmt: skip
+    names: tuple[str, ...],
+    scale: float,
+    length_scale: float,
+    shape: str | None,
+    against: tuple[str, ...],
+    **options: Any,
+) -> None:
     from treegen.bench.decoding.experiments import cases_of, get_experiment
 
     if options["time_limit"] is None:
@@ -180,9 +266,13 @@ def _run(
         raise InputError("--tp goes with the modes all, one and off; leave the others out")
     known = shape_or_model(shape, model, default, images=bool(given.get("image_tokens")))
     in_4_bits = known is not None and quantization == "mxfp4"
-    EngineOptions(model="", quantization=None if in_4_bits else quantization,
-                  tensor_parallel_size=ranks, kv_cache_dtype=given["kv_cache_dtype"],
-                  reproducible=given["reproducible"])  # fmt: skip
+    EngineOptions(
+        model="",
+        quantization=None if in_4_bits else quantization,
+        tensor_parallel_size=ranks,
+        kv_cache_dtype=given["kv_cache_dtype"],
+        reproducible=given["reproducible"],
+    )
     names = ("repeats", "time_limit", "memory", "eager", "reproducible")
     settings = Settings(**{name: given.pop(name) for name in names})
     from treegen.bench.suite import time_decoding

@@ -63,29 +63,44 @@ def _check_model(_: click.Context, __: click.Parameter, model: str | None) -> st
 
 
 DEVICE: Final = (
-    bounded_option("--dtype", _TYPES.__contains__, "auto, float32, bfloat16 or float16", default="auto",
-            metavar="TYPE", help="auto, float32, bfloat16 or float16; auto is bfloat16 on a GPU "
-            "and float32 on a CPU."),
+    bounded_option(
+        "--dtype",
+        _TYPES.__contains__,
+        "auto, float32, bfloat16 or float16",
+        default="auto",
+        metavar="TYPE",
+        help="auto, float32, bfloat16 or float16; auto is bfloat16 on a GPU and float32 on a CPU.",
+    ),
     click.option("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N."),
-    bounded_option("--ceiling-seconds", lambda seconds: 0 < seconds < 60, "above 0 and below 60",
-            type=float, metavar="S", help="For each ceiling. Default: 2 on a GPU, 0.1 on a CPU."),
+    bounded_option(
+        "--ceiling-seconds",
+        lambda seconds: 0 < seconds < 60,
+        "above 0 and below 60",
+        type=float,
+        metavar="S",
+        help="For each ceiling. Default: 2 on a GPU, 0.1 on a CPU.",
+    ),
     JSON,
-)  # fmt: skip
+)
 # A model of a shape or a checkpoint, and how an engine is made of it.
 ENGINE: Final = (
     click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape."),
     count("--repeats", 3, "Runs that are timed, after one that is not."),
-    click.option("--memory", metavar="SIZE", callback=_check_size,
-                 help="For keys and values, such as 2GiB."),
+    click.option(
+        "--memory", metavar="SIZE", callback=_check_size, help="For keys and values, such as 2GiB."
+    ),
     click.option("--eager", is_flag=True, help="On a GPU: no compiling, no CUDA graphs."),
-    click.option("--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to "
-                 "the bit."),
+    click.option(
+        "--reproducible", is_flag=True, help="On a GPU: each row as if it were alone, to the bit."
+    ),
     *DEVICE,
-)  # fmt: skip
+)
 CHECKPOINT: Final = click.option(
-    "--model", metavar="DIR", callback=_check_model,
+    "--model",
+    metavar="DIR",
+    callback=_check_model,
     help="Checkpoint; default: a small one with random weights, made on the spot.",
-)  # fmt: skip
+)
 
 
 def shape_or_model(

@@ -26,32 +26,77 @@ _PATH = click.Path(path_type=Path)
 )
 @click.argument("run", type=_PATH)
 @JUDGE
-@click.option("--repeats", type=int, metavar="N", help="Verdicts of "
-              "each wording on each answer, by samples. Default: 1.")  # fmt: skip
-@click.option("--stop-when", "stop_when", type=click.Choice(("decided",)), metavar="decided",
-              help="Draw no further repeats once the majority of all is settled.")  # fmt: skip
-@click.option("--pairs", multiple=True, type=_PATH, metavar="RUN2", help="Compare the answers with "
-              "those of this run, in both orders; may be repeated.")  # fmt: skip
+@click.option(
+    "--repeats",
+    type=int,
+    metavar="N",
+    help="Verdicts of each wording on each answer, by samples. Default: 1.",
+)
+@click.option(
+    "--stop-when",
+    "stop_when",
+    type=click.Choice(("decided",)),
+    metavar="decided",
+    help="Draw no further repeats once the majority of all is settled.",
+)
+@click.option(
+    "--pairs",
+    multiple=True,
+    type=_PATH,
+    metavar="RUN2",
+    help="Compare the answers with those of this run, in both orders; may be repeated.",
+)
 @click.option("--temperature", type=float, help="Of verdicts by samples; 0 is greedy. Default: 1.")
 @click.option("--max-tokens", type=int, help="Tokens of a sample at most. Default: 512.")
 @click.option("--seed", type=int, help="Seed of the samples. Default: 0.")
-@click.option("--apply-chat-template/--no-chat-template", "chat", default=None,
-              help="Put prompts in the judge's chat format. Default: if it has one.")  # fmt: skip
-@click.option("--labels", type=_PATH, metavar="FILE", help="People's labels, as JSONL of "
-              "problem_id, sample_index, label; they correct the mean.")  # fmt: skip
-@click.option("--weight", "weights", multiple=True, type=float, metavar="W", help="Weight of "
-              "each judge of a jury, in their order. Default: 1 each.")  # fmt: skip
-@click.option("--combine", type=click.Choice(("mean", "majority")), default="mean",
-              show_default=True, help="How a jury's value is made of the judges'.")  # fmt: skip
-@click.option("--half-width", type=float, metavar="W", help="Say how many problems, answers, "
-              "judges or wordings make the interval this narrow on either side.")  # fmt: skip
+@click.option(
+    "--apply-chat-template/--no-chat-template",
+    "chat",
+    default=None,
+    help="Put prompts in the judge's chat format. Default: if it has one.",
+)
+@click.option(
+    "--labels",
+    type=_PATH,
+    metavar="FILE",
+    help="People's labels, as JSONL of problem_id, sample_index, label; they correct the mean.",
+)
+@click.option(
+    "--weight",
+    "weights",
+    multiple=True,
+    type=float,
+    metavar="W",
+    help="Weight of each judge of a jury, in their order. Default: 1 each.",
+)
+@click.option(
+    "--combine",
+    type=click.Choice(("mean", "majority")),
+    default="mean",
+    show_default=True,
+    help="How a jury's value is made of the judges'.",
+)
+@click.option(
+    "--half-width",
+    type=float,
+    metavar="W",
+    help="Say how many problems, answers, "
+    "judges or wordings make the interval this narrow on either side.",
+)
 @add_option_groups("judge model", "reading")
 @QUIET
 def command(
-    run: Path, judge: tuple[str, ...], rubric: str | None, pairs: tuple[Path, ...],
-    labels: Path | None, weights: tuple[float, ...], combine: str, half_width: float | None,
-    quiet: bool, **params: Any,
-) -> None:  # fmt: skip
+    run: Path,
+    judge: tuple[str, ...],
+    rubric: str | None,
+    pairs: tuple[Path, ...],
+    labels: Path | None,
+    weights: tuple[float, ...],
+    combine: str,
+    half_width: float | None,
+    quiet: bool,
+    **params: Any,
+) -> None:
     """Let models judge the samples of RUN by a rubric, and say what the verdicts come to.
 
     A judge reads the rubric once, each question once below it, and each answer once below that.
@@ -76,9 +121,17 @@ def command(
     about: dict[str, Any] = {"labels": labels, "weights": weights or None, "combine": combine}
     if judge:
         found = judging.judge(
-            run, rubric, judge, pairs=pairs, listener=terminal, follow=terminal.count,
-            options=engine, **about, **how, **reading,
-        )  # fmt: skip
+            run,
+            rubric,
+            judge,
+            pairs=pairs,
+            listener=terminal,
+            follow=terminal.count,
+            options=engine,
+            **about,
+            **how,
+            **reading,
+        )
     else:
         given = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
         if given := [*given, *engine, *how]:

@@ -14,17 +14,32 @@ if TYPE_CHECKING:
 # What a judge has of how the model of the run is loaded.
 _SHARED = ("device", "memory", "max_rows", "reproducible", "eager", "trust_remote_code")
 JUDGE = add_options(
-    click.option("--judge", "judge", multiple=True, metavar="DIR|NAME", help="A model that judges; "
-                 "several are a jury. Default: judgements that are stored, read again."),
-    click.option("--rubric", metavar="NAME|FILE", help="correctness, rating, pairwise, simpleqa, "
-                 "or a .yaml or .jinja file. Default: that of the task, or correctness; of pairs, "
-                 "pairwise."),
-    click.option("--wordings", type=int, metavar="N", help="Wordings of the rubric to use. "
-                 "Default: all."),
-    click.option("--verdicts", type=click.Choice(("likelihood", "samples")), metavar="HOW",
-                 help="likelihood: the chances of the choices. samples: texts with reasons. "
-                 "Default: likelihood; samples with --repeats."),
-)  # fmt: skip
+    click.option(
+        "--judge",
+        "judge",
+        multiple=True,
+        metavar="DIR|NAME",
+        help="A model that judges; "
+        "several are a jury. Default: judgements that are stored, read again.",
+    ),
+    click.option(
+        "--rubric",
+        metavar="NAME|FILE",
+        help="correctness, rating, pairwise, simpleqa, "
+        "or a .yaml or .jinja file. Default: that of the task, or correctness; of pairs, "
+        "pairwise.",
+    ),
+    click.option(
+        "--wordings", type=int, metavar="N", help="Wordings of the rubric to use. Default: all."
+    ),
+    click.option(
+        "--verdicts",
+        type=click.Choice(("likelihood", "samples")),
+        metavar="HOW",
+        help="likelihood: the chances of the choices. samples: texts with reasons. "
+        "Default: likelihood; samples with --repeats.",
+    ),
+)
 
 
 def plan_judging(

@@ -8,35 +8,66 @@ from treegen.cli.options import config
 
 # Of each group its title, whether --help shows it, and the parameters in it. Commands share it.
 _GROUPS: Final = (
-    ("Task and data", True, "more_names include_path data split limit ids num_fewshot fewshot_file "
-     "fewshot_data task_args write_out"),
+    (
+        "Task and data",
+        True,
+        "more_names include_path data split limit ids num_fewshot fewshot_file "
+        "fewshot_data task_args write_out",
+    ),
     ("Method", True, "method arguments compare budget width depth expand concurrency"),
     ("Judges", True, "judge rubric wordings verdicts pairs labels weights combine half_width chat"),
     ("Judging", False, "propose evaluate verifier verifier_args verifier_memory choose"),
     ("Of single methods", False, "prune_below exploration iterations rollouts"),
     ("Model", True, "model adapter images dtype quantization device"),
-    ("Server", True, "tool_format host port api_key served_model_name max_waiting max_body "
-     "drain_seconds"),
-    ("Sampling", True, "num_samples sampling_from sampling temperature top_p top_k min_p "
-     "max_tokens step_tokens stop seed repeats json_schema"),
-    ("Chat and reasoning", False, "apply_chat_template fewshot_as_multiturn system_instruction "
-     "reasoning max_thinking_tokens reasoning_tags thinking_end"),
+    (
+        "Server",
+        True,
+        "tool_format host port api_key served_model_name max_waiting max_body drain_seconds",
+    ),
+    (
+        "Sampling",
+        True,
+        "num_samples sampling_from sampling temperature top_p top_k min_p "
+        "max_tokens step_tokens stop seed repeats json_schema",
+    ),
+    (
+        "Chat and reasoning",
+        False,
+        "apply_chat_template fewshot_as_multiturn system_instruction "
+        "reasoning max_thinking_tokens reasoning_tags thinking_end",
+    ),
     ("Metrics and votes", False, "pass_ks maj_ks votes self_certainty"),
     ("Stop early", False, "stop_when stop_batch confidence"),
-    ("Memory and speed", False, "memory max_rows kv_cache_dtype sharing reproducible eager "
-     "speculate draft_model draft_tokens"),
+    (
+        "Memory and speed",
+        False,
+        "memory max_rows kv_cache_dtype sharing reproducible eager "
+        "speculate draft_model draft_tokens",
+    ),
     ("Several GPUs", False, "tensor_parallel_size gpus workers ray"),
-    ("Code of others", False, "allow_code_execution sandbox num_workers allow_task_code "
-     "trust_remote_code"),
+    (
+        "Code of others",
+        False,
+        "allow_code_execution sandbox num_workers allow_task_code trust_remote_code",
+    ),
     ("Lists of settings", False, "model_args gen_kwargs"),
-    ("Output", True, "output resume config print_config score log_tokens quiet json "
-     "_click_default_help help_all"),
-)  # fmt: skip
+    (
+        "Output",
+        True,
+        "output resume config print_config score log_tokens quiet json "
+        "_click_default_help help_all",
+    ),
+)
 # Further names of options, as other tools have them; only --help-all shows them.
 _OF_OTHERS: Final = (
-    "--batch-size", "--confirm-run-unsafe-code", "--epochs", "--haystack", "--n-workers",
-    "--predict-only", "--repeats",
-)  # fmt: skip
+    "--batch-size",
+    "--confirm-run-unsafe-code",
+    "--epochs",
+    "--haystack",
+    "--n-workers",
+    "--predict-only",
+    "--repeats",
+)
 _ALL: Final = f"{__name__}.all"
 
 
@@ -128,6 +159,10 @@ def _help_all() -> click.Option:
             ctx.exit()
 
     return click.Option(
-        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show,
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
         help="Show this message with all options.",
-    )  # fmt: skip
+    )

@@ -25,14 +25,19 @@ def options() -> list[click.Option]:
     """Return the two options that a command takes."""
     return [
         click.Option(
-            ["--config"], metavar="FILE", is_eager=True, expose_value=False, callback=_read,
+            ["--config"],
+            metavar="FILE",
+            is_eager=True,
+            expose_value=False,
+            callback=_read,
             help="YAML with options by name, such as `limit: 4`; what is typed wins.",
         ),
         click.Option(
-            ["--print-config"], is_flag=True,
+            ["--print-config"],
+            is_flag=True,
             help="Print such a file with the options of this command, and do nothing else.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def finish(ctx: click.Context) -> None:

@@ -36,11 +36,20 @@ def _readers(settings: type, *names: str) -> dict[str, Reader]:
 MODEL_ARGS: Final[Mapping[str, Reader]] = _readers(EngineOptions)
 GEN_KWARGS: Final[Mapping[str, Reader]] = {
     **_readers(
-        SamplingParams, "temperature", "top_p", "top_k", "min_p", "max_tokens", "stop",
-        "stop_token_ids", "ignore_eos", "seed", *PENALTIES,
+        SamplingParams,
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "seed",
+        *PENALTIES,
     ),
     "do_sample": _bool,
-}  # fmt: skip
+}
 CONFIDENCE: Final[Mapping[str, Reader]] = {"top": int, "window": int, "keep": float, "warmup": int}
 # Names that other tools have for these.
 ALIASES: Final = {

@@ -185,16 +185,24 @@ def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":
         return drawn
 
     levels = [
-        (f"{each.depth}", f"{each.segments:,}", f"{each.rows:,}",
-         f"{each.kept:,} rows" if each.kept else "none")
+        (
+            f"{each.depth}",
+            f"{each.segments:,}",
+            f"{each.rows:,}",
+            f"{each.kept:,} rows" if each.kept else "none",
+        )
         for each in now.levels
-    ]  # fmt: skip
+    ]
     workers = [
-        (safe_text(f"{each.name} {each.where}"), f"{each.tokens_per_second:,.0f}",
-         f"{each.rows:,}", f"{each.pages:,}/{each.num_pages:,}",
-         f"{each.deaths:,}" if each.deaths else "")
+        (
+            safe_text(f"{each.name} {each.where}"),
+            f"{each.tokens_per_second:,.0f}",
+            f"{each.rows:,}",
+            f"{each.pages:,}/{each.num_pages:,}",
+            f"{each.deaths:,}" if each.deaths else "",
+        )
         for each in now.workers
-    ]  # fmt: skip
+    ]
     parts: list[RenderableType] = [bar, Text(now.details)]
     if levels:
         parts.append(table(levels, "level", "segments", "rows", "read once for"))

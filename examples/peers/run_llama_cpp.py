@@ -20,12 +20,19 @@ from workload import Job, arguments, jobs_of, measure, most, run_job, versions_o
 
 _ROWS = 256  # llama.cpp's limit of sequences
 _NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
+}
 
 
 def write_gguf(source: Path, file: Path) -> None:
@@ -101,10 +108,15 @@ def main() -> None:
 
     def ask(prompt: list[int], samples: int, new: int) -> list[list[int]]:
         body = {
-            "prompt": prompt, "n_cmpl": samples, "n_predict": new, "ignore_eos": True,
-            "cache_prompt": True, "temperature": 1.0, "samplers": ["temperature"],
+            "prompt": prompt,
+            "n_cmpl": samples,
+            "n_predict": new,
+            "ignore_eos": True,
+            "cache_prompt": True,
+            "temperature": 1.0,
+            "samplers": ["temperature"],
             "return_tokens": True,
-        }  # fmt: skip
+        }
         request = urllib.request.Request(
             f"{server.listening_address}/completion",
             json.dumps(body).encode(),

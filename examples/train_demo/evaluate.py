@@ -25,12 +25,23 @@ def command_lines(checkpoint: Path, limit: int) -> Iterator[list[str]]:
         given = fill_defaults({"task": task})
         assert given.pop("model") == NAME
         yield [
-            "eval", task, "--model", str(checkpoint), "--limit", str(limit),
-            "--n-samples", str(samples), "--output-path", str(runs / task),
-            *(f"--{name.replace('_', '-')}={given[name]}" for name in ("data", "fewshot_file")
-              if name in given),
+            "eval",
+            task,
+            "--model",
+            str(checkpoint),
+            "--limit",
+            str(limit),
+            "--n-samples",
+            str(samples),
+            "--output-path",
+            str(runs / task),
+            *(
+                f"--{name.replace('_', '-')}={given[name]}"
+                for name in ("data", "fewshot_file")
+                if name in given
+            ),
             *(f"--task-arg={name}={value}" for name, value in given.get("extra", {}).items()),
-        ]  # fmt: skip
+        ]
 
 
 def evaluate(checkpoint: Path, limit: int) -> None:

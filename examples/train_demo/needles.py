@@ -19,10 +19,27 @@ KEPT: Final = 40_000
 _TOWNS: Final = tuple(
     f"{first} {second}"
     for first in ("San", "Port", "New", "Fort", "Lake", "Mount", "Saint", "Glen")
-    for second in ("Alba", "Bruno", "Carmel", "Dorado", "Elmo", "Felice", "Gerard", "Hollow",
-                   "Isidro", "Jordan", "Kendal", "Lorenzo", "Marino", "Nicola", "Orleans", "Pedro",
-                   "Francisco", "Diego")
-)  # fmt: skip
+    for second in (
+        "Alba",
+        "Bruno",
+        "Carmel",
+        "Dorado",
+        "Elmo",
+        "Felice",
+        "Gerard",
+        "Hollow",
+        "Isidro",
+        "Jordan",
+        "Kendal",
+        "Lorenzo",
+        "Marino",
+        "Nicola",
+        "Orleans",
+        "Pedro",
+        "Francisco",
+        "Diego",
+    )
+)
 _DOINGS: Final = tuple(
     f"{verb} {what}"
     for verb, many in (
@@ -36,9 +53,15 @@ _DOINGS: Final = tuple(
     for what in many
 )
 _WHEN: Final = (
-    "on a sunny day", "in the evening", "on a Sunday", "after the rain", "before noon",
-    "in the spring", "with a friend", "at low tide",
-)  # fmt: skip
+    "on a sunny day",
+    "in the evening",
+    "on a Sunday",
+    "after the rain",
+    "before noon",
+    "in the spring",
+    "with a friend",
+    "at low tide",
+)
 
 
 @dataclass(frozen=True, slots=True)

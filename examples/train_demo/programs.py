@@ -87,7 +87,7 @@ FORMS: Final = (
         _some_word,
         lambda word: f"{word}\n",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,13 @@ class Training:
 @click.option("--seed", default=1, show_default=True)
 @click.option("--workers", type=int, help="Processes that make data. Default: cores less two.")
 @click.option("--save-every", default=1000, show_default=True, help="Steps between saved states.")
-@click.option("--evaluate", "limit", default=40, show_default=True, help="Problems of each task to "
-              "score at the end; 0 for none.")  # fmt: skip
+@click.option(
+    "--evaluate",
+    "limit",
+    default=40,
+    show_default=True,
+    help="Problems of each task to score at the end; 0 for none.",
+)
 def main(
     out: Path,
     tiny: bool,

@@ -15,29 +15,92 @@ from train_demo.held_out import reserved
 # By level: what is added or taken away, and the two factors of a product.
 _TERMS: Final = ((2, 12), (5, 99), (20, 400), (100, 999), (500, 9999), (5_000, 99_999))
 _FACTORS: Final = (
-    ((2, 6), (2, 12)), ((2, 9), (2, 20)), ((2, 9), (11, 49)), ((2, 9), (11, 99)),
-    ((3, 12), (11, 99)), ((3, 19), (12, 99)),
-)  # fmt: skip
+    ((2, 6), (2, 12)),
+    ((2, 9), (2, 20)),
+    ((2, 9), (11, 49)),
+    ((2, 9), (11, 99)),
+    ((3, 12), (11, 99)),
+    ((3, 19), (12, 99)),
+)
 _LARGEST: Final = 1000  # factors and dividends above this are not multiplied or divided
 LEVELS: Final = len(_TERMS)
 
 _PEOPLE: Final = (
-    ("Ada", "she"), ("Ben", "he"), ("Carla", "she"), ("Dev", "he"), ("Elsa", "she"),
-    ("Farid", "he"), ("Grete", "she"), ("Hugo", "he"), ("Ines", "she"), ("Jon", "he"),
-    ("Kira", "she"), ("Luis", "he"), ("Mila", "she"), ("Noah", "he"), ("Olga", "she"),
-    ("Priya", "she"), ("Quinn", "he"), ("Rosa", "she"), ("Sami", "he"), ("Tara", "she"),
-    ("Umar", "he"), ("Vera", "she"), ("Wim", "he"), ("Yuki", "she"), ("Zoe", "she"),
-    ("Otto", "he"), ("Leo", "he"), ("Mia", "she"), ("Anton", "he"), ("Bea", "she"),
-)  # fmt: skip
+    ("Ada", "she"),
+    ("Ben", "he"),
+    ("Carla", "she"),
+    ("Dev", "he"),
+    ("Elsa", "she"),
+    ("Farid", "he"),
+    ("Grete", "she"),
+    ("Hugo", "he"),
+    ("Ines", "she"),
+    ("Jon", "he"),
+    ("Kira", "she"),
+    ("Luis", "he"),
+    ("Mila", "she"),
+    ("Noah", "he"),
+    ("Olga", "she"),
+    ("Priya", "she"),
+    ("Quinn", "he"),
+    ("Rosa", "she"),
+    ("Sami", "he"),
+    ("Tara", "she"),
+    ("Umar", "he"),
+    ("Vera", "she"),
+    ("Wim", "he"),
+    ("Yuki", "she"),
+    ("Zoe", "she"),
+    ("Otto", "he"),
+    ("Leo", "he"),
+    ("Mia", "she"),
+    ("Anton", "he"),
+    ("Bea", "she"),
+)
 _THINGS: Final = (
-    "pears", "apples", "marbles", "stickers", "stamps", "shells", "cards", "pens", "eggs",
-    "rolls", "books", "beads", "coins", "plums", "cookies", "buttons", "balloons", "bricks",
-    "tiles", "nails", "bulbs", "seeds", "roses", "candles", "postcards", "muffins", "lemons",
-    "pencils", "jars", "ribbons",
-)  # fmt: skip
+    "pears",
+    "apples",
+    "marbles",
+    "stickers",
+    "stamps",
+    "shells",
+    "cards",
+    "pens",
+    "eggs",
+    "rolls",
+    "books",
+    "beads",
+    "coins",
+    "plums",
+    "cookies",
+    "buttons",
+    "balloons",
+    "bricks",
+    "tiles",
+    "nails",
+    "bulbs",
+    "seeds",
+    "roses",
+    "candles",
+    "postcards",
+    "muffins",
+    "lemons",
+    "pencils",
+    "jars",
+    "ribbons",
+)
 _HOLDERS: Final = (
-    "boxes", "bags", "crates", "baskets", "packs", "trays", "shelves", "drawers", "rows", "tins",
-)  # fmt: skip
+    "boxes",
+    "bags",
+    "crates",
+    "baskets",
+    "packs",
+    "trays",
+    "shelves",
+    "drawers",
+    "rows",
+    "tins",
+)
 _DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _TIMES: Final = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 
@@ -148,10 +211,12 @@ def _running(s: _Story) -> int:
             f"{who} has {count} {holders} of {each} {things}.",
         )
         now = s.reckon(
-            count, "*", each,
+            count,
+            "*",
+            each,
             f"There are {{}} {things} at first.",
             f"{count} {holders} of {each} are {{}} {things}.",
-        )  # fmt: skip
+        )
     else:
         one, two = s.term(), s.term()
         first, second = s.draw.sample(_DAYS, 2)
@@ -166,13 +231,17 @@ def _running(s: _Story) -> int:
         if event == "gain":
             more = s.term()
             s.say(
-                f"Then {friend} gives {who} {more} more.", f"{they.title()} buys {more} more.",
+                f"Then {friend} gives {who} {more} more.",
+                f"{they.title()} buys {more} more.",
                 f"{they.title()} finds another {more}.",
-            )  # fmt: skip
+            )
             now = s.reckon(
-                now, "+", more, f"With {more} more there are {{}} {things}.",
+                now,
+                "+",
+                more,
+                f"With {more} more there are {{}} {things}.",
                 f"After that there are {{}} {things}.",
-            )  # fmt: skip
+            )
         elif event == "trade" and now <= _LARGEST:
             each = s.factor()
             new = s.draw.choice([name for name in _THINGS if name != things])
@@ -199,13 +268,17 @@ def _running(s: _Story) -> int:
         elif now > 3:
             less = s.below(now)
             s.say(
-                f"{they.title()} gives {less} to {friend}.", f"Then {less} of them get lost.",
+                f"{they.title()} gives {less} to {friend}.",
+                f"Then {less} of them get lost.",
                 f"{they.title()} sells {less} of them.",
-            )  # fmt: skip
+            )
             now = s.reckon(
-                now, "-", less, f"Without these there are {{}} {things}.",
+                now,
+                "-",
+                less,
+                f"Without these there are {{}} {things}.",
                 f"Then {{}} {things} are left.",
-            )  # fmt: skip
+            )
     if not s.steps:
         more = s.term()
         s.say(f"{friend} has {more} {things}.")
@@ -213,9 +286,10 @@ def _running(s: _Story) -> int:
         s.say(f"How many {things} do they have together?")
         return now
     s.say(
-        f"How many {things} does {who} have now?", f"How many {things} are there in the end?",
+        f"How many {things} does {who} have now?",
+        f"How many {things} are there in the end?",
         f"How many {things} does {they} have then?",
-    )  # fmt: skip
+    )
     return now
 
 
@@ -276,11 +350,14 @@ def _shopping(s: _Story) -> int:
     s.say(f"{who} buys {order}.")
     parts = [
         s.reckon(
-            count, "*", price, f"The {good} cost {{}} dollars.",
+            count,
+            "*",
+            price,
+            f"The {good} cost {{}} dollars.",
             f"For the {good} {they} pays {{}} dollars.",
         )
         for good, count, price in bought
-    ]  # fmt: skip
+    ]
     total = parts[0]
     for part in parts[1:]:
         total = s.reckon(total, "+", part, "Together they cost {} dollars.", "That is {} dollars.")
@@ -301,10 +378,15 @@ def _rate(s: _Story) -> int:
     """So much a day for some days, of a whole or with something on top."""
     ((who, they),) = _people(s, 1)
     verb, unit, whole = s.draw.choice(
-        (("reads", "pages", "book has"), ("paints", "fences", "village has"),
-         ("plants", "trees", "plan asks for"), ("bakes", "loaves", "order is for"),
-         ("walks", "miles", "path has"), ("solves", "riddles", "collection has"))
-    )  # fmt: skip
+        (
+            ("reads", "pages", "book has"),
+            ("paints", "fences", "village has"),
+            ("plants", "trees", "plan asks for"),
+            ("bakes", "loaves", "order is for"),
+            ("walks", "miles", "path has"),
+            ("solves", "riddles", "collection has"),
+        )
+    )
     days, each = s.factors()
     s.say(f"{who} {verb} {each} {unit} a day.", f"Every day {who} {verb} {each} {unit}.")
     done = s.reckon(
@@ -371,8 +453,13 @@ def _carrying(s: _Story) -> int:
 
 
 _KINDS: Final[tuple[tuple[Callable[[_Story], int], int], ...]] = (
-    (_running, 5), (_comparison, 3), (_shopping, 3), (_rate, 2), (_backwards, 1), (_carrying, 1),
-)  # fmt: skip
+    (_running, 5),
+    (_comparison, 3),
+    (_shopping, 3),
+    (_rate, 2),
+    (_backwards, 1),
+    (_carrying, 1),
+)
 
 
 def word_problem(draw: random.Random, level: int, *, evaluation: bool = False) -> WordProblem:

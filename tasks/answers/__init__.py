@@ -17,11 +17,11 @@ from treegen.tasks.answers.maths import MathAnswer
 
 __all__ = [
     "AnswerType",
+    "CanonicalAnswer",
     "ChoiceAnswer",
     "ContainedAnswer",
     "MathAnswer",
     "NumberAnswer",
     "PatternAnswer",
-    "CanonicalAnswer",
     "TextAnswer",
 ]

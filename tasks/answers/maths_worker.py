@@ -14,10 +14,19 @@ from typing import Any
 
 # Their forms are parsed once before anything is asked: the parser is slow at first.
 _WARM = (
-    r"$\frac{1}{2}$", r"$\left(-\infty, 3\right] \cup \{1, 2\}$", r"$x^2+2x-1=0$", r"$-1.5\%$",
-    r"$\sqrt[3]{2}\pi$", r"$\begin{pmatrix}1\\2\end{pmatrix}$", r"$x_1 \le \sin(y)$", "1/2", "3",
-    r"$10^{\circ}$", r"$\text{(A)}$", r"$3!+\log_2 8$",
-)  # fmt: skip
+    r"$\frac{1}{2}$",
+    r"$\left(-\infty, 3\right] \cup \{1, 2\}$",
+    r"$x^2+2x-1=0$",
+    r"$-1.5\%$",
+    r"$\sqrt[3]{2}\pi$",
+    r"$\begin{pmatrix}1\\2\end{pmatrix}$",
+    r"$x_1 \le \sin(y)$",
+    "1/2",
+    "3",
+    r"$10^{\circ}$",
+    r"$\text{(A)}$",
+    r"$3!+\log_2 8$",
+)
 
 
 def prepare(max_answer: int) -> Callable[[list[Any]], Any]:

@@ -162,11 +162,13 @@ def call_cases(
             isinstance(found, list)
             and len(found) == len(expected)
             and all(
-                isinstance(result, tuple) and len(result) == 3 and result[0] != _ERROR
+                isinstance(result, tuple)
+                and len(result) == 3
+                and result[0] != _ERROR
                 and same(arguments, CallValue(*result), wanted)
                 for result, (arguments, wanted) in zip(found, expected, strict=True)
             )
-        )  # fmt: skip
+        )
 
     return CallCases(tuple(tests), compare)
 

@@ -26,15 +26,30 @@ PRELUDE: Final = (
     "".join(
         f"from {name} import *\n"
         for name in (
-            "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
-            "statistics", "itertools", "functools", "operator", "io", "sys", "json", "builtins",
+            "string",
+            "re",
+            "datetime",
+            "collections",
+            "heapq",
+            "bisect",
+            "copy",
+            "math",
+            "random",
+            "statistics",
+            "itertools",
+            "functools",
+            "operator",
+            "io",
+            "sys",
+            "json",
+            "builtins",
             "typing",
         )
     )
     + "import string, re, datetime, collections, heapq, bisect, copy, math, random, statistics\n"
     + "import itertools, functools, operator, io, sys, json\n"
     + "sys.setrecursionlimit(50000)\n"
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,30 @@ def _whole(arguments: Arguments) -> Arguments:
 _TASKS: Final[tuple[tuple[Callable[[Arguments], Arguments], tuple[int, ...]], ...]] = (
     (
         partial(_each, 1),
-        (2, 116, 132, 143, 222, 261, 273, 394, 399, 421, 424, 429, 470, 560, 579, 596, 616, 630,
-         726, 740, 744, 809),
+        (
+            2,
+            116,
+            132,
+            143,
+            222,
+            261,
+            273,
+            394,
+            399,
+            421,
+            424,
+            429,
+            470,
+            560,
+            579,
+            596,
+            616,
+            630,
+            726,
+            740,
+            744,
+            809,
+        ),
     ),
     (
         partial(_each, 2),
@@ -87,7 +109,7 @@ _TASKS: Final[tuple[tuple[Callable[[Arguments], Arguments], tuple[int, ...]], ..
     (_tuple_values, (722,)),
     (_number, (252,)),
     (_whole, (580, 615, 791)),
-)  # fmt: skip
+)
 _OF_TASK: Final[Mapping[int, Callable[[Arguments], Arguments]]] = {
     number: change for change, numbers in _TASKS for number in numbers
 }

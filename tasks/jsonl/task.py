@@ -192,10 +192,14 @@ class QuestionAnswer(TextTask):
             found = row.get(name) if name else None
             given = found if isinstance(found, list) else [] if found in (None, "") else [found]
         return Problem(
-            problem_id, question, json.dumps(answers), {"line": line}, group=group,
+            problem_id,
+            question,
+            json.dumps(answers),
+            {"line": line},
+            group=group,
             images=tuple(images.read(each, problem_id, at) for at, each in enumerate(given)),
             messages=messages,
-        )  # fmt: skip
+        )
 
 
 def _check_together(options: TaskOptions) -> None:
@@ -224,8 +228,9 @@ def _unescape(text: str) -> str:
     return text.replace(r"\n", "\n").replace(r"\t", "\t")
 
 
-def _check_fields(fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]],
-                  source: str) -> None:  # fmt: skip
+def _check_fields(
+    fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]], source: str
+) -> None:
     known = {name for _, row in rows for name in row}
     for name in fields:
         if name not in known:

@@ -195,9 +195,15 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         return InputError(f"lm-eval's {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     told = format_error(error)
-    if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ConnectionError",
-                "OfflineModeIsEnabled", "HfHubHTTPError", "LocalEntryNotFoundError",
-                "FileNotFoundError"}:  # fmt: skip
+    if kinds & {
+        "DatasetNotFoundError",
+        "DataFilesNotFoundError",
+        "ConnectionError",
+        "OfflineModeIsEnabled",
+        "HfHubHTTPError",
+        "LocalEntryNotFoundError",
+        "FileNotFoundError",
+    }:
         return DataError(
             f"the data of lm-eval's {name} are not here: {told}; they come from the Hugging Face "
             "hub, so run it once where that can be reached, or give it data of your own in a YAML "

@@ -106,9 +106,14 @@ def _missing(part: TaskPart, values: Values) -> Iterator[MetricRow]:
         if name not in found:
             why = f"it takes {part.repeats} samples of each problem together; draw as many"
             yield MetricRow(
-                task=part.name, version=part.version, filter=name, num_fewshot=part.num_fewshot,
-                metric=next(iter(part.task.aggregation()), "metric"), value=None, reason=why,
-            )  # fmt: skip
+                task=part.name,
+                version=part.version,
+                filter=name,
+                num_fewshot=part.num_fewshot,
+                metric=next(iter(part.task.aggregation()), "metric"),
+                value=None,
+                reason=why,
+            )
 
 
 def _rows(part: TaskPart, values: Values) -> Iterator[MetricRow]:

@@ -33,8 +33,19 @@ if TYPE_CHECKING:
 MAX_GEN_TOKS: Final = 256
 """Tokens of an answer at most where a task does not say, as with lm-eval's `hf`."""
 # What gen_kwargs may say; the seed is the run's.
-_OF_TASK: Final = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop",
-                   "stop_token_ids", "ignore_eos", "logit_bias", *PENALTIES)  # fmt: skip
+_OF_TASK: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    *PENALTIES,
+)
 
 
 def build_requests(
@@ -186,10 +197,12 @@ def _examples_hold_problems(task: Any) -> bool:
     evaluated = config.test_split if task.has_test_docs() else config.validation_split
     if named is None:  # lm-eval's own rule
         named = (
-            config.training_split if task.has_training_docs()
-            else config.validation_split if task.has_validation_docs()
+            config.training_split
+            if task.has_training_docs()
+            else config.validation_split
+            if task.has_validation_docs()
             else config.test_split
-        )  # fmt: skip
+        )
         return bool(named == evaluated)
     return bool(named == evaluated and named != config.test_split)
 

@@ -131,9 +131,14 @@ class LmEvalTask:
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return the questions; the prompts themselves need a tokenizer, see `requests`."""
-        return Node("", children=[
-            Node(problem.question, id=problem.id, samples=num_samples) for problem in data.problems
-        ], samples=0)  # fmt: skip
+        return Node(
+            "",
+            children=[
+                Node(problem.question, id=problem.id, samples=num_samples)
+                for problem in data.problems
+            ],
+            samples=0,
+        )
 
     def requests(
         self, data: TaskData, settings: "EvalSettings", tokenizer: Any, spec: "ModelSpec"

@@ -70,9 +70,13 @@ class Math(Competition):
         rows, source = MATH.read(options.data, options.split)
         data = select_task_data(*problems_of(rows, source, read_problem), source, options)
         shown = pick_turns(
-            options, data.problems, self.defaults.num_fewshot, read_example, MATH.train,
+            options,
+            data.problems,
+            self.defaults.num_fewshot,
+            read_example,
+            MATH.train,
             bundled="math_fewshot.jsonl",
-        )  # fmt: skip
+        )
         turns = [(_ask(problem), solution) for problem, solution in shown]
         return with_own_examples(data, turns, options)
 

@@ -177,8 +177,9 @@ def _question(row: dict[str, Any], subject: str, index: int, line: int) -> Quest
     if not isinstance(choices, Sequence) or len(choices) != len(LETTERS):
         raise ValueError("choices must be four texts")
     # A choice may be empty, but it must be text.
-    texts = tuple(text_field({"choice": f"{choice} "}, "choice")[:-1] if choice else ""
-                  for choice in choices)  # fmt: skip
+    texts = tuple(
+        text_field({"choice": f"{choice} "}, "choice")[:-1] if choice else "" for choice in choices
+    )
     return Question(subject, index, text, texts, _letter(row.get("answer")), line)
 
 

@@ -22,9 +22,17 @@ _PROPOSE_HEADER: Final = "List steps that may help to reach the target, one a li
 _NUM_PROPOSED: Final = 6
 _PROPOSED: Final[tuple[tuple[PuzzleState, int], ...]] = (((2, 6, 7, 13), 24), ((3, 5, 8), 16))
 _JUDGED: Final[tuple[tuple[PuzzleState, int], ...]] = (
-    ((10, 14), 24), ((11, 12), 24), ((4, 4, 10), 24), ((5, 9), 45), ((3, 7, 12), 50),
-    ((2, 5, 8), 20), ((7, 13), 6), ((10, 10, 11), 24), ((4, 6), 30), ((17,), 17),
-)  # fmt: skip
+    ((10, 14), 24),
+    ((11, 12), 24),
+    ((4, 4, 10), 24),
+    ((5, 9), 45),
+    ((3, 7, 12), 50),
+    ((2, 5, 8), 20),
+    ((7, 13), 6),
+    ((10, 10, 11), 24),
+    ((4, 6), 30),
+    ((17,), 17),
+)
 
 
 def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:

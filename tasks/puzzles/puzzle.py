@@ -62,9 +62,13 @@ def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
         rest = [number for k, number in enumerate(state) if k not in (i, j)]
         small, large = state[i], state[j]
         for a, op, b in (
-            (large, "+", small), (large, "-", small), (large, "*", small), (large, "/", small),
-            (small, "-", large), (small, "/", large),
-        ):  # fmt: skip
+            (large, "+", small),
+            (large, "-", small),
+            (large, "*", small),
+            (large, "/", small),
+            (small, "-", large),
+            (small, "/", large),
+        ):
             c = combine(a, op, b)
             if c is not None and is_allowed(c, whole=whole):
                 found[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None

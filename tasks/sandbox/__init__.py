@@ -20,12 +20,12 @@ from treegen.tasks.sandbox.tiers import list_gaps
 
 __all__ = [
     "Compare",
-    "SandboxPool",
-    "SandboxError",
-    "ProgramStatus",
     "Limits",
     "Program",
     "ProgramResult",
+    "ProgramStatus",
+    "SandboxError",
+    "SandboxPool",
     "SandboxReport",
     "TestCase",
     "TestResult",

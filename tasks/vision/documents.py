@@ -61,9 +61,12 @@ class ChartQA(VisionTask):
             raise ValueError(f"type is {kind!r:.40}, not a text or a number")
         known = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
-            name, asked, json.dumps(_texts(row, ("answer", "label"))),
-            {"line": line, "type": known.get(kind, "")}, images=images(name, [image]),
-        )  # fmt: skip
+            name,
+            asked,
+            json.dumps(_texts(row, ("answer", "label"))),
+            {"line": line, "type": known.get(kind, "")},
+            images=images(name, [image]),
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text is near a right answer, and whether its last answer is."""
@@ -108,9 +111,13 @@ class DocVQA(VisionTask):
         report = super().aggregate(scores, options)
         values = problem_values(scores, "anls")
         mean = MetricRow(
-            task=self.name, version=self.version, filter="anls", num_fewshot=options.num_fewshot,
-            metric="anls", **mean_row(list(values.values())),
-        )  # fmt: skip
+            task=self.name,
+            version=self.version,
+            filter="anls",
+            num_fewshot=options.num_fewshot,
+            metric="anls",
+            **mean_row(list(values.values())),
+        )
         return replace(report, metrics=(mean, *report.metrics))
 
 

@@ -32,15 +32,23 @@ DISCIPLINES: Final = {
     "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
     "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
     "Health and Medicine": (
-        "Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy", "Public_Health",
+        "Basic_Medical_Science",
+        "Clinical_Medicine",
+        "Diagnostics_and_Laboratory_Medicine",
+        "Pharmacy",
+        "Public_Health",
     ),
     "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
     "Tech and Engineering": (
-        "Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics",
-        "Energy_and_Power", "Materials", "Mechanical_Engineering",
+        "Agriculture",
+        "Architecture_and_Engineering",
+        "Computer_Science",
+        "Electronics",
+        "Energy_and_Power",
+        "Materials",
+        "Mechanical_Engineering",
     ),
-}  # fmt: skip
+}
 SUBJECTS: Final = tuple(subject for subjects in DISCIPLINES.values() for subject in subjects)
 _DISCIPLINE: Final = {subject: name for name, mine in DISCIPLINES.items() for subject in mine}
 _ID: Final = re.compile(r"[^_]+_(.+)_\d+")
@@ -103,10 +111,12 @@ class MMMU(VisionTask):
             ask = "Answer the question using a single word or phrase."
             answer = {"answer": _answers(row)}
         return Problem(
-            name, f"{asked}\n{ask}", json.dumps(answer),
+            name,
+            f"{asked}\n{ask}",
+            json.dumps(answer),
             {**_place(row, name, line), "type": "choice" if is_choice else "open"},
             images=images(name, numbered_images(row)),
-        )  # fmt: skip
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the verdict with guesses and that without."""

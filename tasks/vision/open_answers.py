@@ -12,8 +12,15 @@ from typing import Final
 Reading = str | float
 
 _ANNOUNCING: Final = (
-    "could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ",
-)  # fmt: skip
+    "could be ",
+    "so ",
+    "is ",
+    "thus ",
+    "therefore ",
+    "final ",
+    "answer ",
+    "result ",
+)
 _TRIVIAL: Final = frozenset(":,.!?;'")
 # Each begins where digits do, or texts of digits alone would take quadratic time.
 _GROUPED: Final = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")

@@ -70,8 +70,15 @@ def test_a_shape_has_the_weights_that_it_says(tiny_model: tuple[Model, Any]) -> 
     matrices = {id(p): p.numel() for p in model.module.parameters() if p.dim() > 1}
     assert sum(matrices.values()) == SHAPES["tiny"].num_weights
     # What the models are called after.
-    published = {"llama2-7b": 6.74, "llama3-8b": 8.03, "llama3.2-1b": 1.24, "qwen3-4b": 4.02,
-                 "yi-6b": 6.06, "codellama-13b": 13.0, "qwen3.6-35b-a3b": 34.66}  # fmt: skip
+    published = {
+        "llama2-7b": 6.74,
+        "llama3-8b": 8.03,
+        "llama3.2-1b": 1.24,
+        "qwen3-4b": 4.02,
+        "yi-6b": 6.06,
+        "codellama-13b": 13.0,
+        "qwen3.6-35b-a3b": 34.66,
+    }
     for name, billions in published.items():
         assert SHAPES[name].num_weights / 1e9 == pytest.approx(billions, rel=5e-3)
     with pytest.raises(InputError, match="llama3-8b"):
@@ -119,9 +126,14 @@ def test_a_shape_is_made_in_fp8(name: str) -> None:
 def test_a_workload_is_a_tree_of_its_lengths(prefixes: int, problem_tokens: int) -> None:
     problems = 5 if problem_tokens else 1
     workload = Workload(
-        "w", prefix=7, problems=problems, problem_tokens=problem_tokens, samples=4, new_tokens=9,
+        "w",
+        prefix=7,
+        problems=problems,
+        problem_tokens=problem_tokens,
+        samples=4,
+        new_tokens=9,
         prefixes=prefixes,
-    )  # fmt: skip
+    )
     tokenizer = byte_tokenizer()
     prompts = prompts_of(workload.tree(tokenizer, len(tokenizer)))
     assert sum(prompt.samples for prompt in prompts) == workload.rows == prefixes * problems * 4
@@ -141,8 +153,9 @@ def test_a_scaled_workload_keeps_what_is_shared_by_how_many() -> None:
     assert (part.problems, part.samples, part.prefix, part.new_tokens) == (12, 128, 1000, 512)
     short = whole.scale(0.001, 0.01)
     assert (short.problems, short.prefix, short.problem_tokens, short.new_tokens) == (1, 10, 1, 6)
-    many = Workload("m", prefix=9, problems=246, problem_tokens=5, samples=1, new_tokens=1,
-                    prefixes=57)  # fmt: skip
+    many = Workload(
+        "m", prefix=9, problems=246, problem_tokens=5, samples=1, new_tokens=1, prefixes=57
+    )
     assert many.scale(0.1, 1.0).rows == pytest.approx(many.rows * 0.1, rel=0.02)
     with pytest.raises(InputError, match="samples must be at least 1"):
         Workload("w", prefix=1, samples=0, new_tokens=1)
@@ -154,10 +167,13 @@ def test_rows_stored_are_those_whose_pages_fit() -> None:
     rng = random.Random(0)
     for _ in range(200):
         workload = Workload(
-            "w", prefix=rng.randint(1, 90), problems=rng.randint(1, 6),
-            problem_tokens=rng.randint(1, 40), samples=rng.randint(1, 9),
+            "w",
+            prefix=rng.randint(1, 90),
+            problems=rng.randint(1, 6),
+            problem_tokens=rng.randint(1, 40),
+            samples=rng.randint(1, 9),
             new_tokens=rng.randint(1, 50),
-        )  # fmt: skip
+        )
         page, pool = rng.choice([1, 4, 16]), rng.randint(1, 200)
 
         def pages(rows: int, sharing: str, workload: Workload = workload, page: int = page) -> int:
@@ -194,9 +210,13 @@ def test_experiments_have_the_stated_sizes_and_say_what_was_chosen() -> None:
 
 def test_the_floor_of_a_step_is_the_sum_of_what_its_parts_take_at_least() -> None:
     size = ModelSize(
-        layer_weights=1000, hidden=10, vocab_size=50, q_heads=4,
-        layers=(LayerSpec(2, 8, 8), LayerSpec(2, 8, 8)), itemsize=2,
-    )  # fmt: skip
+        layer_weights=1000,
+        hidden=10,
+        vocab_size=50,
+        q_heads=4,
+        layers=(LayerSpec(2, 8, 8), LayerSpec(2, 8, 8)),
+        itemsize=2,
+    )
     levels = [LevelWork("level 0", 30 * 100, 100), LevelWork("own keys", 30 * 7, 30 * 7)]
     floor = step_floor(size, CEILINGS, 30, levels)
     assert floor.parts == pytest.approx(
@@ -298,8 +318,15 @@ def test_below_an_image_the_roofline_counts_the_language_model_alone() -> None:
     assert size.layer_weights + 2 * size.hidden * size.vocab_size == text.num_weights
     image = image_of(model, tokenizer, 60)
     assert image.num == 64  # 8 x 8; the others are 7 x 7 and 9 x 9
-    job = Workload("", prefix=image.num + 5, new_tokens=3, samples=2, prefixes=2,
-                   image_tokens=image.num, image_id=image.first)  # fmt: skip
+    job = Workload(
+        "",
+        prefix=image.num + 5,
+        new_tokens=3,
+        samples=2,
+        prefixes=2,
+        image_tokens=image.num,
+        image_id=image.first,
+    )
     llm = LLM(model, tokenizer=tokenizer, memory="4MiB")
     found = llm.run(job.tree(tokenizer, text.vocab_size), job.params(text.vocab_size))
     assert found.usage.images_encoded == 1
@@ -373,10 +400,15 @@ def test_a_cascade_is_timed_beside_the_sum_of_its_levels_rooflines() -> None:
     parts = [cascade.LevelShape(40, 1), cascade.LevelShape(20, 3), cascade.LevelShape(5, 16)]
     results = list(
         cascade.measure(
-            [16, 17], parts, cascade.Heads(4, 2, 16), CEILINGS, device=CPU, dtype=torch.float32,
+            [16, 17],
+            parts,
+            cascade.Heads(4, 2, 16),
+            CEILINGS,
+            device=CPU,
+            dtype=torch.float32,
             repeats=2,
         )
-    )  # fmt: skip
+    )
     assert [(r.rows, r.parts) for r in results] == [(16, tuple(parts)), (17, tuple(parts))]
     for r in results:
         assert set(r.times) == set(r.ratios) == {"cpu"} and r.error < 1e-4
@@ -394,9 +426,12 @@ def test_a_cascade_is_timed_beside_the_sum_of_its_levels_rooflines() -> None:
 
 def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() -> None:
     case = cascade.Cascade(
-        7, [cascade.LevelShape(8, 1), cascade.LevelShape(3, 3), cascade.LevelShape(2, 7)],
-        cascade.Heads(2, 1, 8), CPU, torch.float32,
-    )  # fmt: skip
+        7,
+        [cascade.LevelShape(8, 1), cascade.LevelShape(3, 3), cascade.LevelShape(2, 7)],
+        cascade.Heads(2, 1, 8),
+        CPU,
+        torch.float32,
+    )
     levels = case.levels()
     rows = [(level.q_stop_G - level.q_start_G).tolist() for level in levels]
     assert rows == [[7], [3, 2, 2], [1] * 7]
@@ -425,9 +460,17 @@ def test_every_mode_draws_all_tokens(tiny_model: tuple[Model, Any]) -> None:
     cases = decode_cases([4, 6], [33], 5, problems=2, problem_tokens=3, against=(GENERATE,))
     results = measured(tiny_model, cases)
     assert [(r.rows, r.mode) for r in results] == [
-        (4, "all"), (4, "one"), (4, "off"), (6, "all"), (6, "one"), (6, "off"),
-        (4, NO_ATTENTION), (6, NO_ATTENTION), (4, GENERATE), (6, GENERATE),
-    ]  # fmt: skip
+        (4, "all"),
+        (4, "one"),
+        (4, "off"),
+        (6, "all"),
+        (6, "one"),
+        (6, "off"),
+        (4, NO_ATTENTION),
+        (6, NO_ATTENTION),
+        (4, GENERATE),
+        (6, GENERATE),
+    ]
     by_mode = {r.mode: r for r in results if r.rows == 6}
     assert not any(r.skipped for r in results)
     assert by_mode["all"].levels == (("level 0", 1, 33), ("level 1", 2, 6))
@@ -563,8 +606,16 @@ def _fields(workload: Workload) -> dict[str, Any]:
 
 
 def test_samples_of_one_token_have_no_decode_steps(tiny_model: tuple[Model, Any]) -> None:
-    workload = Workload("mmlu", prefix=9, problems=3, problem_tokens=4, samples=1, new_tokens=1,
-                        prefixes=2, max_rows=4)  # fmt: skip
+    workload = Workload(
+        "mmlu",
+        prefix=9,
+        problems=3,
+        problem_tokens=4,
+        samples=1,
+        new_tokens=1,
+        prefixes=2,
+        max_rows=4,
+    )
     (result,) = measured(tiny_model, [Case(workload, ("all",))])
     assert result.tokens_per_second is None and result.floor_ms is None
     assert result.job is not None and result.prompt_tokens == 2 * (9 + 3 * 4)

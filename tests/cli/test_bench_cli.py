@@ -74,8 +74,15 @@ REFUSED = [
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),
     (["monkeys", "--length-scale", "0"], "--length-scale"),
 ]
-_BESIDE = ("grid", "refill", "speculate", "structured", "tp 2", "against generate",
-           "quantization fp8")  # fmt: skip
+_BESIDE = (
+    "grid",
+    "refill",
+    "speculate",
+    "structured",
+    "tp 2",
+    "against generate",
+    "quantization fp8",
+)
 REFUSED += [
     (["decode", "--image-tokens", "9", *f"--{more}".split()], f"not go with --{more.split()[0]};")
     for more in _BESIDE
@@ -107,9 +114,20 @@ def test_what_cannot_be_measured_is_refused_before_torch_is_imported(treegen: Co
 
 def test_attention(treegen: Command) -> None:
     done = treegen(
-        "bench", "attention", "--rows", "2,5", "--prefix", "32", "--suffix", "0,3", "--heads",
-        "4,2,16", "--repeats", "2", *QUICK,
-    )  # fmt: skip
+        "bench",
+        "attention",
+        "--rows",
+        "2,5",
+        "--prefix",
+        "32",
+        "--suffix",
+        "0,3",
+        "--heads",
+        "4,2,16",
+        "--repeats",
+        "2",
+        *QUICK,
+    )
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "attention" and found["ceilings"]["attention"] > 0
@@ -120,9 +138,16 @@ def test_attention(treegen: Command) -> None:
 
 def test_attention_over_any_levels(treegen: Command) -> None:
     done = treegen(
-        "bench", "attention", "--levels", "32x1, 8x2,5x4", "--heads", "4,2,16", "--repeats", "2",
+        "bench",
+        "attention",
+        "--levels",
+        "32x1, 8x2,5x4",
+        "--heads",
+        "4,2,16",
+        "--repeats",
+        "2",
         *QUICK,
-    )  # fmt: skip
+    )
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "levels" and found["heads"]["q_heads"] == 4
@@ -130,17 +155,41 @@ def test_attention_over_any_levels(treegen: Command) -> None:
     assert result["rows"] == 4 and result["parts"][1] == {"keys": 8, "groups": 2}
     assert result["ratios"].keys() == result["times"].keys() == {"cpu"}
     assert "|32 x 1 + 8 x 2 + 5 x 4|" in done.out and "cpu us" in done.out
-    done = treegen("bench", "attention", "--levels", "16x1", "--rows", "3,8", "--repeats", "1",
-                   "--heads", "4,4,16", *QUICK)  # fmt: skip
+    done = treegen(
+        "bench",
+        "attention",
+        "--levels",
+        "16x1",
+        "--rows",
+        "3,8",
+        "--repeats",
+        "1",
+        "--heads",
+        "4,4,16",
+        *QUICK,
+    )
     assert [r["rows"] for r in done.document["results"]] == [3, 8]
     assert done.document["heads"] == {"q_heads": 4, "kv_heads": 4, "width": 16}
 
 
 def test_decode_in_every_mode(treegen: Command) -> None:
     done = treegen(
-        "bench", "decode", "--rows", "4", "--prefix", "40", "--new-tokens", "4", "--problems", "2",
-        "--problem-tokens", "5", "--against", "generate", *TINY,
-    )  # fmt: skip
+        "bench",
+        "decode",
+        "--rows",
+        "4",
+        "--prefix",
+        "40",
+        "--new-tokens",
+        "4",
+        "--problems",
+        "2",
+        "--problem-tokens",
+        "5",
+        "--against",
+        "generate",
+        *TINY,
+    )
     assert done.code == 0, done.err
     found = done.document
     modes = ["all", "one", "off", "no-attention", "generate"]
@@ -163,9 +212,18 @@ def test_decode_with_samples_that_end_at_random(treegen: Command) -> None:
 
 def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     done = treegen(
-        "bench", "decode", "--model", tiny, "--rows", "3", "--prefix", "20,9000", "--new-tokens",
-        "3", *TINY[2:],
-    )  # fmt: skip
+        "bench",
+        "decode",
+        "--model",
+        tiny,
+        "--rows",
+        "3",
+        "--prefix",
+        "20,9000",
+        "--new-tokens",
+        "3",
+        *TINY[2:],
+    )
     assert done.code == 0, done.err
     results = done.document["results"]
     assert done.document["weights"] == "checkpoint"
@@ -198,8 +256,21 @@ def test_decode_below_an_image(treegen: Command, tmp_path: Path) -> None:
 
 
 def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:
-    done = treegen("bench", "decode", "--image-tokens", "0", "--rows", "2", "--prefix", "9",
-                   "--new-tokens", "3", "--modes", "all", *TINY)  # fmt: skip
+    done = treegen(
+        "bench",
+        "decode",
+        "--image-tokens",
+        "0",
+        "--rows",
+        "2",
+        "--prefix",
+        "9",
+        "--new-tokens",
+        "3",
+        "--modes",
+        "all",
+        *TINY,
+    )
     assert done.code == 0, done.err
     assert "encode ms" not in done.out and "prefill ms" not in done.out
     assert done.document["results"][0]["encode_seconds"] is None
@@ -207,9 +278,17 @@ def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:
 
 def test_a_grid_says_where_sharing_would_cost_speed(treegen: Command) -> None:
     done = treegen(
-        "bench", "decode", "--grid", "--rows", "1,8", "--prefix", "16,64", "--new-tokens", "3",
+        "bench",
+        "decode",
+        "--grid",
+        "--rows",
+        "1,8",
+        "--prefix",
+        "16,64",
+        "--new-tokens",
+        "3",
         *TINY,
-    )  # fmt: skip
+    )
     assert done.code == 0, done.err
     found = done.document
     assert found["bench"] == "grid" and len(found["never_slower"]) == 4
@@ -243,10 +322,13 @@ def test_scores(treegen: Command) -> None:
         (everything, 120, pairs + shared, 120),
     ]
     for found, tokens, seen, logits in counts:
-        assert found["counted"] == pytest.approx({
-            "layers": 2e-9 * matrices * tokens, "attention": 2e-9 * 2 * 64 * seen,
-            "logits": 2e-9 * 64 * 512 * logits,
-        })  # fmt: skip
+        assert found["counted"] == pytest.approx(
+            {
+                "layers": 2e-9 * matrices * tokens,
+                "attention": 2e-9 * 2 * 64 * seen,
+                "logits": 2e-9 * 64 * 512 * logits,
+            }
+        )
     assert "1 layers, vocabulary 512" in done.out and "|times treegen's|by count|" in done.out
 
 

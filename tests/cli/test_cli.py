@@ -56,8 +56,16 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     assert any(line.startswith("examples: 8 that come with treegen;") for line in lines)
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[head : head + 12]]
     assert cells[0] == [
-        "Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr",
-    ]  # fmt: skip
+        "Tasks",
+        "Version",
+        "Filter",
+        "n-shot",
+        "Metric",
+        "",
+        "Value",
+        "",
+        "Stderr",
+    ]
     assert [row[2:6] for row in cells[2:5]] == [
         ["numeric", "8", "exact_match", "\u2191"],
         ["numeric", "8", "pass@5", "\u2191"],
@@ -97,9 +105,17 @@ def test_what_is_stored_of_a_sample(finished: Path) -> None:
     records = samples_of(finished)
     assert len(records) == 20
     assert {key for record in records for key in record} == {
-        "problem_id", "sample_index", "seed", "text", "num_tokens", "logprob", "finish_reason",
-        "stop", "prompt_hash", "prompt_tokens",
-    }  # fmt: skip
+        "problem_id",
+        "sample_index",
+        "seed",
+        "text",
+        "num_tokens",
+        "logprob",
+        "finish_reason",
+        "stop",
+        "prompt_hash",
+        "prompt_tokens",
+    }
     assert len({record["seed"] for record in records}) == 20
     assert len({record["prompt_hash"] for record in records}) == 4
     assert len({record["text"] for record in records}) > 15
@@ -196,11 +212,29 @@ def test_several_tasks_share_a_model_and_a_directory(
 def test_sampling_options_by_any_name(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     done = treegen(
-        "eval", "gsm8k", "--model_args", f"pretrained={tiny},dtype=float32,page-size=8,check=false",
-        "--sample-id", "gsm8k-2", "--repeats", 3, "--log-tokens", "-f", 2,
-        "--gen_kwargs", "do_sample=false,max_gen_toks=6", "--stop", r"\n\n", "--k", "3,1",
-        "--maj", "3", "--eager", "-o", path,
-    )  # fmt: skip
+        "eval",
+        "gsm8k",
+        "--model_args",
+        f"pretrained={tiny},dtype=float32,page-size=8,check=false",
+        "--sample-id",
+        "gsm8k-2",
+        "--repeats",
+        3,
+        "--log-tokens",
+        "-f",
+        2,
+        "--gen_kwargs",
+        "do_sample=false,max_gen_toks=6",
+        "--stop",
+        r"\n\n",
+        "--k",
+        "3,1",
+        "--maj",
+        "3",
+        "--eager",
+        "-o",
+        path,
+    )
     assert done.code == 0, done.err
     chosen = results_of(path)["settings"]
     assert (chosen["eager"], chosen["compile"], chosen["run_ahead"]) == (True, None, None)
@@ -254,8 +288,9 @@ def test_rows_that_cannot_be_run_are_reported_and_the_others_run(
         [problem("1+1?", 2), {"question": "no answer"}, {"answer": "#### 3"}, problem("2+2?", 4)],
     )
     path = tmp_path / "run"
-    done = treegen("eval", "gsm8k", "-M", tiny, "--data", data, "-n", 2, "--max-tokens", 3,
-                   "-o", path)  # fmt: skip
+    done = treegen(
+        "eval", "gsm8k", "-M", tiny, "--data", data, "-n", 2, "--max-tokens", 3, "-o", path
+    )
     assert done.code == 0, done.err
     assert f"skipped: {data}, line 2: no answer" in done.err
     assert f"skipped: {data}, line 3: no question" in done.err
@@ -270,8 +305,9 @@ def test_text_of_others_cannot_steer_the_terminal(
     evil = "\x1b[2J[red]\u202e\x9b31m"
     data = write_jsonl(tmp_path / f"{evil}.jsonl", [problem("1+1?", 2, id=evil), {"x": evil}])
     path = tmp_path / "run"
-    done = treegen("eval", "gsm8k", "-M", tiny, "--data", data, "-n", 2, "--max-tokens", 3,
-                   "-o", path)  # fmt: skip
+    done = treegen(
+        "eval", "gsm8k", "-M", tiny, "--data", data, "-n", 2, "--max-tokens", 3, "-o", path
+    )
     assert done.code == 0, done.err
     copy_part(path, tmp_path / "part", 1)
     partial = treegen("score", tmp_path / "part")

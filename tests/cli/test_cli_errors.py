@@ -121,9 +121,13 @@ def repeated(tmp_path: Path) -> Path:
     ],
 )
 def test_bad_data(
-    treegen: Command, tiny: Path, no_weights: None, tmp_path: Path,
-    make: Callable[[Path], Path], message: str,
-) -> None:  # fmt: skip
+    treegen: Command,
+    tiny: Path,
+    no_weights: None,
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    message: str,
+) -> None:
     path = tmp_path / "run"
     done = treegen("eval", "gsm8k", "-M", tiny, "--data", make(tmp_path), "-o", path)
     assert re.search(message, done.error)
@@ -146,9 +150,12 @@ def test_a_prompt_longer_than_the_context(
 
 @pytest.mark.parametrize("command", ["eval gsm8k", "plan gsm8k", "search gsm8k", "eval apps"])
 def test_a_prompt_that_is_far_too_long_is_not_encoded(
-    treegen: Command, no_weights: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    treegen: Command,
+    no_weights: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     command: str,
-) -> None:  # fmt: skip
+) -> None:
     """That would take a minute for 30 megabytes, and signals would wait for it."""
     name = "programs.jsonl" if "apps" in command else "words.jsonl"
     row = json.loads(data_path(name).read_text(encoding="utf-8").splitlines()[0])
@@ -192,9 +199,13 @@ def without(name: str) -> Callable[[Path], None]:
     ],
 )
 def test_bad_models(
-    treegen: Command, model: Path, no_weights: None, tmp_path: Path,
-    spoil: Callable[[Path], object], message: str,
-) -> None:  # fmt: skip
+    treegen: Command,
+    model: Path,
+    no_weights: None,
+    tmp_path: Path,
+    spoil: Callable[[Path], object],
+    message: str,
+) -> None:
     spoil(model)
     path = tmp_path / "run"
     assert re.search(message, treegen("eval", "gsm8k", "-M", model, *FEW, "-o", path).error)
@@ -221,8 +232,13 @@ def test_what_to_know_about_a_model_is_told_once_in_one_line(
     treegen: Command, model: Path, tmp_path: Path
 ) -> None:
     factors = [1.0] * 8
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0,
-            "short_factor": factors, "long_factor": factors}  # fmt: skip
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "short_factor": factors,
+        "long_factor": factors,
+    }
     rope["original_max_position_embeddings"] = 2048
     edit_config(model, rope_parameters=rope)
     weights = load_file(model / "model.safetensors")
@@ -260,8 +276,12 @@ def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(
     assert treegen(*given, "--log-tokens", "-o", tmp_path / "whole").code == 0
     with RunDir.open(tmp_path / "whole") as run:
         last = list(run.records())[-1]
-    others = {t for r in samples_of(tmp_path / "whole") if r["problem_id"] != last["problem_id"]
-              for t in r["tokens"][:-1]}  # fmt: skip
+    others = {
+        t
+        for r in samples_of(tmp_path / "whole")
+        if r["problem_id"] != last["problem_id"]
+        for t in r["tokens"][:-1]
+    }
     # A token that only the last problem's samples contain, and not in the last place.
     (spoilt, *_) = (t for t in last["tokens"][:-1] if t not in others)
     weights["model.embed_tokens.weight"][spoilt] = torch.nan

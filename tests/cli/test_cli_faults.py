@@ -35,7 +35,7 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--model-args", "impl=foo"], "impl must be auto or one of cpu, flash, flash4, invariant"),
         (["--device", "cpu", "--model-args", "impl=triton"], "impl 'triton' cannot run on cpu"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("command", ["eval gsm8k", "search countdown"])
 def test_what_the_machine_cannot_do_is_refused_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None, command: str, given: list[str], message: str
@@ -159,7 +159,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
         ),
         ("return TaskData(", "return (", "load of task 'echo' gives a tuple; it must give a"),
         ('"say hi", "hi"', '"say hi", 7', "load .* gives problem 'a' the answer 7; it must be"),
-        ('Problem("a"', 'Problem(7', "load .* gives problem 7 the id 7; it must be text"),
+        ('Problem("a"', "Problem(7", "load .* gives problem 7 the id 7; it must be text"),
         (
             'return Node("", children=[',
             "raise KeyError('x')\n        return Node('', children=[",
@@ -171,7 +171,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
             "the tree is a tuple; give its root Node",
         ),
     ],
-)  # fmt: skip
+)
 def test_faults_of_a_task_are_told_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None, tmp_path: Path, old: str, new: str, message: str
 ) -> None:
@@ -243,13 +243,23 @@ def test_wrongly_typed_parts_of_an_account_are_left_out(
     (good,) = results_of(Path("whole"))["parts"]
     for number, parts in enumerate(
         [
-            7, "x", {"a": 1}, [7, None, "x"], [{}], [{"seconds": "long"}], [{"seconds": None}],
-            [{**good, "decoded_tokens": "many"}], [{**good, "kernels": ["cpu"]}],
-            [{**good, "kernels": {"own keys": {"cpu": "x"}}}], [{**good, "plan": 3}],
-            [{**good, "plan": {}}], [{**good, "impl": 3}], [{**good, "samples": [1]}],
+            7,
+            "x",
+            {"a": 1},
+            [7, None, "x"],
+            [{}],
+            [{"seconds": "long"}],
+            [{"seconds": None}],
+            [{**good, "decoded_tokens": "many"}],
+            [{**good, "kernels": ["cpu"]}],
+            [{**good, "kernels": {"own keys": {"cpu": "x"}}}],
+            [{**good, "plan": 3}],
+            [{**good, "plan": {}}],
+            [{**good, "impl": 3}],
+            [{**good, "samples": [1]}],
             [good, {**good, "seconds": True}],
         ]
-    ):  # fmt: skip
+    ):
         path = copy_part(Path("whole"), tmp_path / f"run{number}", 1)
         (path / "results.json").write_text(json.dumps({"parts": parts}))
         kept = [good] if number == 14 else []
@@ -294,8 +304,11 @@ def test_a_full_disk_behind_stdout_is_told_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", MAIN, "tasks"],
-            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 2
     assert done.stderr.startswith("Error: cannot write to stdout: no space left on device")
     assert done.stderr.count("\n") == 1

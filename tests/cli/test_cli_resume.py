@@ -44,14 +44,14 @@ def test_a_directory_that_holds_a_run(
     [
         (["--temperature", "0.8"], "sampling.temperature: 0.7 -> 0.8 (--temperature)"),
         (["-n", "3"], "num_samples: 2 -> 3 (--n-samples)"),
-        (["--stop", "x"], '(--stop)'),
+        (["--stop", "x"], "(--stop)"),
         (["--limit", "1"], "(--data, --split, --limit or --sample-id)"),
         (["-f", "1"], "(--num-fewshot, --fewshot-file, --fewshot-data or --seed)"),
         (["--dtype", "bfloat16"], 'model.dtype: "float32" -> "bfloat16" (--dtype)'),
-        (["--system-instruction", "x"], '(--system-instruction)'),
+        (["--system-instruction", "x"], "(--system-instruction)"),
         (["--gen-kwargs", "ignore_eos=true"], "false -> true (--gen-kwargs ignore_eos)"),
     ],
-)  # fmt: skip
+)
 def test_a_changed_setting(
     treegen: Command, run_path: Path, no_weights: None, args: list[str], message: str
 ) -> None:
@@ -71,9 +71,22 @@ def test_what_changes_no_sample_may_change(
 ) -> None:
     path = copy_part(run_path, tmp_path / "run", 1)
     moved = shutil.copytree(tiny, tmp_path / "moved")
-    done = treegen("eval", "--resume", path, "-M", moved, "--memory", "1MiB", "-b", "1",
-                   "--sharing", "off", "--eager",
-                   "--model-args", "page_size=8,run_ahead=false")  # fmt: skip
+    done = treegen(
+        "eval",
+        "--resume",
+        path,
+        "-M",
+        moved,
+        "--memory",
+        "1MiB",
+        "-b",
+        "1",
+        "--sharing",
+        "off",
+        "--eager",
+        "--model-args",
+        "page_size=8,run_ahead=false",
+    )
     assert done.code == 0, done.err
     assert_same_samples(path, run_path)
     with RunDir.open(path) as run:
@@ -145,8 +158,15 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
-    asked = {"task": "gsm8k", "model": str(tiny), "limit": 2, "num_samples": 32, "max_tokens": 24,
-             "max_rows": 32, "memory": "8MiB"}  # fmt: skip
+    asked = {
+        "task": "gsm8k",
+        "model": str(tiny),
+        "limit": 2,
+        "num_samples": 32,
+        "max_tokens": 24,
+        "max_rows": 32,
+        "memory": "8MiB",
+    }
     job = load_job(resolve_eval_settings(asked))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
@@ -182,9 +202,15 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
 )
 def test_the_installed_command_prints_one_line(args: list[str], message: str) -> None:
     command = Path(sys.executable).with_name("treegen")
-    start = [str(command)] if command.exists() else [
-        sys.executable, "-c", "import sys; from treegen.cli.main import main; sys.exit(main())",
-    ]  # fmt: skip
+    start = (
+        [str(command)]
+        if command.exists()
+        else [
+            sys.executable,
+            "-c",
+            "import sys; from treegen.cli.main import main; sys.exit(main())",
+        ]
+    )
     done = subprocess.run([*start, *args], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr and done.stderr.count("\n") == 1

@@ -27,10 +27,16 @@ SPLIT = r"separator=\n"
 def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verifier")
     config = LlamaConfig(
-        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=400, num_labels=2,
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=400,
+        num_labels=2,
         pad_token_id=2,
-    )  # fmt: skip
+    )
     for name, kind in (("tokens", LlamaForTokenClassification), ("marks", LlamaForCausalLM)):
         model = kind(config)
         spread_weights(model, 7)

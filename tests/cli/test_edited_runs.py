@@ -29,22 +29,47 @@ from treegen.report.exchange import export_run
 from treegen.runs.record_lines import encode_record
 
 BAD: list[Any] = [
-    None, True, 0, -1, 2.5, 10**30, "", "x", "a" * 5_000, "\ud800", [], [5], [None], [[]], {},
-    {"a": 1}, {"x": None}, float("nan"), float("inf"),
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    2.5,
+    10**30,
+    "",
+    "x",
+    "a" * 5_000,
+    "\ud800",
+    [],
+    [5],
+    [None],
+    [[]],
+    {},
+    {"a": 1},
+    {"x": None},
+    float("nan"),
+    float("inf"),
+]
 READ: dict[str, list[list[str]]] = {
     "eval": [
-        ["show", "RUN"], ["report", "RUN", "-o", "page.html"], ["score", "RUN"],
-        ["compare", "RUN", "RUN"], ["compare", "RUN", "WHOLE"], ["replay", "RUN"],
-        ["eval", "--resume", "RUN", "-q"], ["export", "RUN", "--to", "parquet", "-o", "log"],
+        ["show", "RUN"],
+        ["report", "RUN", "-o", "page.html"],
+        ["score", "RUN"],
+        ["compare", "RUN", "RUN"],
+        ["compare", "RUN", "WHOLE"],
+        ["replay", "RUN"],
+        ["eval", "--resume", "RUN", "-q"],
+        ["export", "RUN", "--to", "parquet", "-o", "log"],
         ["show", "RUN", "--problem", "0"],
     ],
     "search": [
-        ["show", "RUN"], ["report", "RUN", "-o", "page.html"], ["score", "RUN"],
-        ["compare", "RUN", "WHOLE"], ["search", "--resume", "RUN", "-q"],
+        ["show", "RUN"],
+        ["report", "RUN", "-o", "page.html"],
+        ["score", "RUN"],
+        ["compare", "RUN", "WHOLE"],
+        ["search", "--resume", "RUN", "-q"],
         ["export", "RUN", "--to", "parquet", "-o", "log"],
     ],
-}  # fmt: skip
+}
 MAKE = {
     "eval": ["eval", "gsm8k", "-L", "2", "-n", "3", "--max-tokens", "6"],
     "search": ["search", "countdown", "--method", "best-first", "-L", "2", "--budget", "calls=4"],
@@ -219,14 +244,31 @@ LONG = ("a" * 300, "/".join(["b" * 200] * 30))
 @pytest.mark.parametrize(
     "command",
     [
-        "eval gsm8k -L 1 -n 1 -o NAME -q", "eval --resume NAME -q", "eval gsm8k -M NAME -q",
-        "eval gsm8k --data NAME -q", "eval --config NAME", "eval NAME", "search --resume NAME -q",
-        "search countdown -L 1 -o NAME -q", "plan gsm8k -M NAME", "plan gsm8k --data NAME",
-        "show NAME", "report NAME", "score NAME", "compare NAME NAME", "replay NAME",
-        "export NAME --to parquet", "import NAME -o run", "import x.eval -o NAME", "models NAME",
-        "verify NAME --verifier NAME", "usc NAME", "watch NAME", "score-texts NAME -o NAME",
+        "eval gsm8k -L 1 -n 1 -o NAME -q",
+        "eval --resume NAME -q",
+        "eval gsm8k -M NAME -q",
+        "eval gsm8k --data NAME -q",
+        "eval --config NAME",
+        "eval NAME",
+        "search --resume NAME -q",
+        "search countdown -L 1 -o NAME -q",
+        "plan gsm8k -M NAME",
+        "plan gsm8k --data NAME",
+        "show NAME",
+        "report NAME",
+        "score NAME",
+        "compare NAME NAME",
+        "replay NAME",
+        "export NAME --to parquet",
+        "import NAME -o run",
+        "import x.eval -o NAME",
+        "models NAME",
+        "verify NAME --verifier NAME",
+        "usc NAME",
+        "watch NAME",
+        "score-texts NAME -o NAME",
     ],
-)  # fmt: skip
+)
 def test_a_name_that_no_file_can_have(command: str, no_weights: None) -> None:
     faults = [
         f"{name[:9]!r}: {told}"
@@ -322,8 +364,11 @@ def test_a_tokenizer_that_panics_is_an_error(tmp_path: Path) -> None:
     ]
     pair = [*texts, {"Sequence": {"id": "B", "type_id": 0}}]
     document["post_processor"] = {
-        "type": "TemplateProcessing", "single": texts, "pair": pair, "special_tokens": {},
-    }  # fmt: skip
+        "type": "TemplateProcessing",
+        "single": texts,
+        "pair": pair,
+        "special_tokens": {},
+    }
     file.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(ModelError, match="cannot be loaded"):
         load_tokenizer(model)

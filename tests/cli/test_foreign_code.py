@@ -216,9 +216,14 @@ def test_a_model_that_was_trusted_has_to_be_trusted_again(
     (model / "config.json").write_text(json.dumps(config))
     (model / "planted.py").write_text(f"import os\nos.mkdir({str(marker)!r})\n")
     run = make_run(
-        tmp_path / "run", num_problems=2, num_samples=2, done=[2, 1], trust_remote_code=True,
-        model=str(model), task="gsm8k",
-    )  # fmt: skip
+        tmp_path / "run",
+        num_problems=2,
+        num_samples=2,
+        done=[2, 1],
+        trust_remote_code=True,
+        model=str(model),
+        task="gsm8k",
+    )
     done = treegen(*READERS[command](run))
     assert done.code == 2 and not marker.exists()
     assert "--trust-remote-code" in done.err and "Traceback" not in done.err

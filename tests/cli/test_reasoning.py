@@ -80,9 +80,20 @@ def test_a_budget_closes_what_would_not_end(
 def test_thinking_off_reaches_the_prompt(treegen: Command, thinker: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "eval", "gsm8k", "-M", thinker, *FEW, *CHAT, "--reasoning", "off", "--write-out", "-o", run,
-        "--max-thinking-tokens", 4,
-    )  # fmt: skip
+        "eval",
+        "gsm8k",
+        "-M",
+        thinker,
+        *FEW,
+        *CHAT,
+        "--reasoning",
+        "off",
+        "--write-out",
+        "-o",
+        run,
+        "--max-thinking-tokens",
+        4,
+    )
     assert done.code == 0, done.err
     assert "assistant:<think>\n\n</think>\n\n" in done.err + done.out
     assert not any(
@@ -116,14 +127,17 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
         assert thinking.endswith("</think>") if "</think>" in text else thinking == text
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--reasoning", "on"], "give --apply-chat-template too"),
-    ([*CHAT, "--reasoning", "high"], "it has enable_thinking only"),
-    ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
-    ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
-    ([*CHAT, "--max-thinking-tokens", 3, "--stop", r"\n"], "would end a sample in the text"),
-    ([*CHAT, "--max-thinking-tokens", 3, "--thinking-end", "ok"], "must have the tag"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--reasoning", "on"], "give --apply-chat-template too"),
+        ([*CHAT, "--reasoning", "high"], "it has enable_thinking only"),
+        ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
+        ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
+        ([*CHAT, "--max-thinking-tokens", 3, "--stop", r"\n"], "would end a sample in the text"),
+        ([*CHAT, "--max-thinking-tokens", 3, "--thinking-end", "ok"], "must have the tag"),
+    ],
+)
 def test_what_cannot_be_done_is_said_before_weights_are_loaded(
     treegen: Command, thinker: Path, tmp_path: Path, options: list[Any], message: str
 ) -> None:

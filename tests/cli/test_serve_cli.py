@@ -31,9 +31,10 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
 
         def ask() -> None:
             request = urllib.request.Request(
-                f"{url}/completions", json.dumps(BODY).encode(),
+                f"{url}/completions",
+                json.dumps(BODY).encode(),
                 {"Content-Type": "application/json"},
-            )  # fmt: skip
+            )
             with urllib.request.urlopen(request, timeout=120) as response:
                 answers.append(json.load(response))
 

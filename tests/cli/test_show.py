@@ -45,9 +45,11 @@ def test_the_json_line_comes_on_a_terminal_only_if_asked_for(
     treegen: Command, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = (
-        ("show", run), ("tasks",), ("compare", run, run, "--no-plots"),
+        ("show", run),
+        ("tasks",),
+        ("compare", run, run, "--no-plots"),
         ("report", run, "--no-plots", "-o", tmp_path / "page.html"),
-    )  # fmt: skip
+    )
     for command in commands:
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda: True)
@@ -157,9 +159,18 @@ def test_hostile_text_does_not_reach_the_terminal(treegen: Command, tmp_path: Pa
 
 def node(id: int, parent: int | None, text: str = "x", **more: Any) -> dict[str, Any]:
     return {
-        "id": id, "parent_id": parent, "depth": 0, "text": text, "score": None, "logprob": None,
-        "n_tokens": 1, "leaf": False, "pruned": False, "finish_reason": None, **more,
-    }  # fmt: skip
+        "id": id,
+        "parent_id": parent,
+        "depth": 0,
+        "text": text,
+        "score": None,
+        "logprob": None,
+        "n_tokens": 1,
+        "leaf": False,
+        "pruned": False,
+        "finish_reason": None,
+        **more,
+    }
 
 
 def test_a_tree_says_what_is_known_of_each_node() -> None:
@@ -211,10 +222,17 @@ def test_no_nodes_and_a_best_that_is_not_there_are_drawn() -> None:
 
 def moment(done: int, **more: Any) -> RunProgress:
     fields: dict[str, Any] = {
-        "done": done, "planned": 40, "rows": 8, "pages": 3, "num_pages": 10, "tokens": done * 7,
-        "seconds": done / 2, "accuracy": 0.5, "estimate": estimate([0.5, 1.0, 0.0]),
+        "done": done,
+        "planned": 40,
+        "rows": 8,
+        "pages": 3,
+        "num_pages": 10,
+        "tokens": done * 7,
+        "seconds": done / 2,
+        "accuracy": 0.5,
+        "estimate": estimate([0.5, 1.0, 0.0]),
         "levels": (LevelRows(0, 1, 8, 8), LevelRows(1, 4, 7, 0)),
-    }  # fmt: skip
+    }
     return RunProgress(**fields | more)
 
 
@@ -283,8 +301,14 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
-    asked = {"task": "gsm8k", "model": str(tiny), "limit": 3, "num_samples": 4, "max_tokens": 40,
-             "memory": "4MiB"}  # fmt: skip
+    asked = {
+        "task": "gsm8k",
+        "model": str(tiny),
+        "limit": 3,
+        "num_samples": 4,
+        "max_tokens": 40,
+        "memory": "4MiB",
+    }
     job = load_job(resolve_eval_settings(asked))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)

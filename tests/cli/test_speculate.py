@@ -69,8 +69,18 @@ def test_bench_decode_draws_recorded_samples_again(treegen: Command, tmp_path: P
     (result,) = json.loads(done.out.splitlines()[-1])["results"]
     assert result["job"] == {"rows": 3, "samples": 64, "prefix": 20, "own_tokens": 0}
     assert result["tokens_per_step"] >= 1 and result["steps"][1] <= result["steps"][0]
-    own = treegen(*asked, "--trace", path, "--own-tokens", "30", "--repeats", "1",
-                  "--memory", "16MiB", "--json")  # fmt: skip
+    own = treegen(
+        *asked,
+        "--trace",
+        path,
+        "--own-tokens",
+        "30",
+        "--repeats",
+        "1",
+        "--memory",
+        "16MiB",
+        "--json",
+    )
     (result,) = json.loads(own.out.splitlines()[-1])["results"]
     assert result["job"] == {"rows": 3, "samples": 3, "prefix": 20, "own_tokens": 30}
     assert "takes --rows" in treegen(*asked, "--grid").err

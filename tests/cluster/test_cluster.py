@@ -108,9 +108,12 @@ def test_greedy_samples_and_flat_prompts(llm: LLM, cluster: Cluster) -> None:
 
 def test_budgets_for_thinking_travel(llm: LLM, cluster: Cluster) -> None:
     params = SamplingParams(
-        max_tokens=20, seed=1, reasoning_tags=("?", "ex"), max_thinking_tokens=5,
+        max_tokens=20,
+        seed=1,
+        reasoning_tags=("?", "ex"),
+        max_thinking_tokens=5,
         thinking_end=" ex ",
-    )  # fmt: skip
+    )
     one, many = llm.run(TREE, params).completions, cluster.run(TREE, params).completions
     assert _drawn(many) == _drawn(one)
     assert [c.thinking for c in many] == [c.thinking for c in one]

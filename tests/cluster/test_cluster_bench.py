@@ -12,9 +12,23 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     done = Command(capsys)(
-        "bench", "cluster", "--workers", "2", "--problems", "6", "--samples", "3",
-        "--prefix", "40", "--problem-tokens", "8", "--mean-tokens", "8", "--memory", "4MiB",
-    )  # fmt: skip
+        "bench",
+        "cluster",
+        "--workers",
+        "2",
+        "--problems",
+        "6",
+        "--samples",
+        "3",
+        "--prefix",
+        "40",
+        "--problem-tokens",
+        "8",
+        "--mean-tokens",
+        "8",
+        "--memory",
+        "4MiB",
+    )
     assert done.code == 0, done.err
     one, two = done.document["results"]
     assert (one["workers"], two["workers"]) == (1, 2)
@@ -29,10 +43,25 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
 def test_workers_share_the_samples_of_few_problems(capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer problems than keep two workers busy, with many samples each."""
     done = Command(capsys)(
-        "bench", "cluster", "--workers", "2", "--problems", "1", "--samples", "64",
-        "--prefix", "20", "--problem-tokens", "8", "--mean-tokens", "8", "--max-tokens", "16",
-        "--memory", "4MiB",
-    )  # fmt: skip
+        "bench",
+        "cluster",
+        "--workers",
+        "2",
+        "--problems",
+        "1",
+        "--samples",
+        "64",
+        "--prefix",
+        "20",
+        "--problem-tokens",
+        "8",
+        "--mean-tokens",
+        "8",
+        "--max-tokens",
+        "16",
+        "--memory",
+        "4MiB",
+    )
     assert done.code == 0, done.err
     one, two = done.document["results"]
     assert one["tokens"] == two["tokens"] <= 64 * 16

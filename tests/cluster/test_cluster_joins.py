@@ -40,9 +40,11 @@ def test_a_gpu_that_joins_takes_work(
     monkeypatch.setattr(
         "treegen.cluster.cluster.loading", lambda options, device: make_llm_options(options, "cpu")
     )
-    tree = Node("Go.", samples=0, children=[
-        Node(f"Question {i}?", id=str(i), samples=40) for i in range(40)
-    ])  # fmt: skip
+    tree = Node(
+        "Go.",
+        samples=0,
+        children=[Node(f"Question {i}?", id=str(i), samples=40) for i in range(40)],
+    )
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)
     options = EngineOptions(model=str(tiny), memory="4MiB", max_rows=8)
     found = {}

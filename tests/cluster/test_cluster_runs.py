@@ -96,8 +96,23 @@ def test_searches_of_workers_are_those_of_one_engine(
     tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
 ) -> None:
     """With the Ray that this process has already, which the command leaves as it is."""
-    args = ["search", "countdown", "-m", "beam", "-L", "6", "--budget", "tokens=150", "-M", tiny,
-            "--memory", "4MiB", "-b", "6", "-q"]  # fmt: skip
+    args = [
+        "search",
+        "countdown",
+        "-m",
+        "beam",
+        "-L",
+        "6",
+        "--budget",
+        "tokens=150",
+        "-M",
+        tiny,
+        "--memory",
+        "4MiB",
+        "-b",
+        "6",
+        "-q",
+    ]
     one, two = tmp_path / "one", tmp_path / "two"
     assert command(*args, "-o", one).code == 0
     done = command(*args, "-o", two, "--workers", "2")
@@ -179,9 +194,12 @@ def test_a_command_that_is_killed_takes_its_ray_along(
     """And what it had stored is gone on with, without workers."""
     path = tmp_path / "run"
     where: list[str] = ["-M", str(tiny), "-o", str(path), "--workers", "2"]
-    process = subprocess.Popen([sys.executable, "-m", "treegen", *EVAL, *where],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treegen", *EVAL, *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     _wait_for(path, 2, process)
     started = _descendants(process.pid)
     if number == signal.SIGINT:  # as a terminal sends it, to Ray's processes too

@@ -20,8 +20,10 @@ def test_lanes_are_runs_of_whole_problems() -> None:
     dealer = Dispatcher(_items(*[4] * 30), range(3))
     dealt = [dealer.assign(worker, low=0, high=1000) for worker in range(3)]
     assert [[item.key for item in mine] for mine in dealt] == [
-        list(range(10)), list(range(10, 20)), list(range(20, 30))
-    ]  # fmt: skip
+        list(range(10)),
+        list(range(10, 20)),
+        list(range(20, 30)),
+    ]
     assert not dealer.has_waiting and dealer.num_open(1) == 40
 
 

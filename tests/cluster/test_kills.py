@@ -21,8 +21,25 @@ pytestmark = [
 ]
 KILLS = int(os.environ.get("TREEGEN_TEST_KILLS", "100"))
 SEED = int(os.environ.get("TREEGEN_TEST_SEED", "0"))
-EVAL = ["eval", "gsm8k", "--num-fewshot", "1", "-L", "8", "-n", "100", "--max-tokens", "40", "-q",
-        "--memory", "4MiB", "-b", "6", "--dtype", "float32"]  # fmt: skip
+EVAL = [
+    "eval",
+    "gsm8k",
+    "--num-fewshot",
+    "1",
+    "-L",
+    "8",
+    "-n",
+    "100",
+    "--max-tokens",
+    "40",
+    "-q",
+    "--memory",
+    "4MiB",
+    "-b",
+    "6",
+    "--dtype",
+    "float32",
+]
 LAST = 120.0  # seconds for what Ray has started to end; two of its helpers wait for a minute
 
 
@@ -37,8 +54,9 @@ class Ordeal:
 
     def undisturbed(self, path: Path) -> None:
         """Do a run with one worker, in peace."""
-        subprocess.run([*self._command, "--workers", "1", "-o", path], check=True,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            [*self._command, "--workers", "1", "-o", path], check=True, capture_output=True
+        )
 
     def command(self, path: Path) -> int:
         """Begin a run or go on with it, and kill as long as it lasts; returns the exit code."""

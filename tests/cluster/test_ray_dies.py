@@ -21,14 +21,33 @@ from treegen.cluster import ray_monitor
 from treegen.cluster.dispatcher import Dispatcher, WorkItem
 from treegen.cluster.ray_monitor import RayMonitor
 
-EVAL = ["eval", "gsm8k", "--num-fewshot", "1", "-L", "4", "-n", "100", "--max-tokens", "80", "-q",
-        "--memory", "4MiB", "-b", "6", "--dtype", "float32"]  # fmt: skip
+EVAL = [
+    "eval",
+    "gsm8k",
+    "--num-fewshot",
+    "1",
+    "-L",
+    "4",
+    "-n",
+    "100",
+    "--max-tokens",
+    "80",
+    "-q",
+    "--memory",
+    "4MiB",
+    "-b",
+    "6",
+    "--dtype",
+    "float32",
+]
 LAST = 120.0  # seconds for what Ray has started to end; two of its helpers wait for a minute
 
 
 def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("::1", 0),
-                              family=socket.AF_INET6) as raylet:  # fmt: skip
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as raylet,
+    ):
         node = {
             "NodeID": "a",
             "NodeManagerAddress": "::1",
@@ -78,8 +97,12 @@ def test_rays_processes_are_killed(
 ) -> None:
     path, whole = tmp_path / "run", tmp_path / "whole"
     command = [sys.executable, "-m", "treegen", *EVAL, "-M", str(tiny)]
-    killed = subprocess.Popen([*command, "--workers", "2", "-o", path], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    killed = subprocess.Popen(
+        [*command, "--workers", "2", "-o", path],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     while killed.poll() is None and not moment(killed.pid, path / "samples.jsonl"):
         time.sleep(0.02)
     below = descendants(killed.pid)

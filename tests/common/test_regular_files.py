@@ -57,8 +57,9 @@ def _opens(node: ast.AST) -> bool:
         named = getattr(node.func.value, "id", "")
         if node.func.attr in READERS:
             return True
-        return node.func.attr == "open" and (named in ("path", "file", "gzip", "io", "os") or
-                                             isinstance(node.func.value, ast.Call))  # fmt: skip
+        return node.func.attr == "open" and (
+            named in ("path", "file", "gzip", "io", "os") or isinstance(node.func.value, ast.Call)
+        )
     if not isinstance(node.func, ast.Name) or node.func.id != "open" or not node.args:
         return False
     first = node.args[0]

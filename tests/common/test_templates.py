@@ -83,16 +83,20 @@ CHATS: list[list[dict[str, Any]]] = [
     [
         {"role": "user", "content": "w"},
         {
-            "role": "assistant", "content": "",
+            "role": "assistant",
+            "content": "",
             "tool_calls": [
-                {"type": "function", "id": "abcdefghi",
-                 "function": {"name": "look", "arguments": {"a": "x", "n": 1.5, "z": None}}}
+                {
+                    "type": "function",
+                    "id": "abcdefghi",
+                    "function": {"name": "look", "arguments": {"a": "x", "n": 1.5, "z": None}},
+                }
             ],
         },
         {"role": "tool", "name": "look", "tool_call_id": "abcdefghi", "content": "22"},
     ],
     [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image"}]}],
-]  # fmt: skip
+]
 ASKED: list[dict[str, Any]] = [
     {},
     {"add_generation_prompt": True},
@@ -117,16 +121,23 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_CHATS", "_RUBRICS"):
         worker = getattr(templates, name)
         own = FileWorker(
-            templates._FILE, worker._setup["setup"], seconds=0.3, memory=1 << 29, what="x",
+            templates._FILE,
+            worker._setup["setup"],
+            seconds=0.3,
+            memory=1 << 29,
+            what="x",
             site=True,
-        )  # fmt: skip
+        )
         monkeypatch.setattr(templates, name, own)
 
 
 def test_chats_are_byte_by_byte_those_of_transformers(tokenizer: Any) -> None:
     folder = files(pytest.importorskip("trl")).joinpath("chat_templates")
-    sources = {each.name: each.read_text(encoding="utf-8") for each in folder.iterdir()
-               if each.name.endswith(".jinja")}  # fmt: skip
+    sources = {
+        each.name: each.read_text(encoding="utf-8")
+        for each in folder.iterdir()
+        if each.name.endswith(".jinja")
+    }
     assert len(sources) > 20
     compared = 0
     for name, source in sources.items():
@@ -260,25 +271,35 @@ def test_a_fork_renders_by_a_process_of_its_own() -> None:
         "    assert t.render_rubric('{{ a }}', {'a': '2'}) == '2'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
 
 
 MALFORMED: dict[str, Any] = {
-    "no mapping": 5, "nothing": None, "a list": [1],
-    "criteria": {"criteria": 5}, "a criterion": {"criteria": [{"text": 5}]},
+    "no mapping": 5,
+    "nothing": None,
+    "a list": [1],
+    "criteria": {"criteria": 5},
+    "a criterion": {"criteria": [{"text": 5}]},
     "a weight": {"criteria": [{"text": "a", "weight": "x"}]},
     "a number": {"choices": {"yes": 10**400, "no": 0}},
     "a long number": {"choices": {"yes": 10**5000, "no": 0}},
     "endless": {"choices": {"yes": float("inf"), "no": 0}},
     "lists as choices": {"choices": [["a"], ["b"]]},
     "a long choice": {"choices": {10**5000: 1, "no": 0}},
-    "a long name": {"name": 10**5000}, "a long reader": {"reader": 10**5000},
-    "a mapping of wordings": {"wordings": {"a": 1}}, "numbers": {"wordings": [1]},
-    "bytes": {"wordings": b"{{ answer }}"}, "a key": {("a", 1): 2},
-}  # fmt: skip
+    "a long name": {"name": 10**5000},
+    "a long reader": {"reader": 10**5000},
+    "a mapping of wordings": {"wordings": {"a": 1}},
+    "numbers": {"wordings": [1]},
+    "bytes": {"wordings": b"{{ answer }}"},
+    "a key": {("a", 1): 2},
+}
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -298,11 +319,26 @@ def templates_of(given: Any) -> None:
 
 
 YAML = [
-    "choices: {a: 2001-13-45, b: 1}", "a: !!int ''", "a: !!bool x", "[" * 5000, "{a: " * 3000,
-    "&a [*a]", "choices: &a {x: *a, y: 1}\nwordings: ['{{ answer }}']", "a: !!float x",
-    "!!python/object/apply:os.system ['true']", "", "5", f"a: {'9' * 5000}", "a:\tb: c", "a: \0",
-    "? [a]\n: 1", "a: 0001-01-01T00:00:00+99:99", "<<: 5", "!!omap 5", "a: !!timestamp x",
-]  # fmt: skip
+    "choices: {a: 2001-13-45, b: 1}",
+    "a: !!int ''",
+    "a: !!bool x",
+    "[" * 5000,
+    "{a: " * 3000,
+    "&a [*a]",
+    "choices: &a {x: *a, y: 1}\nwordings: ['{{ answer }}']",
+    "a: !!float x",
+    "!!python/object/apply:os.system ['true']",
+    "",
+    "5",
+    f"a: {'9' * 5000}",
+    "a:\tb: c",
+    "a: \0",
+    "? [a]\n: 1",
+    "a: 0001-01-01T00:00:00+99:99",
+    "<<: 5",
+    "!!omap 5",
+    "a: !!timestamp x",
+]
 
 
 @pytest.mark.parametrize("text", YAML)

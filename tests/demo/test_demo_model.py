@@ -22,8 +22,13 @@ from treegen.model.checkpoint.files import locate
 from treegen.tasks.sandbox import SandboxPool
 
 _TOLD = "bundled demo model, synthetic problems; give --model and --data for yours"
-DATA = ("words.jsonl", "words_fewshot.jsonl", "programs.jsonl", "programs_fewshot.jsonl",
-        "puzzles.jsonl")  # fmt: skip
+DATA = (
+    "words.jsonl",
+    "words_fewshot.jsonl",
+    "programs.jsonl",
+    "programs_fewshot.jsonl",
+    "puzzles.jsonl",
+)
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -83,8 +88,9 @@ def test_the_name_is_the_model_wherever_one_is(
 def test_a_model_that_is_named_brings_nothing_with_it() -> None:
     for model in ("x", "demo"):
         assert demo.fill_defaults({"task": "gsm8k", "model": model}) == {
-            "task": "gsm8k", "model": model,
-        }  # fmt: skip
+            "task": "gsm8k",
+            "model": model,
+        }
     assert demo.fill_defaults({"task": "mmlu"}) == {"task": "mmlu"}
     assert demo.fill_defaults({"seed": 3}) == {"seed": 3}
 

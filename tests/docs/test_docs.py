@@ -15,15 +15,37 @@ from treegen.cli.main import cli
 from treegen.evals.arguments import known_arguments
 from treegen.tasks import get_task, list_tasks
 
-_PAGES = ("README.md", *(f"docs/{name}.md" for name in (
-    "index", "coming-from/transformers", "coming-from/vllm", "concepts", "guides/confidence",
-    "guides/frames", "guides/reasoning", "integrations/server", "judging", "notebooks", "runs",
-    "search", "search/ab-mcts", "search/loops", "search/own-methods", "search/refine",
-    "speculation", "tasks",
-    "reference/sampling")),
-          *(f"docs/tutorials/{name}.md" for name in (
-    "gsm8k", "own-task", "own-search", "own-attention", "prompts"
-)))  # fmt: skip
+_PAGES = (
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in (
+            "index",
+            "coming-from/transformers",
+            "coming-from/vllm",
+            "concepts",
+            "guides/confidence",
+            "guides/frames",
+            "guides/reasoning",
+            "integrations/server",
+            "judging",
+            "notebooks",
+            "runs",
+            "search",
+            "search/ab-mcts",
+            "search/loops",
+            "search/own-methods",
+            "search/refine",
+            "speculation",
+            "tasks",
+            "reference/sampling",
+        )
+    ),
+    *(
+        f"docs/tutorials/{name}.md"
+        for name in ("gsm8k", "own-task", "own-search", "own-attention", "prompts")
+    ),
+)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

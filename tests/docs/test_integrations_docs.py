@@ -47,9 +47,14 @@ def test_inspect_runs_the_eval_of_the_page(repository: Path, tmp_path: Path) -> 
     assert install == "pip install '.[inspect]'"
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["bash", "-e"], input=script, cwd=tmp_path, env=env, capture_output=True, text=True,
+        ["bash", "-e"],
+        input=script,
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     lines = [line.split() for line in done.stdout.splitlines()]
     assert shown.splitlines()[0].split() in lines
     accuracy = next(float(line[1]) for line in lines if line[:1] == ["accuracy"])

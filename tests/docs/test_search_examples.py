@@ -49,8 +49,10 @@ def test_methods_are_compared_at_equal_tokens(repository: Path, tmp_path: Path) 
     args = ["--budgets", "60", "--methods", "sample,ab-mcts rule=a", "--", "-L", "2"]
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "runs"), *args],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     _, _, plain, other = done.stdout.splitlines()
     assert plain.startswith("|sample|0.") and other.startswith("|ab-mcts rule=a|0.")

@@ -171,9 +171,10 @@ def test_what_asks_for_nothing_is_told_nothing(llm: LLM) -> None:
         SamplingParams(max_tokens=9, self_certainty=True),
         SamplingParams(max_tokens=9, confidence=2, logprobs=3),
         SamplingParams(max_tokens=9, logprobs=1),
-        SamplingParams(max_tokens=9, temperature=0, confidence=1, min_confidence=1e9,
-                       confidence_window=2),
-    ]  # fmt: skip
+        SamplingParams(
+            max_tokens=9, temperature=0, confidence=1, min_confidence=1e9, confidence_window=2
+        ),
+    ]
     found = llm.run(TREE, mixed).completions
     by_prompt = {name: list(each) for name, each in itertools.groupby(found, lambda c: c.prompt_id)}
     for name, confidences, certainties in (("q0", 0, 1), ("q1", 1, 0), ("q2", 0, 0)):
@@ -190,9 +191,14 @@ def test_what_asks_for_nothing_is_told_nothing(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"confidence": -1}, {"min_confidence": 1.0}, {"confidence": 2, "min_confidence": "low"},
-     {"confidence_window": 0}, {"self_certainty": 1}],
-)  # fmt: skip
+    [
+        {"confidence": -1},
+        {"min_confidence": 1.0},
+        {"confidence": 2, "min_confidence": "low"},
+        {"confidence_window": 0},
+        {"self_certainty": 1},
+    ],
+)
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
         SamplingParams(**wrong)  # type: ignore[arg-type]

@@ -257,18 +257,27 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
     guesses=st.booleans(),
 )
 def test_replayed_steps_draw_what_steps_without_graphs_draw(
-    lengths: list[tuple[int, int]], sharing: str, max_rows: int, extra_pages: int,
-    eos_bias: float, how: dict[str, Any], run_ahead: bool, guesses: bool,
-) -> None:  # fmt: skip
+    lengths: list[tuple[int, int]],
+    sharing: str,
+    max_rows: int,
+    extra_pages: int,
+    eos_bias: float,
+    how: dict[str, Any],
+    run_ahead: bool,
+    guesses: bool,
+) -> None:
     """A whole run on graphs that compute again when replayed, whatever comes and goes."""
     params = SamplingParams(max_tokens=12, seed=5, **how)
     requests = [
         Request(
-            f"p{i}", np.array([2, 3, 4, 5, 6, 7][: 2 + i % 5] + [8 + i] * length, np.int32),
-            samples, min(samples, 1) if params.temperature == 0 else samples, 12,
+            f"p{i}",
+            np.array([2, 3, 4, 5, 6, 7][: 2 + i % 5] + [8 + i] * length, np.int32),
+            samples,
+            min(samples, 1) if params.temperature == 0 else samples,
+            12,
         )
         for i, (length, samples) in enumerate(lengths)
-    ]  # fmt: skip
+    ]
     plan = compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)  # type: ignore[arg-type]
     model = HistoryModel(eos_bias=eos_bias)
     pages = max(plan.get_single_row_pages(i, 3) for i in range(len(requests))) + extra_pages
@@ -283,9 +292,16 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
     with faked():
         found, passes = decode_graphs.DecodeGraphs(planned, ROW), PrefillGraphs(planned)
         scheduler = scheduler_of(
-            plan, model, cache, params, max_rows=max_rows, run_ahead=run_ahead, graphs=found,
-            prefills=passes, speculation=speculation,
-        )  # fmt: skip
+            plan,
+            model,
+            cache,
+            params,
+            max_rows=max_rows,
+            run_ahead=run_ahead,
+            graphs=found,
+            prefills=passes,
+            speculation=speculation,
+        )
         got = samples_of(drain(scheduler))
     assert found.off is None and passes.off is None
     assert got == want
@@ -313,9 +329,14 @@ def test_passes_beside_a_capture_are_not_measured(patched: pytest.MonkeyPatch) -
     found = decode_graphs.DecodeGraphs(planned, ROW)
     speculation = SpeculationOptions(lambda *_: Foreseeing(want), 5, Noting(150.0, 1e9))
     scheduler = scheduler_of(
-        plan, model, model.new_cache(99, 3), params, graphs=found, speculation=speculation,
+        plan,
+        model,
+        model.new_cache(99, 3),
+        params,
+        graphs=found,
+        speculation=speculation,
         run_ahead=True,
-    )  # fmt: skip
+    )
     was_fresh = False
     while scheduler.has_work:
         captured, num = found.num_captured, len(measured)
@@ -353,8 +374,13 @@ def test_tensors_of_one_piece_of_memory_are_fetched_as_one() -> None:
     floats = whole.view(torch.float32)
     apart = torch.rand(3, 2)
     tensors = [
-        whole[:5, 0], floats[:5, 2], floats[1:, 3], apart.T, apart[:0], whole[0, 0].expand(4)
-    ]  # fmt: skip
+        whole[:5, 0],
+        floats[:5, 2],
+        floats[1:, 3],
+        apart.T,
+        apart[:0],
+        whole[0, 0].expand(4),
+    ]
     copied: list[int] = []
 
     def copy(raw: Tensor) -> Tensor:

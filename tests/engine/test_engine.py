@@ -98,12 +98,16 @@ def test_samples_are_the_same_whatever_the_budget(checkpoint: Path, llm: LLM) ->
     want = llm.run(tree_of(6), params)
     tight = max(want.plan.get_single_row_pages(i, 4) for i in range(3)) + 1
     for options in (
-        {"max_rows": 1}, {"max_rows": 5, "prefill_chunk": 7}, {"page_size": 3},
-        {"sharing": "off"}, {"sharing": "all"}, {"sharing": "one", "max_rows": 4},
+        {"max_rows": 1},
+        {"max_rows": 5, "prefill_chunk": 7},
+        {"page_size": 3},
+        {"sharing": "off"},
+        {"sharing": "all"},
+        {"sharing": "one", "max_rows": 4},
         {"memory": tight * 4 * llm.spec.kv_bytes_per_token, "page_size": 4},
         {"memory": 2 * tight * 4 * llm.spec.kv_bytes_per_token, "page_size": 4},
         {"impl": "reference"},
-    ):  # fmt: skip
+    ):
         got = load(checkpoint, **options).run(tree_of(6), params)
         for a, b in zip(want.completions, got.completions, strict=True):
             assert (a.prompt_id, a.sample_index, a.seed) == (b.prompt_id, b.sample_index, b.seed)
@@ -141,8 +145,11 @@ def test_logprobs_are_those_of_the_model(llm: LLM, stock: Any) -> None:
 
 
 def test_scores_are_log_likelihoods_with_the_context_computed_once(llm: LLM, stock: Any) -> None:
-    pairs = [(FEW_SHOT + question, answer) for question in QUESTIONS for answer in
-             (" yes", " no", " The answer is 14.", " yes")]  # fmt: skip
+    pairs = [
+        (FEW_SHOT + question, answer)
+        for question in QUESTIONS
+        for answer in (" yes", " no", " The answer is 14.", " yes")
+    ]
     scores = llm.score(pairs)
     for (context, continuation), score in zip(pairs, scores, strict=True):
         ids = llm.tokenizer(context + continuation)["input_ids"]

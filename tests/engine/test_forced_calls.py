@@ -40,12 +40,20 @@ MARKS = sorted(
 )
 SIZE = tiny_models.VOCAB_SIZE + len(MARKS)
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {
-        "type": "object", "additionalProperties": False, "required": ["x"],
-        "properties": {"x": {"enum": ["one", "<tool_call>"]}},
-    }}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["x"],
+                "properties": {"x": {"enum": ["one", "<tool_call>"]}},
+            },
+        },
+    }
     for name in ("search", "see")
-]  # fmt: skip
+]
 WAYS = [(name, way) for name, ways in _WRITTEN.items() for way in range(len(ways))]
 CHOICES = ["<answer>4", "<answer>41</answer>"]
 PROMPT = "Q: Bob has 14 pens. How many?\nA:"
@@ -73,8 +81,11 @@ def checkpoint_of(path: Path, kind: str) -> Path:
 def structures(tokenizer: Any) -> list[SamplingParams]:
     """What each format has to write, and two texts with marks that belong to no format."""
     how: dict[str, Any] = {
-        "max_tokens": 250, "seed": 3, "temperature": 0.9, "logprobs_mode": "processed_logprobs",
-    }  # fmt: skip
+        "max_tokens": 250,
+        "seed": 3,
+        "temperature": 0.9,
+        "logprobs_mode": "processed_logprobs",
+    }
     found = []
     for name, way in WAYS:
         known = copy.copy(tokenizer)
@@ -194,10 +205,17 @@ def test_a_structure_that_cannot_go_on_fails_its_sample_and_no_other(tmp_path: P
         with pytest.warns(ModelWarning, match="finish_reason 'error'.*26 items"):
             done = llm.generate([LETTERS], params)[0]
         found = [
-            (c.finish_reason, c.stop, c.text, c.tokens, len(c.logprobs), len(c.top_logprobs),
-             len(c.confidences))
+            (
+                c.finish_reason,
+                c.stop,
+                c.text,
+                c.tokens,
+                len(c.logprobs),
+                len(c.top_logprobs),
+                len(c.confidences),
+            )
             for c in done
-        ]  # fmt: skip
+        ]
         whole = whole or found
         assert found == whole
     assert {"error", "stop"} == {each[0] for each in whole}

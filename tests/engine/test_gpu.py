@@ -135,9 +135,12 @@ def test_recurrent_layers_of_transformers_are_not_reproducible(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
-     {"regex": "([a-f]{3} ){2,9}"}],
-)  # fmt: skip
+    [
+        {},
+        {"frequency_penalty": 0.7, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3},
+        {"regex": "([a-f]{3} ){2,9}"},
+    ],
+)
 def test_replayed_steps_draw_what_eager_steps_draw(
     how: dict[str, Any], tmp_path: Path, graphs_of_any_size: None
 ) -> None:
@@ -149,9 +152,14 @@ def test_replayed_steps_draw_what_eager_steps_draw(
     tokens = []
     for eager, run_ahead in ((False, False), (True, False), (False, True)):
         llm = LLM(
-            str(tmp_path), dtype="float32", device="cuda", memory="32MiB", max_rows=48,
-            eager=eager, run_ahead=run_ahead,
-        )  # fmt: skip
+            str(tmp_path),
+            dtype="float32",
+            device="cuda",
+            memory="32MiB",
+            max_rows=48,
+            eager=eager,
+            run_ahead=run_ahead,
+        )
         result = llm.run(tree_of(60), params)
         tokens.append([c.tokens for c in result.completions])
         graphs = llm.engine.graphs
@@ -199,12 +207,21 @@ def test_attention_runs_where_its_tensors_are() -> None:
 @pytest.mark.parametrize(
     ("family", "how"),
     [
-        ("", {}), ("", {"dtype": "float32"}), ("", {"quantization": "fp8"}), ("gpt_oss", {}),
-        ("mixtral", {}), ("qwen3_moe", {}), ("qwen3_moe", {"dtype": "float32"}),
-        ("qwen3_moe", {"quantization": "fp8"}), ("qwen2_moe", {}), ("qwen3_next", {}),
-        ("qwen3_5_moe", {}), ("bamba", {}), ("lfm2", {}),
+        ("", {}),
+        ("", {"dtype": "float32"}),
+        ("", {"quantization": "fp8"}),
+        ("gpt_oss", {}),
+        ("mixtral", {}),
+        ("qwen3_moe", {}),
+        ("qwen3_moe", {"dtype": "float32"}),
+        ("qwen3_moe", {"quantization": "fp8"}),
+        ("qwen2_moe", {}),
+        ("qwen3_next", {}),
+        ("qwen3_5_moe", {}),
+        ("bamba", {}),
+        ("lfm2", {}),
     ],
-)  # fmt: skip
+)
 def test_reproducible_samples_depend_on_nothing_else(
     family: str, how: dict[str, str], eager: bool, tmp_path: Path
 ) -> None:
@@ -220,16 +237,19 @@ def test_reproducible_samples_depend_on_nothing_else(
     if family:
         # Heads of 16 numbers. Those of some families are as many as the model is wide.
         sizes: dict[str, dict[str, Any]] = {
-            "bamba": {"hidden_size": 64, "mamba_n_heads": 16}, "lfm2": {"hidden_size": 64},
-        }  # fmt: skip
+            "bamba": {"hidden_size": 64, "mamba_n_heads": 16},
+            "lfm2": {"hidden_size": 64},
+        }
         tiny_models.save_tiny_model(tmp_path, family, **sizes.get(family, {"head_dim": 16}))
 
     def run(names: list[str], samples: int = 8, **options: Any) -> dict[Any, Any]:
         llm = LLM(
             str(tmp_path) if family else "demo",
-            device="cuda", reproducible=True, eager=eager,
+            device="cuda",
+            reproducible=True,
+            eager=eager,
             **{"dtype": "bfloat16", "memory": "64MiB", **how, **options},
-        )  # fmt: skip
+        )
         leaves = [Node(problems[name], samples=samples, id=name) for name in names]
         result = llm.run(Node(FEW_SHOT, children=leaves), params)
         assert result.usage.impl == "invariant"

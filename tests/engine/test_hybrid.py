@@ -81,9 +81,12 @@ def stock_of(path: Path) -> Any:
 def logprobs_alone(stock: Any, ids: list[int], tokens: tuple[int, ...]) -> list[float]:
     """Log-probabilities of tokens after a prompt, by stock transformers with its own cache."""
     out = stock.generate(
-        torch.tensor([ids]), do_sample=False, max_new_tokens=len(tokens),
-        return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+        torch.tensor([ids]),
+        do_sample=False,
+        max_new_tokens=len(tokens),
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
     assert tuple(out.sequences[0, len(ids) :].tolist()) == tokens
     logits = torch.cat(out.logits)
     return [float(row.log_softmax(-1)[token]) for row, token in zip(logits, tokens, strict=True)]
@@ -127,10 +130,11 @@ def test_samples_are_the_same_whatever_the_budget(
     others = [
         LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", **options)
         for options in (
-            {"max_rows": 1}, {"max_rows": 7, "prefill_chunk": 5, "page_size": 3, "sharing": "off"},
+            {"max_rows": 1},
+            {"max_rows": 7, "prefill_chunk": 5, "page_size": 3, "sharing": "off"},
             {"sharing": "all", "run_ahead": True},
         )
-    ]  # fmt: skip
+    ]
     # A row that lists updates may need a slot for these and one for the state made of them.
     least = 5 if llm.spec.delta is None else 6
     others += [with_room(llm, pages, states) for pages, states in ((20, least), (34, 40))]
@@ -167,11 +171,18 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     ]
     preempted = 0
     requests = build_sample_requests(
-        Node("", children=[
-            Node(ids, samples=each.n, id=str(i))
-            for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
-        ], samples=0), llm.tokenizer, params, llm.spec,
-    )  # fmt: skip
+        Node(
+            "",
+            children=[
+                Node(ids, samples=each.n, id=str(i))
+                for i, (ids, each) in enumerate(zip(prompts, params, strict=True))
+            ],
+            samples=0,
+        ),
+        llm.tokenizer,
+        params,
+        llm.spec,
+    )
     wanted = [range(request.samples) for request in requests]
     with small._start(small._plan(requests), params, wanted) as stream:
         scheduler, got = stream.scheduler, []

@@ -69,9 +69,12 @@ def stock_of(path: Path) -> Any:
 def greedy_alone(path: Path, ids: tuple[int, ...], num: int) -> tuple[list[int], list[float]]:
     """Greedy tokens of stock transformers after a prompt, and their log-probabilities."""
     out = stock_of(path).generate(
-        torch.tensor([ids]), do_sample=False, max_new_tokens=num,
-        return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+        torch.tensor([ids]),
+        do_sample=False,
+        max_new_tokens=num,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
     tokens = out.sequences[0, len(ids) :].tolist()
     rows = torch.cat(out.logits).log_softmax(-1)
     return tokens, [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
@@ -82,9 +85,12 @@ def greedy_alone(path: Path, ids: tuple[int, ...], num: int) -> tuple[list[int],
     [*itertools.product(FAMILIES, ("absorbed", "expanded")), ("deepseek_v3", "chosen")],
 )
 def test_a_ragged_tree_decodes_like_stock_transformers(
-    family: str, form: str, saved: Callable[[str], Path], copied: list[int],
+    family: str,
+    form: str,
+    saved: Callable[[str], Path],
+    copied: list[int],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     path = saved(family)
     force(form, monkeypatch)
     llm = load(path, prefill_chunk=29, page_size=4, sharing="all")
@@ -104,9 +110,12 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
     [*(("deepseek_v3", seed) for seed in range(4)), ("minicpm3", 4), ("kimi_linear", 5)],
 )
 def test_whatever_runs_together_comes_out_as_if_alone(
-    family: str, seed: int, saved: Callable[[str], Path], copied: list[int],
+    family: str,
+    seed: int,
+    saved: Callable[[str], Path],
+    copied: list[int],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Random trees with few pages, while rows lose theirs and segments change their form."""
     llm = load(saved(family))
     rng = np.random.default_rng(seed)
@@ -165,9 +174,12 @@ def test_copies_are_the_first_to_go(
     trunk = -(-num // 4)
     rows = 12 * -(-(num % 4 + 30) // 4)
     few = LLM(
-        llm.model, tokenizer=llm.tokenizer, page_size=4, sharing="all",
+        llm.model,
+        tokenizer=llm.tokenizer,
+        page_size=4,
+        sharing="all",
         memory=(trunk + rows + 20) * 4 * llm.spec.kv_bytes_per_token,
-    )  # fmt: skip
+    )
     lent: list[bool] = []
     of = ExpandedKVCache.get_or_expand
 
@@ -213,8 +225,9 @@ def test_guesses_and_searches(
     assert got.usage.accepted_tokens and copied
 
 
-def test_keys_in_fp8_and_matrices_in_fp8(saved: Callable[[str], Path], copied: list[int],
-                                         monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_keys_in_fp8_and_matrices_in_fp8(
+    saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     params = SamplingParams(max_tokens=10, seed=4, ignore_eos=True)
     for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
         found = []
@@ -229,9 +242,12 @@ def test_keys_in_fp8_and_matrices_in_fp8(saved: Callable[[str], Path], copied: l
 
 @pytest.mark.parametrize("layout", ["tensor", "channel"])
 def test_a_checkpoint_that_is_stored_in_fp8(
-    layout: str, saved: Callable[[str], Path], copied: list[int], tmp_path: Path,
+    layout: str,
+    saved: Callable[[str], Path],
+    copied: list[int],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Its matrices are expanded as they load, or stay, and both forms of latents read them."""
     plain = store_in_fp8(saved("deepseek_v3"), tmp_path / "stored", layout)
     params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
@@ -239,8 +255,10 @@ def test_a_checkpoint_that_is_stored_in_fp8(
     for form in ("absorbed", "expanded"):
         force(form, monkeypatch)
         for path, options in (
-            (plain, {}), (tmp_path / "stored", {}), (tmp_path / "stored", {"quantization": "fp8"})
-        ):  # fmt: skip
+            (plain, {}),
+            (tmp_path / "stored", {}),
+            (tmp_path / "stored", {"quantization": "fp8"}),
+        ):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ModelWarning)
                 llm = load(path, sharing="all", **options)

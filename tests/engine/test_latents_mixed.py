@@ -29,22 +29,41 @@ from treegen.search import SearchNode
 pytest.importorskip("llguidance")
 
 _DRAWS: list[dict[str, Any]] = [
-    {}, {}, {"temperature": 0}, {"temperature": 0.6, "top_k": 20}, {"top_p": 0.9, "min_p": 0.01},
-]  # fmt: skip
+    {},
+    {},
+    {"temperature": 0},
+    {"temperature": 0.6, "top_k": 20},
+    {"top_p": 0.9, "min_p": 0.01},
+]
 _PENALTIES: list[dict[str, Any]] = [
-    {}, {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.7, "repetition_penalty": 1.6},
+    {},
+    {},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.7, "repetition_penalty": 1.6},
     {"no_repeat_ngram_size": 2, "bad_words": ["a", "the", " 1"], "logit_bias": {40: 3.0}},
-]  # fmt: skip
+]
 _STRUCTURES: list[dict[str, Any]] = [
-    {}, {}, {"regex": "(ab|c)[0-9]{1,3}"}, {"choice": ["yes", "no", "not at all"]},
+    {},
+    {},
+    {"regex": "(ab|c)[0-9]{1,3}"},
+    {"choice": ["yes", "no", "not at all"]},
     {"grammar": 'start: "(" start* ")"'},
-    {"json_schema": {"type": "object", "properties": {"n": {"type": "integer"}},
-                     "required": ["n"], "additionalProperties": False}},
-]  # fmt: skip
+    {
+        "json_schema": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
+    },
+]
 _THINKING = {"reasoning_tags": ("Q", "A"), "thinking_end": " A:"}
 _TOLD: list[dict[str, Any]] = [
-    {}, {"logprobs": 4}, {"prompt_logprobs": 2}, {"logprobs": 1, "confidence": 3},
-]  # fmt: skip
+    {},
+    {"logprobs": 4},
+    {"prompt_logprobs": 2},
+    {"logprobs": 1, "confidence": 3},
+]
 
 
 def _params(rng: np.random.Generator) -> SamplingParams:
@@ -57,9 +76,11 @@ def _params(rng: np.random.Generator) -> SamplingParams:
     elif rng.random() < 0.3:
         given["stop"] = ["e", "\n"]
     return SamplingParams(
-        n=int(rng.integers(1, 5)), seed=int(rng.integers(9)), max_tokens=int(rng.integers(1, 15)),
+        n=int(rng.integers(1, 5)),
+        seed=int(rng.integers(9)),
+        max_tokens=int(rng.integers(1, 15)),
         **given,
-    )  # fmt: skip
+    )
 
 
 def _same(mine: Completion, its: Completion) -> None:

@@ -67,9 +67,13 @@ def _drawn(path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [("deepseek_v3", "gptq-act-order"), ("glm4_moe_lite", "awq"), ("minicpm3", "gptq"),
-     ("deepseek_v2", "int4")],
-)  # fmt: skip
+    [
+        ("deepseek_v3", "gptq-act-order"),
+        ("glm4_moe_lite", "awq"),
+        ("minicpm3", "gptq"),
+        ("deepseek_v2", "int4"),
+    ],
+)
 def test_packed_weights_are_expanded_before_they_are_absorbed(
     family: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,9 +43,15 @@ class LengthModel(HistoryModel):
 
 
 def run(
-    lengths: Sequence[int], shares: Sequence[float], *, tokens: int, limit: int, samples: int,
-    prompts: int = 1, run_ahead: bool = False,
-) -> tuple[Scheduler, dict[int, list[int]]]:  # fmt: skip
+    lengths: Sequence[int],
+    shares: Sequence[float],
+    *,
+    tokens: int,
+    limit: int,
+    samples: int,
+    prompts: int = 1,
+    run_ahead: bool = False,
+) -> tuple[Scheduler, dict[int, list[int]]]:
     """A run in a cache of so many tokens, and the steps in which samples of each length ended."""
     model, params = LengthModel(lengths, shares), SamplingParams(max_tokens=limit)
     requests = [
@@ -86,9 +92,14 @@ def test_rows_start_on_what_they_need_not_on_their_limit() -> None:
 def test_long_rows_do_not_starve_short_ones(run_ahead: bool) -> None:
     """A third of the samples are far longer than the others, and two fill the cache."""
     scheduler, ended = run(
-        [20, 60, 400], [4, 4, 4], tokens=1000, limit=450, samples=12, prompts=3,
+        [20, 60, 400],
+        [4, 4, 4],
+        tokens=1000,
+        limit=450,
+        samples=12,
+        prompts=3,
         run_ahead=run_ahead,
-    )  # fmt: skip
+    )
     short, long = np.mean(ended[20] + ended[60]), np.mean(ended[400])
     assert short < long / 3
     # A short row may have to wait for one long one to end, but not for all of them.

@@ -28,8 +28,11 @@ TREE = Node(
     samples=0,
 )
 PAIRS = [
-    ("The sun is", " warm"), ("The sun is", " wide"), ("The sun is warm", " and"), ("Far", "away"),
-]  # fmt: skip
+    ("The sun is", " warm"),
+    ("The sun is", " wide"),
+    ("The sun is warm", " and"),
+    ("Far", "away"),
+]
 
 
 @pytest.fixture(scope="module")

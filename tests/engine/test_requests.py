@@ -131,8 +131,9 @@ def test_named_nodes_keep_their_seeds(llm: LLM) -> None:
         assert [c.seed for c in named] == [row_seed(seed, "a", i) for i in range(2)]
     greedy = SamplingParams(temperature=0, max_tokens=2)
     assert [c.seed for c in llm.run(Node("a", id="a", samples=2), greedy).completions] == [
-        row_seed(0, "a", 0), row_seed(0, "a", 1),
-    ]  # fmt: skip
+        row_seed(0, "a", 0),
+        row_seed(0, "a", 1),
+    ]
 
 
 def test_unnamed_searches_are_those_of_their_prompts(llm: LLM) -> None:
@@ -168,9 +169,13 @@ def test_a_stop_string_that_is_a_special_token_stops_at_the_token(llm: LLM) -> N
     for stop, bias, eos in (("</s>", end, True), ("<pad>", {2: 100.0}, False)):
         for include in (False, True):
             params = SamplingParams(
-                max_tokens=6, min_tokens=2, ignore_eos=eos, stop=["Zq", stop], logit_bias=bias,
+                max_tokens=6,
+                min_tokens=2,
+                ignore_eos=eos,
+                stop=["Zq", stop],
+                logit_bias=bias,
                 include_stop_str_in_output=include,
-            )  # fmt: skip
+            )
             ((completion,),) = llm.generate(["Q: how"], params)
             assert (completion.stop, completion.finish_reason) == (stop, "stop")
             assert len(completion.tokens) == 3
@@ -281,26 +286,31 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
     eight = SamplingParams(n=8)
     tree = Node("a")
     for call in (
-        lambda: llm.run(tree, eight), lambda: llm.stream(tree, eight),
-        lambda: llm.plan(tree, eight), lambda: llm.session(eight),
+        lambda: llm.run(tree, eight),
+        lambda: llm.stream(tree, eight),
+        lambda: llm.plan(tree, eight),
+        lambda: llm.session(eight),
         lambda: llm.search(draw_four, ["a"], eight),
         lambda: llm.expand(Node("a", expand=[Expand(1)]), eight),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=r"n=8 is for LLM\.generate"):
             call()
     with pytest.raises(InputError, match="logit_bias has token 9999"):
         llm.generate(["a"], SamplingParams(logit_bias={9999: 1.0}))
     for options, name in (
-        ({"dtype": "bfloat16"}, "dtype"), ({"device": "cuda"}, "device"),
-        ({"check": False}, "check"), ({"revision": "main"}, "revision"),
+        ({"dtype": "bfloat16"}, "dtype"),
+        ({"device": "cuda"}, "device"),
+        ({"check": False}, "check"),
+        ({"revision": "main"}, "revision"),
         ({"trust_remote_code": True}, "trust_remote_code"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=f"{name}= is for loading"):
             LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", **options)
     for wrong, why in (
-        ({"eager": "false"}, "eager must be True or False"), ({"max_rows": 2.5}, "max_rows must"),
+        ({"eager": "false"}, "eager must be True or False"),
+        ({"max_rows": 2.5}, "max_rows must"),
         ({"page_size": "16"}, "page_size must be an integer"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=why):
             LLM("no such folder", **wrong)
 

@@ -112,9 +112,13 @@ def test_requests_and_segments_move_as_their_tables_say(kind: Any) -> None:
 
 def test_draws_come_to_the_host_by_name_one_entry_each() -> None:
     draws = Draws(
-        torch.tensor([[1, 2], [3, 4]]), torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]),
-        torch.tensor([5.0, 6.0]), None, None, torch.tensor([[7.0, 8.0], [9.0, 10.0]]),
-    )  # fmt: skip
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]),
+        torch.tensor([5.0, 6.0]),
+        None,
+        None,
+        torch.tensor([[7.0, 8.0], [9.0, 10.0]]),
+    )
     found = AsyncDraws(draws).wait().flat().at(np.array([1, 2]))
     assert found.tokens.tolist() == [2, 3] and found.logprobs.tolist() == [-2, -3]
     assert found.lse.tolist() == [5, 6]

@@ -17,7 +17,7 @@ from fakes import (
     keep_prefix,
     sample_alone,
     scheduler_of,
-)  # fmt: skip
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -78,19 +78,31 @@ prompt_lists = st.lists(
     run_ahead=st.booleans(),
 )
 def test_samples_do_not_depend_on_how_they_are_scheduled(
-    prompts: list[tuple[list[int], int]], sharing: str, page_size: int, extra_pages: int,
-    max_rows: int, prefill_chunk: int, temperature: float, eos_bias: float, max_tokens: int,
+    prompts: list[tuple[list[int], int]],
+    sharing: str,
+    page_size: int,
+    extra_pages: int,
+    max_rows: int,
+    prefill_chunk: int,
+    temperature: float,
+    eos_bias: float,
+    max_tokens: int,
     run_ahead: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Any tree, any budget: what one sample alone would be, and every page accounted for."""
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=5)
     plan = plan_of(prompts, params, sharing)
     model = HistoryModel(eos_bias=eos_bias)
     cache = model.new_cache(smallest_pool(plan, page_size) + extra_pages, page_size)
     scheduler = scheduler_of(
-        plan, model, cache, params, max_rows=max_rows, prefill_chunk=prefill_chunk,
+        plan,
+        model,
+        cache,
+        params,
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
         run_ahead=run_ahead,
-    )  # fmt: skip
+    )
     assert tokens_of(drain(scheduler)) == expected(model, plan, params)
     cache.pool.check([])
     assert cache.pool.num_used == 0
@@ -263,10 +275,17 @@ def test_cancelled_samples_go_and_the_others_stay_the_same(
     run_ahead=st.booleans(),
 )
 def test_kept_prefixes_and_scores_change_nothing(
-    prompts: list[tuple[list[int], int]], scored: list[tuple[list[int], int]],
-    prefixes: list[list[int]], sharing: Sharing, page_size: int, extra_pages: int, max_rows: int,
-    prefill_chunk: int, skip: set[tuple[int, int]], run_ahead: bool,
-) -> None:  # fmt: skip
+    prompts: list[tuple[list[int], int]],
+    scored: list[tuple[list[int], int]],
+    prefixes: list[list[int]],
+    sharing: Sharing,
+    page_size: int,
+    extra_pages: int,
+    max_rows: int,
+    prefill_chunk: int,
+    skip: set[tuple[int, int]],
+    run_ahead: bool,
+) -> None:
     """Samples and log-likelihoods beside prefixes that cover any part of the tree."""
     params = SamplingParams(max_tokens=6, seed=3)
     requests = [request(f"p{i}", tokens, n, params) for i, (tokens, n) in enumerate(prompts)]
@@ -293,9 +312,16 @@ def test_kept_prefixes_and_scores_change_nothing(
         for place, r in enumerate(plan.requests)
     ]
     scheduler = scheduler_of(
-        plan, model, cache, params, kept=kept, max_rows=max_rows, prefill_chunk=prefill_chunk,
-        samples=wanted, run_ahead=run_ahead,
-    )  # fmt: skip
+        plan,
+        model,
+        cache,
+        params,
+        kept=kept,
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
+        samples=wanted,
+        run_ahead=run_ahead,
+    )
     result = tokens_of(drain(scheduler))
     want = expected(model, plan, params)
     names = {(r.id, i) for r, mine in zip(plan.requests, wanted, strict=True) for i in mine}
@@ -435,9 +461,14 @@ def test_scores_that_are_cancelled_leave_equal_ones_alone(run_ahead: bool) -> No
     plan = compile_plan(requests, token_bytes=64, num_layers=1)
     model = HistoryModel()
     scheduler = scheduler_of(
-        plan, model, model.new_cache(50, 2), SamplingParams(),
-        max_rows=1, samples=[[], [], []], run_ahead=run_ahead,
-    )  # fmt: skip
+        plan,
+        model,
+        model.new_cache(50, 2),
+        SamplingParams(),
+        max_rows=1,
+        samples=[[], [], []],
+        run_ahead=run_ahead,
+    )
     scheduler.step()
     for index, request in list(scheduler.run.requests.items()):
         if request.opened is not None:
@@ -452,8 +483,9 @@ def test_a_score_whose_last_piece_is_bad_is_not_given(run_ahead: bool) -> None:
     spec = Request("s", np.array([2, 3, 4, 5, 6, 7], np.int32), 0, 0, max_tokens=1, score_from=1)
     plan = compile_plan([spec], token_bytes=64, num_layers=1)
     model = HistoryModel()
-    scheduler = scheduler_of(plan, model, model.new_cache(20, 2), SamplingParams(),
-                             prefill_chunk=3, run_ahead=run_ahead)  # fmt: skip
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(20, 2), SamplingParams(), prefill_chunk=3, run_ahead=run_ahead
+    )
     model.bad_at = 1
     with pytest.raises(NumericsError, match="prompt 's' at token 5"):
         drain(scheduler)
@@ -466,8 +498,15 @@ def test_what_ended_before_a_bad_prompt_is_returned(samples: int) -> None:
     params = SamplingParams(max_tokens=5)
     model = HistoryModel(eos_bias=-20.0)
     plan = plan_of([([2, 3], samples), ([3] * 10, 4)], params)
-    scheduler = scheduler_of(plan, model, model.new_cache(400, 2), params, max_rows=samples + 4,
-                             prefill_chunk=2, run_ahead=True)  # fmt: skip
+    scheduler = scheduler_of(
+        plan,
+        model,
+        model.new_cache(400, 2),
+        params,
+        max_rows=samples + 4,
+        prefill_chunk=2,
+        run_ahead=True,
+    )
     model.bad_at = 9
     finished: list[Completion] = []
     with pytest.raises(NumericsError, match="prompt 'p1' at token 9"):
@@ -514,8 +553,9 @@ def test_not_more_and_more_samples_wait_to_be_reported(
     params = SamplingParams(max_tokens=max_tokens)
     model = HistoryModel(eos_bias=-20.0)
     plan = plan_of(prompts, params)
-    scheduler = scheduler_of(plan, model, model.new_cache(1000, 4), params, max_rows=64,
-                             prefill_chunk=16, run_ahead=True)  # fmt: skip
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(1000, 4), params, max_rows=64, prefill_chunk=16, run_ahead=True
+    )
     reported = [len(scheduler.step())]
     while scheduler.has_work:
         reported.append(len(scheduler.step()))
@@ -578,8 +618,9 @@ def test_passes_are_launched_while_another_is_under_way() -> None:
     params = SamplingParams(max_tokens=12, seed=3)
     model = HistoryModel()
     plan = plan_of([([2, 3, 4 + i % 20, 4 + i // 20], 3) for i in range(100)], params)
-    scheduler = scheduler_of(plan, model, model.new_cache(2000, 4), params, max_rows=12,
-                             prefill_chunk=8, run_ahead=True)  # fmt: skip
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(2000, 4), params, max_rows=12, prefill_chunk=8, run_ahead=True
+    )
     alone = steps = 0
     finished: list[Completion] = []
     while scheduler.has_work:
@@ -594,8 +635,9 @@ def test_new_prompts_take_turns_with_many_live_rows() -> None:
     params = SamplingParams(max_tokens=30)
     model = HistoryModel(eos_bias=-20.0)
     plan = plan_of([([2, 3], 8), ([3] * 60, 8)], params)
-    scheduler = scheduler_of(plan, model, model.new_cache(500, 4), params, max_rows=10,
-                             prefill_chunk=6, run_ahead=True)  # fmt: skip
+    scheduler = scheduler_of(
+        plan, model, model.new_cache(500, 4), params, max_rows=10, prefill_chunk=6, run_ahead=True
+    )
     kinds = []
     while scheduler.has_work and scheduler.usage.prefill_steps < 11:
         before = scheduler.usage.decode_steps

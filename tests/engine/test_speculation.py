@@ -26,9 +26,19 @@ from treegen.errors import InputError
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 FAMILIES = [
-    "llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "cohere2", "gemma3n",
-    "mistral_swa", "qwen3", "phi3", "gemma3_on_text",
-]  # fmt: skip
+    "llama",
+    "gpt2",
+    "gemma2",
+    "gpt_oss",
+    "deepseek_v3",
+    "mixtral",
+    "cohere2",
+    "gemma3n",
+    "mistral_swa",
+    "qwen3",
+    "phi3",
+    "gemma3_on_text",
+]
 PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 
 
@@ -56,8 +66,12 @@ def tree_of(samples: int = 4) -> Node:
 def assert_same(got: Sequence[Completion], wanted: Sequence[Completion]) -> None:
     for one, other in zip(got, wanted, strict=True):
         assert (one.tokens, one.text, one.finish_reason, one.stop, one.thinking) == (
-            other.tokens, other.text, other.finish_reason, other.stop, other.thinking,
-        )  # fmt: skip
+            other.tokens,
+            other.text,
+            other.finish_reason,
+            other.stop,
+            other.thinking,
+        )
         for name in ("logprobs", "confidences", "certainties"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
         ids = [[token for token, _ in pairs] for pairs in one.top_logprobs]
@@ -119,17 +133,21 @@ def test_rows_that_are_over_leave_while_the_next_pass_is_computed(
 
 
 _OPTIONS: list[dict[str, Any]] = [
-    {"sharing": "off", "page_size": 4}, {"sharing": "all", "max_rows": 5},
-    {"run_ahead": True}, {"run_ahead": True, "max_rows": 3, "prefill_chunk": 30},
+    {"sharing": "off", "page_size": 4},
+    {"sharing": "all", "max_rows": 5},
+    {"run_ahead": True},
+    {"run_ahead": True, "max_rows": 3, "prefill_chunk": 30},
     {"memory": 6 * 10**4, "page_size": 4, "run_ahead": True},
     {"draft_tokens": 1, "reproducible": True},
-]  # fmt: skip
+]
 _ASKED: list[dict[str, Any]] = [
-    {"stop": ["a", "th"]}, {"temperature": 0}, {"top_p": 0.7, "logprobs": 3},
+    {"stop": ["a", "th"]},
+    {"temperature": 0},
+    {"top_p": 0.7, "logprobs": 3},
     {"min_tokens": 7, "ignore_eos": False, "logit_bias": {1: 6.0}},
     {"confidence": 4, "self_certainty": True, "min_confidence": 3.2, "confidence_window": 5},
     {"max_thinking_tokens": 5, "reasoning_tags": ("e", "z"), "thinking_end": " zz"},
-]  # fmt: skip
+]
 _MIXED = [(_OPTIONS[(place + more) % 6], _ASKED[place]) for place in range(6) for more in (0, 1)]
 
 

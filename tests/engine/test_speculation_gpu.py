@@ -53,9 +53,15 @@ def test_reproducible_samples_are_the_same_to_the_bit(
 ) -> None:
     tiny_models.save_tiny_model(tmp_path, "llama", head_dim=16)
     llm = LLM(
-        str(tmp_path), dtype="bfloat16", device="cuda", memory="64MiB", check=False,
-        reproducible=True, speculate="ngram", **options,
-    )  # fmt: skip
+        str(tmp_path),
+        dtype="bfloat16",
+        device="cuda",
+        memory="64MiB",
+        check=False,
+        reproducible=True,
+        speculate="ngram",
+        **options,
+    )
     params = SamplingParams(max_tokens=40, seed=3)
     plain = guessed(llm, "off").run(tree_of(20), params)
     for how in (Knowing(plain.completions), "ngram"):

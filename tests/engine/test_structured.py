@@ -63,9 +63,13 @@ def brute(llm: LLM, texts: Sequence[str], before: str, vocab_size: int) -> list[
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_rows": 3, "run_ahead": True}, {"speculate": "ngram", "run_ahead": True},
-     {"sharing": "off", "page_size": 4, "memory": 60_000}],
-)  # fmt: skip
+    [
+        {},
+        {"max_rows": 3, "run_ahead": True},
+        {"speculate": "ngram", "run_ahead": True},
+        {"sharing": "off", "page_size": 4, "memory": 60_000},
+    ],
+)
 def test_samples_are_those_of_the_masked_distribution(
     checkpoint: Path, options: dict[str, Any]
 ) -> None:
@@ -128,9 +132,13 @@ def test_all_kinds_end_as_they_should(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_rows": 7, "run_ahead": True}, {"speculate": "ngram"},
-     {"page_size": 4, "memory": 100_000, "prefill_chunk": 5}],
-)  # fmt: skip
+    [
+        {},
+        {"max_rows": 7, "run_ahead": True},
+        {"speculate": "ngram"},
+        {"page_size": 4, "memory": 100_000, "prefill_chunk": 5},
+    ],
+)
 def test_lanes_change_no_sample(
     checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,14 +310,22 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
         ({"grammar": 'start: "a" start'}, "grammar can never end"),
         ({"json_schema": {"type": "objekt"}}, "json_schema cannot be used: Invalid type"),
         ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
-        ({"json_schema": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
-         "json_schema can never end"),
+        (
+            {
+                "json_schema": {
+                    "type": "object",
+                    "properties": {"a": {"$ref": "#"}},
+                    "required": ["a"],
+                }
+            },
+            "json_schema can never end",
+        ),
         ({"json_schema": {"type": "object", "required": 5}}, "json_schema cannot be used"),
         ({"json_schema": {"type": "object", "required": [["a"]]}}, "json_schema cannot be used"),
         ({"json_schema": {"type": "array", "contains": {}}}, 'Unimplemented keys: ["contains"]'),
         ({"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "write anyOf"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_satisfied_is_refused_before_anything_runs(
     checkpoint: Path, how: dict[str, Any], told: str
 ) -> None:
@@ -381,14 +397,32 @@ def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
     ("schema", "ends"),
     [
         ({"type": "object"}, True),
-        ({"$defs": {"t": {"type": "object", "properties": {"left": {"$ref": "#/$defs/t"}}}},
-          "$ref": "#/$defs/t"}, True),
-        ({"$defs": {"t": {"type": "object", "properties": {"left": {"$ref": "#/$defs/t"}},
-                          "required": ["left"]}}, "$ref": "#/$defs/t"}, False),
+        (
+            {
+                "$defs": {"t": {"type": "object", "properties": {"left": {"$ref": "#/$defs/t"}}}},
+                "$ref": "#/$defs/t",
+            },
+            True,
+        ),
+        (
+            {
+                "$defs": {
+                    "t": {
+                        "type": "object",
+                        "properties": {"left": {"$ref": "#/$defs/t"}},
+                        "required": ["left"],
+                    }
+                },
+                "$ref": "#/$defs/t",
+            },
+            False,
+        ),
         ({"type": "array", "items": {"$ref": "#"}}, True),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
-        ({"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {"type": "null"}]},
-         True),
+        (
+            {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "minItems": 1}, {"type": "null"}]},
+            True,
+        ),
         ({"type": ["null", "array"], "items": {"$ref": "#"}, "minItems": 1}, True),
         ({"$ref": "#"}, False),
         ({"allOf": [{"type": "string"}, {"$ref": "#"}]}, False),
@@ -397,7 +431,7 @@ def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
         ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1.0}, False),
         ({"type": "object", "properties": 1, "required": 5, "anyOf": 3, "allOf": {}}, True),
     ],
-)  # fmt: skip
+)
 def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:
     assert has_finite_value(schema) is ends
 

@@ -137,10 +137,13 @@ def test_a_sample_is_the_same_whatever_runs_beside_it(checkpoint: Path, llm: LLM
     assert any(c[-1] is not None and c[-1].is_forced for c in want)
     page = 4 * llm.spec.kv_bytes_per_token
     for options in (
-        {"max_rows": 1}, {"max_rows": 3, "run_ahead": True}, {"run_ahead": True},
+        {"max_rows": 1},
+        {"max_rows": 3, "run_ahead": True},
+        {"run_ahead": True},
         {"memory": 16 * page, "page_size": 4, "run_ahead": True},
-        {"memory": 40 * page, "page_size": 4}, {"sharing": "off", "reproducible": True},
-    ):  # fmt: skip
+        {"memory": 40 * page, "page_size": 4},
+        {"sharing": "off", "reproducible": True},
+    ):
         assert result(load(checkpoint, **options).run(tree_of(8), params).completions) == want
     with llm.stream(tree_of(8), params, skip={("inside", i) for i in range(0, 8, 2)}) as stream:
         found = {(c.prompt_id, c.sample_index): c.tokens for c in stream}

@@ -37,13 +37,17 @@ def test_kernels_of_parts_are_added_up() -> None:
 
 def test_one_line_says_which_kernel_read_which_level_and_what_was_saved() -> None:
     usage = {
-        "impl": "cuda", "key_tokens_read": 69, "key_tokens_unshared": 1000,
+        "impl": "cuda",
+        "key_tokens_read": 69,
+        "key_tokens_unshared": 1000,
         "plan": {"token_bytes": 2**20},
         "kernels": {
-            "own keys": {"triton": 7}, "level 10": {"triton": 1}, "level 2": {"triton": 1},
+            "own keys": {"triton": 7},
+            "level 10": {"triton": 1},
+            "level 2": {"triton": 1},
             "level 0": {"triton": 2, "cudnn": 5},
         },
-    }  # fmt: skip
+    }
     assert attention_line(usage) == (
         "attention: level 0 cudnn (5 steps) and triton (2 steps), level 2 triton, level 10 triton, "
         "own keys triton; key reads saved 93.1% (931.0 MiB of 1,000.0 MiB)"

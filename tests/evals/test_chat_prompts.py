@@ -50,8 +50,9 @@ def test_a_turn_per_shot_as_in_lm_eval(gsm8k: dict[str, Any]) -> None:
     ]
     assert messages(gsm8k) == want
     assert messages({**gsm8k, "system_instruction": "Be brief."}) == [
-        turn("system", "Be brief."), *want,
-    ]  # fmt: skip
+        turn("system", "Be brief."),
+        *want,
+    ]
 
 
 def test_all_shots_in_one_turn_on_request(gsm8k: dict[str, Any]) -> None:
@@ -82,9 +83,12 @@ def test_lm_evals_mmlu_has_its_description_as_the_system_turn(tmp_path: Path) ->
         row = f"{split}?,w,x,y,z,C\n"
         (tmp_path / split / f"world_religions_{split}.csv").write_text(row)
     asked = {
-        "task": "mmlu", "data": str(tmp_path), "num_fewshot": 1, "extra": {"form": "lm-eval"},
+        "task": "mmlu",
+        "data": str(tmp_path),
+        "num_fewshot": 1,
+        "extra": {"form": "lm-eval"},
         "system_instruction": "Be brief.",
-    }  # fmt: skip
+    }
     told = "questions (with answers) about world religions.\n\n"
     assert messages(asked) == [
         turn("system", f"Be brief.\n\nThe following are multiple choice {told}"),

@@ -241,10 +241,19 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
 
 
 def typed(  # type: ignore[no-untyped-def]
-    a: int, b: float = 0.5, *, c: bool = False, d: Literal["x", 2] = "x", e: "int | None" = None,
-    f: tuple[float, ...] = (1.0,), g: list[int] | None = None, h="text", i=3, j: Count = 1,
+    a: int,
+    b: float = 0.5,
+    *,
+    c: bool = False,
+    d: Literal["x", 2] = "x",
+    e: "int | None" = None,
+    f: tuple[float, ...] = (1.0,),
+    g: list[int] | None = None,
+    h="text",
+    i=3,
+    j: Count = 1,
     **rest: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Takes arguments of all types."""
 
 
@@ -255,13 +264,27 @@ def read(function: Callable[..., Any], **given: str) -> dict[str, Any]:
 
 def test_values_are_read_by_their_types() -> None:
     assert read(typed) == {
-        "b": 0.5, "c": False, "d": "x", "e": None, "f": (1.0,), "g": None, "h": "text", "i": 3,
+        "b": 0.5,
+        "c": False,
+        "d": "x",
+        "e": None,
+        "f": (1.0,),
+        "g": None,
+        "h": "text",
+        "i": 3,
         "j": 1,
-    }  # fmt: skip
+    }
     assert read(typed, b="2", c="yes", d="2", e="-4", f="1,2e-1", g="3, 4", h="", i="5", j="2") == {
-        "b": 2.0, "c": True, "d": 2, "e": -4, "f": (1.0, 0.2), "g": [3, 4], "h": "", "i": 5,
+        "b": 2.0,
+        "c": True,
+        "d": 2,
+        "e": -4,
+        "f": (1.0, 0.2),
+        "g": [3, 4],
+        "h": "",
+        "i": 5,
         "j": 2,
-    }  # fmt: skip
+    }
     assert read(typed, e="none", g="None")["g"] is None
 
 

@@ -25,10 +25,17 @@ from treegen.search.strategies.majority import is_decided
 
 Key = tuple[str, int]
 BASE: dict[str, Any] = {
-    "task": "gsm8k", "model": "demo", "limit": 3, "num_samples": 12, "memory": "16MiB",
-    "max_tokens": 40, "num_fewshot": 2, "max_rows": 12, "log_tokens": True,
+    "task": "gsm8k",
+    "model": "demo",
+    "limit": 3,
+    "num_samples": 12,
+    "memory": "16MiB",
+    "max_tokens": 40,
+    "num_fewshot": 2,
+    "max_rows": 12,
+    "log_tokens": True,
     "confidence": {"window": 6, "top": 5},
-}  # fmt: skip
+}
 N = 12
 
 
@@ -285,9 +292,16 @@ def test_a_stored_run_is_scored_with_further_votes(
     rows = done.document["runs"][0]["report"]["tables"][-1]["rows"]
     first = [row[:3] for row in rows if row[1] == rows[0][1]]
     assert {row[0] for row in first} == {
-        "logprob:borda=0.5", "likelihood:weighted", "certainty:borda=0.5", "confidence:weighted",
-        "lowest:weighted", "bottom:weighted", "tail:weighted", "score:weighted", "score:best",
-    }  # fmt: skip
+        "logprob:borda=0.5",
+        "likelihood:weighted",
+        "certainty:borda=0.5",
+        "confidence:weighted",
+        "lowest:weighted",
+        "bottom:weighted",
+        "tail:weighted",
+        "score:weighted",
+        "score:best",
+    }
     assert {row[2] for row in first} == {2, 4}
     (path / "scores.jsonl").write_text('{"problem_id": "x", "sample_index": 0, "score": "no"}\n')
     assert "scores.jsonl:1" in treegen("score", path, "--votes", "score").error
@@ -296,7 +310,7 @@ def test_a_stored_run_is_scored_with_further_votes(
 def test_equal_answers_decide_together() -> None:
     rule = StopRule(
         num_samples=12, stop_when="decided:0.9", batch=4, first_round=4, confidence=None
-    )  # fmt: skip
+    )
     same = {"1/2": "0.5", "0.5": "0.5", "0.50": "0.5", "2": "2"}
 
     def representatives(answers: Collection[str]) -> dict[str, str]:

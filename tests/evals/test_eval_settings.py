@@ -47,8 +47,14 @@ def test_what_a_task_does_to_its_draws_is_compared_and_comes_back() -> None:
 def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
     """They add up in another order, so that reproducible samples differ too."""
     path = make_run(tmp_path / "run", num_problems=2, num_samples=3, done=[3, 1], device="cpu")
-    asked = {"task": "gsm8k", "model": "made-up", "data": str(tmp_path / "run-data.jsonl"),
-             "num_samples": 3, "device": "cpu", "reproducible": True}  # fmt: skip
+    asked = {
+        "task": "gsm8k",
+        "model": "made-up",
+        "data": str(tmp_path / "run-data.jsonl"),
+        "num_samples": 3,
+        "device": "cpu",
+        "reproducible": True,
+    }
     told = []
     for ranks in (1, 2, 2):
         job = load_job(resolve_eval_settings({**asked, "tensor_parallel_size": ranks}))
@@ -56,10 +62,12 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
             told.append(run.notices)
     assert told == [
         (),
-        ("resumed with tensor_parallel_size 2 instead of 1: samples may differ from those drawn "
-         "before",),
+        (
+            "resumed with tensor_parallel_size 2 instead of 1: samples may differ from those drawn "
+            "before",
+        ),
         (),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,14 @@ from treegen.tasks.gsm8k.task import GSM8K
 
 # As SMALL of the commands' tests.
 CHOICES: dict[str, Any] = {
-    "num_samples": 3, "limit": 4, "max_tokens": 12, "seed": 3, "num_fewshot": 1,
-    "temperature": 0.8, "progress": False,
-}  # fmt: skip
+    "num_samples": 3,
+    "limit": 4,
+    "max_tokens": 12,
+    "seed": 3,
+    "num_fewshot": 1,
+    "temperature": 0.8,
+    "progress": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -100,9 +100,21 @@ def test_scores_are_those_of_plain_transformers(
     """With passes so small that the examples take several."""
     out = tmp_path / "run"
     done = command(
-        "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out,
-        "--model-args", "prefill_chunk=64", "-T", "per_subject=6", "--memory", "4MiB",
-    )  # fmt: skip
+        "eval",
+        "mmlu",
+        "--data",
+        folder,
+        "-M",
+        checkpoint,
+        "-o",
+        out,
+        "--model-args",
+        "prefill_chunk=64",
+        "-T",
+        "per_subject=6",
+        "--memory",
+        "4MiB",
+    )
     assert done.code == 0
     check_records(out, checkpoint, prompts(folder, {"per_subject": "6"}))
     assert "|mmlu (hendrycks form)|      1|none  |     5|acc      |" in done.out
@@ -116,9 +128,18 @@ def test_real_questions_score_as_in_plain_transformers(
 ) -> None:
     out = tmp_path / "run"
     done = command(
-        "eval", "mmlu", "--data", data_dir / "mmlu", "-M", checkpoint, "-o", out,
-        "-T", "per_subject=2", "--quiet",
-    )  # fmt: skip
+        "eval",
+        "mmlu",
+        "--data",
+        data_dir / "mmlu",
+        "-M",
+        checkpoint,
+        "-o",
+        out,
+        "-T",
+        "per_subject=2",
+        "--quiet",
+    )
     assert done.code == 0
     check_records(out, checkpoint, prompts(data_dir / "mmlu", {"per_subject": "2"}))
 
@@ -186,9 +207,11 @@ def test_an_own_task_of_choices_reports_what_choices_have(
 )
 def test_what_sharing_did_is_told_in_its_own_words(computed: int, told: str) -> None:
     usage = {
-        "prompt_tokens_computed": computed, "prompt_tokens_unshared": 100, "samples": 1,
+        "prompt_tokens_computed": computed,
+        "prompt_tokens_unshared": 100,
+        "samples": 1,
         "samples_accounted": 1,
-    }  # fmt: skip
+    }
     assert format_sharing(usage).endswith(f"({told})")
 
 
@@ -263,9 +286,19 @@ def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_p
     small = build_checkpoint(tmp_path / "small", context=420)
     out = tmp_path / "run"
     done = command(
-        "eval", "mmlu-generate", "--data", folder, "-M", small, "-o", out, "-T", "per_subject=4",
-        "--max-tokens", "5",
-    )  # fmt: skip
+        "eval",
+        "mmlu-generate",
+        "--data",
+        folder,
+        "-M",
+        small,
+        "-o",
+        out,
+        "-T",
+        "per_subject=4",
+        "--max-tokens",
+        "5",
+    )
     assert done.code == 0
     assert any(record.get("dropped") for record in samples_of(out))
     assert all(record["prompt_tokens"] + 5 <= 420 for record in samples_of(out))
@@ -277,9 +310,20 @@ def test_after_a_chat_turn_choices_lose_their_space(
 ) -> None:
     out = tmp_path / "run"
     done = command(
-        "eval", "mmlu", "--data", folder, "-M", checkpoint, "-o", out, "-T", "per_subject=2",
-        "--apply-chat-template", "--no-fewshot-as-multiturn", "-q",
-    )  # fmt: skip
+        "eval",
+        "mmlu",
+        "--data",
+        folder,
+        "-M",
+        checkpoint,
+        "-o",
+        out,
+        "-T",
+        "per_subject=2",
+        "--apply-chat-template",
+        "--no-fewshot-as-multiturn",
+        "-q",
+    )
     assert done.code == 0
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     wanted = prompts(folder, {"per_subject": "2"})

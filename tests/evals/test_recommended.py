@@ -34,13 +34,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (QWEN, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
         ({"eos_token_id": 3, "max_new_tokens": 9}, {}),
         ({"do_sample": True, "top_p": 0.9}, {"temperature": 1.0, "top_p": 0.9}),
-        ({"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1},
-         {"temperature": 0.0, "repetition_penalty": 1.1}),
+        (
+            {"do_sample": False, "temperature": 0.6, "repetition_penalty": 1.1},
+            {"temperature": 0.0, "repetition_penalty": 1.1},
+        ),
         ({"temperature": 0.7, "top_k": -1, "top_p": None}, {"temperature": 0.7, "top_k": 0}),
-        ({"do_sample": True, "temperature": 1e-06, "repetition_penalty": 1.05},
-         {"temperature": 0.0, "repetition_penalty": 1.05}),
+        (
+            {"do_sample": True, "temperature": 1e-06, "repetition_penalty": 1.05},
+            {"temperature": 0.0, "repetition_penalty": 1.05},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_file_is_read_as_transformers_and_vllm_read_it(
     settings: dict[str, Any], want: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -229,9 +229,15 @@ def test_faults_of_a_task_name_the_method_and_the_problem(
 def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: str) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
     asked = {
-        "task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0, "num_samples": 12,
-        "budget": {"tokens": 3000}, "width": 3, "expand": 3,
-    }  # fmt: skip
+        "task": "gsm8k",
+        "data": str(file),
+        "model": "toy",
+        "num_fewshot": 0,
+        "num_samples": 12,
+        "budget": {"tokens": 3000},
+        "width": 3,
+        "expand": 3,
+    }
     found = {}
     for method in METHODS:
         job = load_search_job(resolve_search_settings({**asked, "method": method}))
@@ -280,9 +286,16 @@ def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
 def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, method: str) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
     asked = {
-        "task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0, "num_samples": 12,
-        "budget": {"tokens": 3000}, "width": 3, "expand": 3, "method": method,
-    }  # fmt: skip
+        "task": "gsm8k",
+        "data": str(file),
+        "model": "toy",
+        "num_fewshot": 0,
+        "num_samples": 12,
+        "budget": {"tokens": 3000},
+        "width": 3,
+        "expand": 3,
+        "method": method,
+    }
     found = {}
     for choose in ("best", "vote"):
         job = load_search_job(resolve_search_settings({**asked, "choose": choose}))
@@ -309,11 +322,20 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
     plain = resolve_search_settings({"task": "countdown", "model": "m"})
     assert (plain.method, plain.budget.tokens, plain.evaluate) == ("tot-bfs", 2000, "judge")
     assert plain.step.include_stop and plain.step.stops == ("\n",)
-    given = resolve_search_settings({
-        "task": "countdown", "model": "m", "method": "beam", "width": 2, "temperature": 0.5,
-        "seed": 3, "max_tokens": 99, "step_tokens": 9, "budget": {"calls": 7},
-        "evaluate": "logprob",
-    })  # fmt: skip
+    given = resolve_search_settings(
+        {
+            "task": "countdown",
+            "model": "m",
+            "method": "beam",
+            "width": 2,
+            "temperature": 0.5,
+            "seed": 3,
+            "max_tokens": 99,
+            "step_tokens": 9,
+            "budget": {"calls": 7},
+            "evaluate": "logprob",
+        }
+    )
     assert (given.step.temperature, given.whole.temperature) == (0.5, 0.5)
     assert (given.step.max_tokens, given.whole.max_tokens) == (9, 99)
     assert (given.budget.calls, given.budget.tokens, given.width) == (7, None, 2)
@@ -403,8 +425,10 @@ def test_results_add_up(whole: Path) -> None:
     assert 0 <= estimate["low"] <= estimate["value"] <= estimate["high"] <= 1
     decoded = [record["usage"]["tokens_decoded"] for record in records]
     assert results["cost"]["tokens_decoded"] == {
-        "total": sum(decoded), "mean": sum(decoded) / 5, "most": max(decoded),
-    }  # fmt: skip
+        "total": sum(decoded),
+        "mean": sum(decoded) / 5,
+        "most": max(decoded),
+    }
     assert sum(results["stopped"].values()) == 5 and results["errors"] == {}
     assert results["seconds"] > 0 and results["method"] == "best-first"
 
@@ -493,9 +517,15 @@ def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: st
     asked = asked_by(old)
     assert not {"rollouts", "choose"} & set(asked.identity["search"])
     info = RunInfo(
-        fingerprint=asked.fingerprint, created="", identity=asked.identity, free=asked.free,
-        problem_ids=tuple(asked.problem_ids), planned=5, versions={}, resumes=(),
-    )  # fmt: skip
+        fingerprint=asked.fingerprint,
+        created="",
+        identity=asked.identity,
+        free=asked.free,
+        problem_ids=tuple(asked.problem_ids),
+        planned=5,
+        versions={},
+        resumes=(),
+    )
     again = resolve_search_settings({}, stored_search_choices(info))
     assert (again.rollouts, again.choose) == (0, "best")
     new = job_of(data, method="mcts", choose="vote")

@@ -268,9 +268,15 @@ def test_interval_of_right_and_wrong_holds_any_truth(num: int) -> None:
 
 
 _DIFFICULTIES = (
-    (0.02, 0.98), (0.05, 0.05), (0.4, 8.0), (8.0, 0.4), (0.3, 0.7), (1.0, 1.0), (3.0, 57.0),
+    (0.02, 0.98),
+    (0.05, 0.05),
+    (0.4, 8.0),
+    (8.0, 0.4),
+    (0.3, 0.7),
+    (1.0, 1.0),
+    (3.0, 57.0),
     (60.0, 40.0),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("num_samples", [8, 128])

@@ -74,10 +74,14 @@ def test_problems_by_id() -> None:
 @pytest.mark.parametrize(
     ("options", "want"),
     [
-        ({}, "abcde"), ({"limit": 2}, "ab"), ({"limit": "2-3"}, "bc"), ({"ids": ["d", "b"]}, "db"),
-        ({"limit": 9}, "abcde"), ({"limit": "4-5"}, "de"),
+        ({}, "abcde"),
+        ({"limit": 2}, "ab"),
+        ({"limit": "2-3"}, "bc"),
+        ({"ids": ["d", "b"]}, "db"),
+        ({"limit": 9}, "abcde"),
+        ({"limit": "4-5"}, "de"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("selects", [False, True])
 def test_a_limit_holds_whether_or_not_a_task_applies_it(
     tmp_path: Path, options: dict[str, Any], want: str, selects: bool

@@ -15,20 +15,28 @@ from treegen.search.tree.result import SearchResult
 
 DEFAULTS = {
     "mcts": {
-        "batch": 8, "virtual": "loss", "reward": "leaf", "backup": "mean", "output": "value",
+        "batch": 8,
+        "virtual": "loss",
+        "reward": "leaf",
+        "backup": "mean",
+        "output": "value",
         "priors": "none",
     },
     "ab-mcts": {"rule": "m", "batch": 4},
     "rstar": {"batch": 8, "checks": 4},
-}  # fmt: skip
+}
 OTHERS = {
     "mcts": {
-        "batch": "2", "virtual": "visit", "reward": "mean", "backup": "max", "output": "visits",
+        "batch": "2",
+        "virtual": "visit",
+        "reward": "mean",
+        "backup": "max",
+        "output": "visits",
         "priors": "likelihood",
     },
     "ab-mcts": {"rule": "a", "batch": "1"},
     "rstar": {"batch": "1", "checks": "1"},
-}  # fmt: skip
+}
 
 
 def test_defaults_are_part_of_the_settings() -> None:
@@ -45,16 +53,26 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
 
     def found(**arguments: str) -> SearchResult:
         asked: dict[str, Any] = {
-            "task": "countdown", "data": str(data), "model": "toy", "num_fewshot": 1,
-            "method": method, "budget": {"calls": 50}, "arguments": arguments,
-            "evaluate": "logprob", "exploration": 0.1, "rollouts": 0,
-        }  # fmt: skip
+            "task": "countdown",
+            "data": str(data),
+            "model": "toy",
+            "num_fewshot": 1,
+            "method": method,
+            "budget": {"calls": 50},
+            "arguments": arguments,
+            "evaluate": "logprob",
+            "exploration": 0.1,
+            "rollouts": 0,
+        }
         job = load_search_job(resolve_search_settings(asked))
         fn = search_function(job.task, job.data, job.settings)
         (result,) = ToyLLM(puzzle_model(mistakes=0.0)).search_stream(
-            fn, list(job.roots.items()), job.settings.whole, concurrency=1,
+            fn,
+            list(job.roots.items()),
+            job.settings.whole,
+            concurrency=1,
             budget=job.settings.budget,
-        )  # fmt: skip
+        )
         assert result.error is None
         return result
 

@@ -64,8 +64,9 @@ def test_picks_are_stored_as_they_come_and_reported(tmp_path: Path, treegen: Com
     scored = treegen("score", run, "--votes", "usc,likelihood")
     rows = scored.document["runs"][0]["report"]["tables"][-1]["rows"]
     assert [row[:3] for row in rows[:2]] == [
-        ["usc", "numeric", 4], ["likelihood:weighted", "numeric", 4]
-    ]  # fmt: skip
+        ["usc", "numeric", 4],
+        ["likelihood:weighted", "numeric", 4],
+    ]
     with RunDir.open(run) as opened:
         job = load_job(resolve_eval_settings({}, {**stored_choices(opened.info), "score": True}))
         texts = {(r["problem_id"], r["sample_index"]): r["text"] for r in opened.records()}

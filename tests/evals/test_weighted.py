@@ -56,10 +56,17 @@ def _slow(vote: VoteRule, case: Case, subset: Sequence[int]) -> float:
 
 
 NAMES = [
-    "likelihood:weighted", "likelihood:best", "certainty:borda=0.5", "certainty:borda=1.2",
-    "certainty:borda=0", "score:weighted", "logprob:weighted", "logprob:borda", "logprob:best",
+    "likelihood:weighted",
+    "likelihood:best",
+    "certainty:borda=0.5",
+    "certainty:borda=1.2",
+    "certainty:borda=0",
+    "score:weighted",
+    "logprob:weighted",
+    "logprob:borda",
+    "logprob:best",
     "score:borda",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,9 +130,20 @@ def test_many_samples_and_none() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "majority", "score:", "score:mean", "score:top", "score:top=0", "score:top=2",
-     "score:borda=x", "score:borda=-1", "score:best=2", "logprobs"],
-)  # fmt: skip
+    [
+        "",
+        "majority",
+        "score:",
+        "score:mean",
+        "score:top",
+        "score:top=0",
+        "score:top=2",
+        "score:borda=x",
+        "score:borda=-1",
+        "score:best=2",
+        "logprobs",
+    ],
+)
 def test_names_that_are_no_votes(name: str) -> None:
     if name == "score:":
         assert VoteRule.of(name).rule == NUMBERS["score"]
@@ -169,8 +187,12 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     table = vote_table(scores, ["f"], ["all", "score:best"], [3], votes)
     rows = {row[0]: row for row in table.rows}
     assert list(rows) == [
-        "logprob:borda=0.5", "likelihood:weighted", "score:weighted", "usc", "score:best",
-    ]  # fmt: skip
+        "logprob:borda=0.5",
+        "likelihood:weighted",
+        "score:weighted",
+        "usc",
+        "score:best",
+    ]
     # Of p the majority is wrong and the surest sample right; of q it is the other way round.
     assert rows["likelihood:weighted"][3] == 1.0  # exp(-.5) + exp(-.6) > exp(-.1)
     assert rows["likelihood:weighted"][6] == 0.5  # the majority has 0.5

@@ -69,8 +69,9 @@ def test_logits_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None
     adapted = save_adapter(base, tmp_path / "adapter", **KINDS[kind])
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     merged = load_model(base, dtype="float32", device="cpu", adapter=tmp_path / "adapter").module
-    tokens = torch.randint(3, plain.config.vocab_size, (2, 17),
-                           generator=torch.Generator().manual_seed(1))  # fmt: skip
+    tokens = torch.randint(
+        3, plain.config.vocab_size, (2, 17), generator=torch.Generator().manual_seed(1)
+    )
     state = dict(merged.named_parameters())
     reference = adapted.merge_and_unload()
     with torch.no_grad():
@@ -96,15 +97,17 @@ def test_an_alpha_of_zero_adds_nothing(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None:
     adapted = save_adapter(base, tmp_path / "adapter", seed=2, **KINDS[kind])
-    llm = LLM(str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32",
-              memory="16MiB")  # fmt: skip
+    llm = LLM(
+        str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32", memory="16MiB"
+    )
     tokenizer = AutoTokenizer.from_pretrained(base)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for prompt in (PROMPT, "numbers"):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.no_grad():
-            wanted = adapted.generate(input_ids=ids, max_new_tokens=12, do_sample=False,
-                                      eos_token_id=None, pad_token_id=0)  # fmt: skip
+            wanted = adapted.generate(
+                input_ids=ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
         ((found,),) = llm.generate([prompt], params)
         assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
 
@@ -126,14 +129,16 @@ def test_logits_of_tied_turned_and_latent_weights(
 ) -> None:
     base = save_tiny_model(tmp_path / "base", family, seed=7, **settings)
     adapted = save_adapter(base, tmp_path / "adapter", seed=3, **asked)
-    llm = LLM(str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32",
-              memory="16MiB")  # fmt: skip
+    llm = LLM(
+        str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32", memory="16MiB"
+    )
     ids = AutoTokenizer.from_pretrained(base)(PROMPT, return_tensors="pt").input_ids
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     ((found,),) = llm.generate([PROMPT], params)
     with torch.no_grad():
-        wanted = adapted.generate(input_ids=ids, max_new_tokens=12, do_sample=False,
-                                  eos_token_id=None, pad_token_id=0)  # fmt: skip
+        wanted = adapted.generate(
+            input_ids=ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         tokens = torch.tensor([[*ids[0].tolist(), *found.tokens]])
         logprobs = adapted(tokens).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
     assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
@@ -144,10 +149,13 @@ def test_logits_of_tied_turned_and_latent_weights(
 def test_in_bfloat16_the_sum_is_rounded_once(base: Path, tmp_path: Path) -> None:
     save_adapter(base, tmp_path / "adapter", **KINDS["dora"])
     whole, half = (
-        dict(load_model(base, dtype=dtype, device="cpu", adapter=tmp_path / "adapter", check=False)
-             .module.named_parameters())
+        dict(
+            load_model(
+                base, dtype=dtype, device="cpu", adapter=tmp_path / "adapter", check=False
+            ).module.named_parameters()
+        )
         for dtype in ("float32", "bfloat16")
-    )  # fmt: skip
+    )
     for name, weight in half.items():
         assert weight.dtype == torch.bfloat16
         # The base is rounded too, so twice the half of a last place.
@@ -178,8 +186,10 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     refused("does not exist", tmp_path / "nothing")
     refused("has no adapter_config.json", base)
     refused("only LORA is merged", changed("ia3", peft_type="IA3"))
-    refused("uses alora_invocation_tokens, new_thing", changed(
-        "new", alora_invocation_tokens=[1, 2], new_thing={"a": 1}))  # fmt: skip
+    refused(
+        "uses alora_invocation_tokens, new_thing",
+        changed("new", alora_invocation_tokens=[1, 2], new_thing={"a": 1}),
+    )
     bare = changed("bare")
     (bare / "adapter_model.safetensors").rename(bare / "adapter_model.bin")
     refused("has no adapter_model.safetensors", bare)
@@ -292,11 +302,17 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"lora_alpha": "x"}, {"lora_alpha": [5]}, {"lora_alpha": float("nan")},
-        {"alpha_pattern": [5]}, {"alpha_pattern": {"(": 1}}, {"alpha_pattern": {"q": "x"}},
-        {"use_rslora": "no"}, {"use_dora": {}}, {"fan_in_fan_out": 5},
+        {"lora_alpha": "x"},
+        {"lora_alpha": [5]},
+        {"lora_alpha": float("nan")},
+        {"alpha_pattern": [5]},
+        {"alpha_pattern": {"(": 1}},
+        {"alpha_pattern": {"q": "x"}},
+        {"use_rslora": "no"},
+        {"use_dora": {}},
+        {"fan_in_fan_out": 5},
     ],
-)  # fmt: skip
+)
 def test_a_field_of_an_adapter_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     ((field, _),) = wrong.items()
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **wrong}))

@@ -99,10 +99,14 @@ def test_the_kernel_compiles(number: str) -> None:
     from treegen.model.linear.batch_invariant_kernels import _fixed_linear
 
     constants = {
-        "N": 256, "K": 2048, "HAS_BIAS": True,
-        "PRECISION": "tf32x3" if number == "fp32" else "tf32", "BLOCK_M": 64, "BLOCK_N": 64,
+        "N": 256,
+        "K": 2048,
+        "HAS_BIAS": True,
+        "PRECISION": "tf32x3" if number == "fp32" else "tf32",
+        "BLOCK_M": 64,
+        "BLOCK_N": 64,
         "BLOCK_K": 64,
-    }  # fmt: skip
+    }
     types = dict.fromkeys(("rows", "weight", "bias", "out"), f"*{number}") | {"num_rows": "i32"}
     source = ASTSource(_fixed_linear, types | dict.fromkeys(constants, "constexpr"), constants)
     done = compile(

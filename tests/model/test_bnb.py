@@ -115,9 +115,12 @@ def test_four_bits_are_the_librarys(kind: str, double: bool) -> None:
                 if storage != torch.uint8 and (shape[0] * shape[1]) % 8:
                     continue
                 stored, state = functional.quantize_4bit(
-                    torch.randn(shape), blocksize=block, compress_statistics=double,
-                    quant_type=kind, quant_storage=storage,
-                )  # fmt: skip
+                    torch.randn(shape),
+                    blocksize=block,
+                    compress_statistics=double,
+                    quant_type=kind,
+                    quant_storage=storage,
+                )
                 parts = {f"weight.{k}": v for k, v in state.as_dict(packed=True).items()}
                 found = dequantize_4bit({"weight": stored, **parts})
                 assert torch.equal(found, by_library(stored, state)), (block, shape)
@@ -142,9 +145,11 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
 
     save_tiny_model(tmp_path / "source", family)
     config = BitsAndBytesConfig(
-        load_in_4bit=bits == 4, load_in_8bit=bits == 8, bnb_4bit_quant_type="nf4",
+        load_in_4bit=bits == 4,
+        load_in_8bit=bits == 8,
+        bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-    )  # fmt: skip
+    )
     made = AutoModelForCausalLM.from_pretrained(
         tmp_path / "source", quantization_config=config, dtype=torch.float32, device_map="cpu"
     )

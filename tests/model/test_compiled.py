@@ -38,9 +38,13 @@ def batch_of(pools: Sequence[LayerKV], num_tokens: int, start: int) -> Batch:
     generator = torch.Generator().manual_seed(start)
     positions = torch.arange(start, start + num_tokens)
     level = Level(
-        q_start_G=ints([0]), q_stop_G=ints([num_tokens]), pages_GP=torch.arange(4)[None].int(),
-        kv_len_G=ints([start + num_tokens]), kv_start_G=ints([0]), causal=True,
-    )  # fmt: skip
+        q_start_G=ints([0]),
+        q_stop_G=ints([num_tokens]),
+        pages_GP=torch.arange(4)[None].int(),
+        kv_len_G=ints([start + num_tokens]),
+        kv_start_G=ints([0]),
+        causal=True,
+    )
     return Batch(
         tokens_T=torch.randint(3, 300, (num_tokens,), generator=generator),
         positions_T=positions,

@@ -28,12 +28,38 @@ GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=
 NARROW = 20
 FAST = ["gpt_oss", "longcat_flash", "qwen2_moe"]
 DIVIDED = [
-    *FAST, "afmoe", "aria_text", "axk1", "cohere2_moe", "deepseek_v2", "deepseek_v3", "dots1",
-    "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "granitemoe",
-    "granitemoe_swa", "granitemoeshared", "hunyuan_v1_moe", "hy_v3", "kolibri1", "laguna", "mellum",
-    "mimo_v2_flash", "minimax_m2", "mistral4", "mixtral", "olmoe", "phimoe", "qwen3_moe",
-    "solar_open", "aria_on_text", "qwen3_vl_moe_on_text",
-]  # fmt: skip
+    *FAST,
+    "afmoe",
+    "aria_text",
+    "axk1",
+    "cohere2_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "flex_olmo",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "kolibri1",
+    "laguna",
+    "mellum",
+    "mimo_v2_flash",
+    "minimax_m2",
+    "mistral4",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen3_moe",
+    "solar_open",
+    "aria_on_text",
+    "qwen3_vl_moe_on_text",
+]
 NO_PLAN, RECURRENT = "transformers has no tensor-parallel plan for them", "have recurrent layers"
 REFUSED = {
     "dbrx": NO_PLAN,
@@ -92,11 +118,20 @@ def test_two_ranks_draw_what_one_process_draws(
     "family",
     [
         "qwen3_moe",
-        *(pytest.param(name, marks=pytest.mark.soak)
-          for name in ("mixtral", "deepseek_v2", "olmoe", "granitemoe", "minimax_m2", "afmoe",
-                       "phimoe")),
+        *(
+            pytest.param(name, marks=pytest.mark.soak)
+            for name in (
+                "mixtral",
+                "deepseek_v2",
+                "olmoe",
+                "granitemoe",
+                "minimax_m2",
+                "afmoe",
+                "phimoe",
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_experts_too_narrow_to_be_cut_stay_whole(
     family: str, group: RankGroup, tmp_path: Path
 ) -> None:
@@ -105,8 +140,11 @@ def test_experts_too_narrow_to_be_cut_stay_whole(
     widths = {"moe_intermediate_size", "intermediate_size"} & own.keys() or {"intermediate_size"}
     save(tmp_path, family, **dict.fromkeys(widths, NARROW))
     llm = assert_same_draws(tmp_path, group)
-    shapes = [weight.shape for name, weight in llm.model.module.named_parameters()
-              if name.endswith("experts.gate_up_proj")]  # fmt: skip
+    shapes = [
+        weight.shape
+        for name, weight in llm.model.module.named_parameters()
+        if name.endswith("experts.gate_up_proj")
+    ]
     assert shapes and all(shape[0] == 2 and 2 * NARROW in shape for shape in shapes)
 
 

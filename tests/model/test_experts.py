@@ -135,11 +135,21 @@ def test_weighted_sums_leave_out_pairs_without_an_expert(device: str) -> None:
 
 def experts_of(family: str, **settings: Any) -> tuple[Any, Any]:
     config = AutoConfig.for_model(
-        family, vocab_size=64, hidden_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, num_experts=6, num_local_experts=6,
-        num_experts_per_tok=2, n_routed_experts=6, intermediate_size=32, moe_intermediate_size=32,
+        family,
+        vocab_size=64,
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        n_routed_experts=6,
+        intermediate_size=32,
+        moe_intermediate_size=32,
         **settings,
-    )  # fmt: skip
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
     for weight in model.parameters():
@@ -229,14 +239,29 @@ def test_the_kernel_compiles(capability: int, kind: str, rows: int, warps: int) 
     from treegen.model.linear.expert_kernels import _grouped_product
 
     constants = {
-        "N": 1024, "K": 2048, "EACH": 8, "STRIDE_N": 2048, "STRIDE_K": 1,
-        "HAS_SCALES": kind != "bf16", "HAS_BIAS": False, "PRECISION": "tf32", "ROWS": rows,
-        "BLOCK_N": 128, "BLOCK_K": 64 if kind == "bf16" else 128,
-    }  # fmt: skip
+        "N": 1024,
+        "K": 2048,
+        "EACH": 8,
+        "STRIDE_N": 2048,
+        "STRIDE_K": 1,
+        "HAS_SCALES": kind != "bf16",
+        "HAS_BIAS": False,
+        "PRECISION": "tf32",
+        "ROWS": rows,
+        "BLOCK_N": 128,
+        "BLOCK_K": 64 if kind == "bf16" else 128,
+    }
     types = {
-        "rows": f"*{kind}", "row_scales": "*fp32", "weights": f"*{kind}", "weight_scales": "*fp32",
-        "bias": "*bf16", "order": "*i32", "blocks": "*i32", "out": "*bf16", "room": "i32",
-    }  # fmt: skip
+        "rows": f"*{kind}",
+        "row_scales": "*fp32",
+        "weights": f"*{kind}",
+        "weight_scales": "*fp32",
+        "bias": "*bf16",
+        "order": "*i32",
+        "blocks": "*i32",
+        "out": "*bf16",
+        "room": "i32",
+    }
     source = ASTSource(_grouped_product, types | dict.fromkeys(constants, "constexpr"), constants)
     target = GPUTarget("cuda", capability, 32)
     done = compile(source, target=target, options={"num_warps": warps, "num_stages": 3})

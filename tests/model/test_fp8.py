@@ -118,9 +118,14 @@ def test_the_device_never_holds_more_than_the_quantised_weights(
     piece = 2**13
     monkeypatch.setattr(fp8, "_PIECE", piece)
     config = AutoConfig.for_model(
-        "llama", vocab_size=256, hidden_size=128, intermediate_size=512, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
+        "llama",
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     device, held = torch.device("meta"), _Held()
     whole = sum(p.nbytes for p in module.parameters())

@@ -37,10 +37,20 @@ def wide(rounded: Tensor, scale: Tensor) -> Tensor:
 
 def experts_of(family: str, **settings: Any) -> Any:
     config = AutoConfig.for_model(
-        family, vocab_size=64, hidden_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, num_experts=6, num_experts_per_tok=2,
-        n_routed_experts=6, intermediate_size=32, moe_intermediate_size=32, **settings,
-    )  # fmt: skip
+        family,
+        vocab_size=64,
+        hidden_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_experts=6,
+        num_experts_per_tok=2,
+        n_routed_experts=6,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        **settings,
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
     for weight in model.parameters():

@@ -49,11 +49,12 @@ GROWING = {
     "post_processor": {
         "copies": {
             "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 9, "pair": [],
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 9,
+            "pair": [],
             "special_tokens": {},
         }
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module", name="model")

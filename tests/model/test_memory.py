@@ -49,9 +49,13 @@ def test_activations_are_those_of_the_widest_layer(family: str, tmp_path: Path) 
 def test_a_pass_of_a_common_model_takes_about_a_gigabyte() -> None:
     """8B in passes of 8,192 tokens: far less than an H200 leaves, more than 15% of some cards."""
     config = LlamaConfig(
-        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=1,
-        num_attention_heads=32, num_key_value_heads=8,
-    )  # fmt: skip
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     assert 2**29 < memory.activation_bytes(module, 8192) < 2**30

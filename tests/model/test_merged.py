@@ -59,9 +59,17 @@ def test_joined_layers_may_be_called_in_any_order_and_alone() -> None:
     x, y = torch.randn(3, 8), torch.randn(3, 8)
     MergedLinears(layer, lambda: layer(x))
     for part, stock, given in (
-        (layer.v, v, x), (layer.q, q, x), (layer.k, k, y), (layer.k, k, x), (layer.q, q, y),
-        (layer.v, v, x), (layer.v, v, y), (layer.v, v, y), (layer.k, k, y), (layer.q, q, x),
-    ):  # fmt: skip
+        (layer.v, v, x),
+        (layer.q, q, x),
+        (layer.k, k, y),
+        (layer.k, k, x),
+        (layer.q, q, y),
+        (layer.v, v, x),
+        (layer.v, v, y),
+        (layer.v, v, y),
+        (layer.k, k, y),
+        (layer.q, q, x),
+    ):
         torch.testing.assert_close(part(given), stock(given), atol=1e-6, rtol=1e-5)
 
 

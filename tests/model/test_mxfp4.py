@@ -123,18 +123,31 @@ def compiled(capability: int, rows: int) -> Any:
     from treegen.model.linear import mxfp4_kernels
 
     constants = {
-        "N": 5760, "K": 2880, "EACH": 4, "HAS_BIAS": True, "ROWS": rows,
-        "BLOCK_N": mxfp4_kernels.BLOCK_N, "BLOCK_K": mxfp4_kernels.BLOCK_K,
-    }  # fmt: skip
+        "N": 5760,
+        "K": 2880,
+        "EACH": 4,
+        "HAS_BIAS": True,
+        "ROWS": rows,
+        "BLOCK_N": mxfp4_kernels.BLOCK_N,
+        "BLOCK_K": mxfp4_kernels.BLOCK_K,
+    }
     types = {
-        "halves": "*bf16", "weights": "*u8", "scales": "*u8", "bias": "*bf16", "order": "*i32",
-        "blocks": "*i32", "out": "*bf16", "room": "i32",
-    }  # fmt: skip
+        "halves": "*bf16",
+        "weights": "*u8",
+        "scales": "*u8",
+        "bias": "*bf16",
+        "order": "*i32",
+        "blocks": "*i32",
+        "out": "*bf16",
+        "room": "i32",
+    }
     aligned = {(at,): [["tt.divisibility", 16]] for at in range(7)}
     source = ASTSource(
-        mxfp4_kernels._mxfp4_product, types | dict.fromkeys(constants, "constexpr"), constants,
+        mxfp4_kernels._mxfp4_product,
+        types | dict.fromkeys(constants, "constexpr"),
+        constants,
         aligned,
-    )  # fmt: skip
+    )
     stages = mxfp4_kernels.choose_num_stages(rows, divmod(capability, 10))
     options = {"num_warps": 8, "num_stages": stages}
     return compile(source, target=GPUTarget("cuda", capability, 32), options=options)

@@ -105,8 +105,11 @@ def test_a_token_at_a_time_recurrent_layers_compute_the_same(family: str, tmp_pa
     want = run(plain)
     model.spec = replace(spec, delta=None)
     others: list[dict[str, Any]] = [
-        {}, {"max_rows": 3}, {"sharing": "off"}, {"sharing": "all", "prefill_chunk": 11},
-    ]  # fmt: skip
+        {},
+        {"max_rows": 3},
+        {"sharing": "off"},
+        {"sharing": "all", "prefill_chunk": 11},
+    ]
     for options in others:
         llm = LLM(model, tokenizer=plain.tokenizer, **{"memory": "8MiB", **options})
         # Beside what sets how a GPU computes, this is `make_reproducible`.
@@ -125,9 +128,13 @@ def test_a_pass_has_rows_to_spare_which_nothing_reads() -> None:
     )
     positions = torch.arange(3)
     batch = Batch(
-        torch.tensor([5, 6, 7]), positions, torch.arange(4, 7), torch.tensor([2]),
-        prepare_host([level], positions, CPU), [LayerKV(zeros, zeros)],
-    )  # fmt: skip
+        torch.tensor([5, 6, 7]),
+        positions,
+        torch.arange(4, 7),
+        torch.tensor([2]),
+        prepare_host([level], positions, CPU),
+        [LayerKV(zeros, zeros)],
+    )
     longer = pad_batch(batch)
     assert longer.tokens_T.tolist() == [5, 6, 7, *[0] * 61]
     assert longer.slots_T.tolist() == [4, 5, 6, *[0] * 61]
@@ -160,8 +167,11 @@ def test_parts_begin_at_blocks() -> None:
     assert plan.stored_tokens == 37 + 20 + 21 + 22  # nothing is computed twice
     short = compile_plan(
         [Request(f"{i}", trunk[: 9 + i], 4, 4, 8) for i in range(2)],
-        token_bytes=64, num_layers=1, sharing="all", align=ALIGN,
-    )  # fmt: skip
+        token_bytes=64,
+        num_layers=1,
+        sharing="all",
+        align=ALIGN,
+    )
     assert [(segment.kept, segment.reason) for segment in short.segments] == [
         (False, "no whole block")
     ] * 2

@@ -33,9 +33,16 @@ def found(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("shape", "num"),
-    [((9, 128), 8), ((1, 1), 1), ((5, 7), 7), ((0, 4), 2), ((3, 8, 32), 2), ((33, 100), 4),
-     ((6, 1024), 16)],
-)  # fmt: skip
+    [
+        ((9, 128), 8),
+        ((1, 1), 1),
+        ((5, 7), 7),
+        ((0, 4), 2),
+        ((3, 8, 32), 2),
+        ((33, 100), 4),
+        ((6, 1024), 16),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_largest_are_those_of_a_stable_sort(
     shape: tuple[int, ...], num: int, dtype: torch.dtype, device: str
@@ -61,10 +68,14 @@ def test_largest_are_those_of_a_stable_sort(
 def test_short_rows_of_a_graph_are_taken_and_no_others() -> None:
     def choose(short: Tensor, long: Tensor, whole: Tensor) -> list[Tensor]:
         return [
-            *short.topk(3), *short.unflatten(1, (4, 5)).topk(2, dim=-1, sorted=False),
-            *short.topk(17), *short.topk(2, largest=False), *short.topk(2, dim=0),
-            *long.topk(2), *whole.topk(2),
-        ]  # fmt: skip
+            *short.topk(3),
+            *short.unflatten(1, (4, 5)).topk(2, dim=-1, sorted=False),
+            *short.topk(17),
+            *short.topk(2, largest=False),
+            *short.topk(2, dim=0),
+            *long.topk(2),
+            *whole.topk(2),
+        ]
 
     given = torch.randn(6, 20), torch.randn(3, 1025), torch.randint(0, 9, (4, 5))
     module: Any = make_fx(choose, tracing_mode="fake")(*given)

@@ -26,11 +26,13 @@ COPY = "cp.async.ca.shared.global [ %own + 0 ], [ %rd1 + 0 ], 0x4, %r8;"
 COMMIT, WAIT = "cp.async.commit_group;", "cp.async.wait_group 0;"
 BLOCK, WARP = "bar.sync 0;", "bar.warp.sync -1;"
 # A product of both warps, on 8 rows of 32 bytes from the first byte on.
-MULTIPLY = "\n".join([
-    "mov.b64 %rd5, -4611686018427387904;",
-    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1}, {%f2}, %rd5, %p9, 1, 1, 0;",
-    "wgmma.commit_group.sync.aligned;",
-])  # fmt: skip
+MULTIPLY = "\n".join(
+    [
+        "mov.b64 %rd5, -4611686018427387904;",
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1}, {%f2}, %rd5, %p9, 1, 1, 0;",
+        "wgmma.commit_group.sync.aligned;",
+    ]
+)
 DONE = "wgmma.wait_group.sync.aligned 0;"
 
 

@@ -135,9 +135,13 @@ def test_two_ranks_where_samples_have_everything(
     model = group.load(partial(load_model, str(tmp_path)))
     pages = 60 * 16 * one.spec.kv_bytes_per_token
     two = LLM(
-        model, tokenizer=tiny_models.tiny_tokenizer(), memory=pages, max_rows=7, page_size=4,
+        model,
+        tokenizer=tiny_models.tiny_tokenizer(),
+        memory=pages,
+        max_rows=7,
+        page_size=4,
         run_ahead=how == "plain",
-    )  # fmt: skip
+    )
     want = one.generate(prompts, params)
     if how == "guesses":
         guessed(two, Knowing([c for each in want for c in each]))

@@ -131,8 +131,9 @@ def test_a_leader_that_is_killed_leaves_no_rank_and_its_folder_is_swept(tmp_path
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
 
     def begun() -> subprocess.Popen[str]:
-        process = subprocess.Popen([sys.executable, "-c", HOLD], env=environment, text=True,
-                                   stdout=subprocess.PIPE)  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD], env=environment, text=True, stdout=subprocess.PIPE
+        )
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
         return process
 

@@ -236,9 +236,19 @@ def test_ranks_that_are_killed_at_any_moment_leave_the_process_alive(tmp_path: P
 
 @pytest.mark.parametrize(
     "family",
-    ["gemma2", "qwen3", "mixtral", "phi3", "olmo2", "cohere2", "qwen3_moe", "deepseek_v3",
-     "gemma3_on_text", "gpt_oss"],
-)  # fmt: skip
+    [
+        "gemma2",
+        "qwen3",
+        "mixtral",
+        "phi3",
+        "olmo2",
+        "cohere2",
+        "qwen3_moe",
+        "deepseek_v3",
+        "gemma3_on_text",
+        "gpt_oss",
+    ],
+)
 def test_families(family: str, pairs: Pairs) -> None:
     one = pairs.one(family)
     logits = prefill_logits(one)
@@ -274,9 +284,12 @@ def test_reproducible_samples_depend_on_nothing_else(
 
     def run(model: Model, leaves: list[Node], **options: Any) -> dict[Any, Any]:
         llm = LLM(
-            model, tokenizer=tiny_models.tiny_tokenizer(), reproducible=True, eager=eager,
+            model,
+            tokenizer=tiny_models.tiny_tokenizer(),
+            reproducible=True,
+            eager=eager,
             **{"memory": "64MiB", **options},
-        )  # fmt: skip
+        )
         result = llm.run(Node(FEW_SHOT, children=leaves), SamplingParams(max_tokens=40, seed=5))
         assert result.usage.impl == "invariant"
         return {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in result.completions}

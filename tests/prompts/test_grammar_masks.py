@@ -17,9 +17,16 @@ pytest.importorskip("llguidance")
 VOCAB = 6_000
 EOS = 1
 PIECES = (
-    r"\w+", "[a-z ]{2,9}", "[A-Z][a-z]+", "[0-9]{1,4}", "(ab|a|abc)+", r"[^x]{0,5}", r"\s",
-    "é*", ".+",
-)  # fmt: skip
+    r"\w+",
+    "[a-z ]{2,9}",
+    "[A-Z][a-z]+",
+    "[0-9]{1,4}",
+    "(ab|a|abc)+",
+    r"[^x]{0,5}",
+    r"\s",
+    "é*",
+    ".+",
+)
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {"type": "string", "minLength": 2, "maxLength": 12},
     {"type": "string", "pattern": "^[A-Z][a-z]+( [a-z_0-9]+)*$"},

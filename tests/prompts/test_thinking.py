@@ -28,10 +28,17 @@ def thinking(tokenizer: Any, **given: Any) -> ThinkingTags:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "mistral", "unigram"])
 @pytest.mark.parametrize("prompt", ["Q: 1 + 1?", "Q: 1 + 1? <think>\n"])
-@pytest.mark.parametrize("sample", [
-    "<think>so 1 + 1</think>\n\nIt is 2.", "one more</think>It is 2.", "It is 2.",
-    "<think>and so on and on", "</think>2", "<think></think></think>",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "<think>so 1 + 1</think>\n\nIt is 2.",
+        "one more</think>It is 2.",
+        "It is 2.",
+        "<think>and so on and on",
+        "</think>2",
+        "<think></think></think>",
+    ],
+)
 def test_tags_that_are_spelled_by_many_tokens(name: str, prompt: str, sample: str) -> None:
     """The split is where the text has the tag, whatever tokens spell it."""
     tokenizer = trained(name)
@@ -69,9 +76,12 @@ def test_tags_may_end_in_space() -> None:
     tags = thinking_of(SamplingParams(reasoning_tags=("<think>\n", "\n</think>\n")), tokenizer)
     assert tags is not None
     for prompt, opens, closes in (
-        ("Q<think>\n", True, False), ("Q<think>\n\n ", True, False), ("Q<think>", False, False),
-        ("a\n</think>\n\n", False, True), ("\n</think>", False, False),
-    ):  # fmt: skip
+        ("Q<think>\n", True, False),
+        ("Q<think>\n\n ", True, False),
+        ("Q<think>", False, False),
+        ("a\n</think>\n\n", False, True),
+        ("\n</think>", False, False),
+    ):
         ids = tokenizer(prompt)["input_ids"]
         assert (tags.opens(ids), tags.closes(ids)) == (opens, closes), prompt
 
@@ -128,14 +138,22 @@ MISTRAL = "{% if reasoning_effort is not defined %}{% set reasoning_effort = 'no
 SET = "{% set thinking = messages %}{{ thinking }}"
 
 
-@pytest.mark.parametrize(("template", "asked", "want"), [
-    (QWEN, "on", {"enable_thinking": True}), (QWEN, "off", {"enable_thinking": False}),
-    (GRANITE, "off", {"thinking": False}), (OSS, "on", {"reasoning_effort": "medium"}),
-    (OSS, "low", {"reasoning_effort": "low"}), (MISTRAL, "off", {"reasoning_effort": "none"}),
-    (MISTRAL, "on", {"reasoning_effort": "high"}), (SET, "auto", {}),
-    (OSS, "off", "reasoning 'off' needs .* reasoning_effort only"),
-    (QWEN, "high", "has enable_thinking only"), (SET, "on", "it has none of these"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "asked", "want"),
+    [
+        (QWEN, "on", {"enable_thinking": True}),
+        (QWEN, "off", {"enable_thinking": False}),
+        (GRANITE, "off", {"thinking": False}),
+        (OSS, "on", {"reasoning_effort": "medium"}),
+        (OSS, "low", {"reasoning_effort": "low"}),
+        (MISTRAL, "off", {"reasoning_effort": "none"}),
+        (MISTRAL, "on", {"reasoning_effort": "high"}),
+        (SET, "auto", {}),
+        (OSS, "off", "reasoning 'off' needs .* reasoning_effort only"),
+        (QWEN, "high", "has enable_thinking only"),
+        (SET, "on", "it has none of these"),
+    ],
+)
 def test_thinking_is_switched_as_the_template_knows_it(
     template: str, asked: str, want: Any
 ) -> None:

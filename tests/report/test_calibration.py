@@ -26,9 +26,12 @@ from treegen.report.plots.runs import run_plots
 from treegen.report.view import ProblemView, RunView, Sample
 
 _PICTURES = {
-    "probability_accuracy", "share_accuracy", "difficulty_votes", "tokens_accuracy",
+    "probability_accuracy",
+    "share_accuracy",
+    "difficulty_votes",
+    "tokens_accuracy",
     "lengths_by_verdict",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +100,15 @@ def test_the_mean_probability_of_tokens_is_what_counts(run: RunView) -> None:
 def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> None:
     # In a, two of two pairs; in b, one pair of two and a tie; c has no pair.
     samples = [
-        ("a", "1", True, -1.0, 1), ("a", "2", False, -2.0, 1), ("a", "3", False, -3.0, 1),
-        ("b", "1", True, -2.0, 1), ("b", "2", False, -2.0, 1), ("b", "3", False, -1.0, 1),
-        ("c", "1", True, -9.0, 1), ("c", "1", True, None, 1),
-    ]  # fmt: skip
+        ("a", "1", True, -1.0, 1),
+        ("a", "2", False, -2.0, 1),
+        ("a", "3", False, -3.0, 1),
+        ("b", "1", True, -2.0, 1),
+        ("b", "2", False, -2.0, 1),
+        ("b", "3", False, -1.0, 1),
+        ("c", "1", True, -9.0, 1),
+        ("c", "1", True, None, 1),
+    ]
     found = compute_within_problem_auc(with_samples(run, samples), "numeric")
     assert found is not None and found.num_problems == 2
     assert found.value == pytest.approx((1.0 + 0.25) / 2)
@@ -139,7 +147,9 @@ def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
     few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
     assert not _PICTURES & {plot.name for plot in run_plots(few)}
     always = make_run(
-        tmp_path / "right", num_problems=8, num_samples=4,
+        tmp_path / "right",
+        num_problems=8,
+        num_samples=4,
         draw=lambda rng, number, index: f"The answer is {number}.",
-    )  # fmt: skip
+    )
     assert not _PICTURES & {plot.name for plot in run_plots(load_run(always))}

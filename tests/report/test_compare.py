@@ -178,8 +178,10 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     found = done.document
     assert [row["metric"] for row in found["differences"][:3]] == ["accuracy", "maj@8", "pass@8"]
     assert {row["filter"] for row in found["differences"]} == {
-        "numeric", "strict-match", "flexible-extract",
-    }  # fmt: skip
+        "numeric",
+        "strict-match",
+        "flexible-extract",
+    }
     first, votes, passed = found["differences"][:3]
     reports = [load_run(path).report for path in (a, b)]
     assert reports[0] is not None and reports[1] is not None

@@ -315,9 +315,11 @@ def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", num_problems=2)
     tree = "the tree of problem 'p0' cannot be read"
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"parent_id": None}, tree), ({"parent_id": 20}, tree), ({"id": 2}, tree),
+        ({"parent_id": None}, tree),
+        ({"parent_id": 20}, tree),
+        ({"id": 2}, tree),
         ({"parent_id": "0"}, "damaged line (parent_id"),
-    ]  # fmt: skip
+    ]
     for change, told in cases:
         (record,) = make_trees(run, num_trees=1)
         record["nodes"][3].update(change)

@@ -43,12 +43,19 @@ def appending(run: Path) -> Iterator[Callable[[str, int], None]]:
         def append(problem: str, index: int) -> None:
             held.append(
                 {
-                    "problem_id": problem, "sample_index": index, "seed": 0, "num_tokens": 5,
-                    "text": f"The answer is {problem[1:]}.", "logprob": -1.0, "stop": None,
-                    "finish_reason": "stop", "prompt_hash": "0", "prompt_tokens": 700,
+                    "problem_id": problem,
+                    "sample_index": index,
+                    "seed": 0,
+                    "num_tokens": 5,
+                    "text": f"The answer is {problem[1:]}.",
+                    "logprob": -1.0,
+                    "stop": None,
+                    "finish_reason": "stop",
+                    "prompt_hash": "0",
+                    "prompt_tokens": 700,
                     "time": "2026-01-01T00:00:00.000+00:00",
                 }
-            )  # fmt: skip
+            )
 
         yield append
 
@@ -91,10 +98,15 @@ def test_only_requests_for_this_server_are_answered(run: Path) -> None:
         assert headers["Cache-Control"] == "no-store"
         # A name that leads to this address is not this server's, nor is a request of two minds.
         for hosts in (
-            ("evil.example",), (f"evil.example:{port}",), (f"127.0.0.1.evil.example:{port}",),
-            ("127.0.0.1",), (f"127.0.0.1:{port + 1}",), (), ("",),
+            ("evil.example",),
+            (f"evil.example:{port}",),
+            (f"127.0.0.1.evil.example:{port}",),
+            ("127.0.0.1",),
+            (f"127.0.0.1:{port + 1}",),
+            (),
+            ("",),
             (f"localhost:{port}", "evil.example"),
-        ):  # fmt: skip
+        ):
             for path in ("/", "/version"):
                 status, text, _ = ask(port, path, hosts)
                 assert status == 403 and "<" not in text, hosts

@@ -143,8 +143,10 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     run = load_run(page_path.parent)
     shares = vote_shares(run.verdicts("numeric"))
     page = (opened := visit(page_path)).page
-    figures = [page.locator(f"figure[data-plot={name}]") for name in
-               ("votes", "share_accuracy", "difficulty_votes", "tokens_accuracy")]  # fmt: skip
+    figures = [
+        page.locator(f"figure[data-plot={name}]")
+        for name in ("votes", "share_accuracy", "difficulty_votes", "tokens_accuracy")
+    ]
     assert all(figure.locator("a.spot").count() == 1 for figure in figures)
     link = figures[0].locator("a.spot")
     link.focus()
@@ -206,9 +208,11 @@ def test_the_answer_is_marked_where_it_is_given(tmp_path: Path, visit: Open) -> 
         "p2": (" 3 5 and 15, then 5", "5", " 3 5 and 15, then "),
     }
     run = make_run(
-        tmp_path / "run", num_problems=3, num_samples=1,
+        tmp_path / "run",
+        num_problems=3,
+        num_samples=1,
         draw=lambda rng, number, index: texts[f"p{number}"][0],
-    )  # fmt: skip
+    )
     write_page([load_run(run)], run / "report.html", plots=False)
     page = (opened := visit(run / "report.html")).page
     for name, (text, marked, before) in texts.items():
@@ -329,8 +333,10 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
     opened.wait(lambda: page.locator(".searches .picture").count() == 1)
-    for label, suffix, wanted in (("Graphviz", "dot", to_dot(tree)),
-                                  ("Mermaid", "mmd", to_mermaid(tree))):  # fmt: skip
+    for label, suffix, wanted in (
+        ("Graphviz", "dot", to_dot(tree)),
+        ("Mermaid", "mmd", to_mermaid(tree)),
+    ):
         name, text = file_of(page, page.get_by_role("button", name=label).click)
         assert name == f"run-p0.{suffix}" and text == wanted
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
@@ -345,9 +351,18 @@ def test_a_big_tree_is_folded_at_first(tmp_path: Path, visit: Open) -> None:
     fields = {"text": "more", "leaf": True, "pruned": False, "score": None}
     record["nodes"] = [
         {**record["nodes"][0], "leaf": False},
-        *({**node, **fields, "id": i, "parent_id": (i - 1) // 9, "leaf": i > 222, "score": i / 2000}
-          for i in range(1, 2000)),
-    ]  # fmt: skip
+        *(
+            {
+                **node,
+                **fields,
+                "id": i,
+                "parent_id": (i - 1) // 9,
+                "leaf": i > 222,
+                "score": i / 2000,
+            }
+            for i in range(1, 2000)
+        ),
+    ]
     record["best"] = 1999
     (run / "trees.jsonl").write_bytes(encode_record(record))
     write_page([load_run(run)], run / "report.html", plots=False)
@@ -371,9 +386,18 @@ def test_labels_of_a_tree_stand_apart_from_its_top_on(tmp_path: Path, visit: Ope
     parents += range(9, 1 + len(parents))
     record["nodes"] = [
         {**root, "leaf": False},
-        *({**node, **fields, "id": i, "parent_id": parent, "depth": 1 + (i > 8) + (i > 24),
-           "leaf": i not in parents} for i, parent in enumerate(parents, 1)),
-    ]  # fmt: skip
+        *(
+            {
+                **node,
+                **fields,
+                "id": i,
+                "parent_id": parent,
+                "depth": 1 + (i > 8) + (i > 24),
+                "leaf": i not in parents,
+            }
+            for i, parent in enumerate(parents, 1)
+        ),
+    ]
     record["best"] = 1
     (run / "trees.jsonl").write_bytes(encode_record(record))
     write_page([load_run(run)], run / "report.html", plots=False)
@@ -477,10 +501,13 @@ def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: O
     runs = []
     for seed in range(2):
         run = make_run(
-            tmp_path / f"<b>{seed}</b>", num_problems=len(HOSTILE), num_samples=2, seed=seed,
+            tmp_path / f"<b>{seed}</b>",
+            num_problems=len(HOSTILE),
+            num_samples=2,
+            seed=seed,
             draw=lambda rng, number, index: f"{HOSTILE[number]} is {number}",
             questions=HOSTILE[:6],
-        )  # fmt: skip
+        )
         record = make_trees(run, num_trees=1)[0]
         for node, text in zip(record["nodes"], HOSTILE * 3, strict=False):
             node |= {

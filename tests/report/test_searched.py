@@ -82,8 +82,9 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunVie
     def like(run: RunView, arguments: dict[str, Any], budget: int, seed: int = 0) -> RunView:
         identity = {
             "search": {"method": "ab-mcts", "width": 3, "arguments": arguments},
-            "budget": {"tokens": budget}, "draw": {"seed": seed, "top_p": 1},
-        }  # fmt: skip
+            "budget": {"tokens": budget},
+            "draw": {"seed": seed, "top_p": 1},
+        }
         return replace(run, info=replace(run.info, identity=identity))
 
     m, a = {"rule": "m", "batch": 4}, {"rule": "a", "batch": 4}
@@ -100,9 +101,16 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunVie
 def test_hostile_text_stays_in_its_label() -> None:
     def node(id: int, parent: int | None, text: str) -> dict[str, Any]:
         return {
-            "id": id, "parent_id": parent, "text": text, "score": 0.5, "n_tokens": 3,
-            "logprob": -1.0, "leaf": parent is not None, "pruned": id == 2, "finish_reason": "stop",
-        }  # fmt: skip
+            "id": id,
+            "parent_id": parent,
+            "text": text,
+            "score": 0.5,
+            "n_tokens": 3,
+            "logprob": -1.0,
+            "leaf": parent is not None,
+            "pruned": id == 2,
+            "finish_reason": "stop",
+        }
 
     texts = [*HOSTILE[:-1], 'a "quoted" \\" one\n]; x', "end\nsubgraph %%{init}%%", ""]
     nodes = [node(0, None, "root"), *(node(i, 0, text) for i, text in enumerate(texts, 1))]
@@ -111,9 +119,12 @@ def test_hostile_text_stays_in_its_label() -> None:
     dot = to_dot(found).splitlines()
     assert dot[0] == r'digraph "p\"0\\" {' and dot[-1] == "}"
     for line in dot[3:-1]:
-        assert re.fullmatch(rf"  n\d+(?: -> n\d+)?(?: \[[^\"]*(?:label={label})?[^\"]*\])?;|"
-                            rf"  n\d+ \[label={label}(?:, style=\"rounded,dashed\")?"
-                            r"(?:, penwidth=3)?\];", line), line  # fmt: skip
+        assert re.fullmatch(
+            rf"  n\d+(?: -> n\d+)?(?: \[[^\"]*(?:label={label})?[^\"]*\])?;|"
+            rf"  n\d+ \[label={label}(?:, style=\"rounded,dashed\")?"
+            r"(?:, penwidth=3)?\];",
+            line,
+        ), line
     mermaid = to_mermaid(found).splitlines()
     assert mermaid[0] == "flowchart LR" and "  class n2 pruned" in mermaid
     for line in mermaid[1 : 1 + len(nodes)]:

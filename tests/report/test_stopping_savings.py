@@ -34,9 +34,13 @@ def stopped(whole: Path) -> Path:
         answers = [verdict.answer for verdict in mine]
         ends.append(next((e for e in range(4, N, 4) if is_decided(answers[:e], 0.95)), N))
     return make_run(
-        whole.parent / "stopped", num_problems=10, num_samples=N, done=ends,
-        stop_when="decided:0.95", stop_batch=4,
-    )  # fmt: skip
+        whole.parent / "stopped",
+        num_problems=10,
+        num_samples=N,
+        done=ends,
+        stop_when="decided:0.95",
+        stop_batch=4,
+    )
 
 
 def test_a_stopped_run_is_whole_and_compared_by_its_votes(whole: Path, stopped: Path) -> None:
@@ -76,8 +80,9 @@ def test_savings_of_all_problems_and_of_hard_ones(whole: Path, stopped: Path) ->
         assert last.less == 0 and last.saved == pytest.approx(0) and last.samples == N
         tokens = [rule.tokens for rule in group.rules]
         assert tokens == sorted(tokens)  # the surer one wants to be, the more is drawn
-        assert all(0 <= rule.saved < 1 and rule.low <= rule.less <= rule.high
-                   for rule in group.rules)  # fmt: skip
+        assert all(
+            0 <= rule.saved < 1 and rule.low <= rule.less <= rule.high for rule in group.rules
+        )
     with pytest.raises(InputError, match="stopped by itself"):
         get_replay_problems(load_run(stopped), "numeric")
 

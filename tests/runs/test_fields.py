@@ -8,10 +8,35 @@ import pytest
 from treegen.runs.fields import RECORD, check_record, check_types
 
 _VALUES: list[Any] = [
-    "text", None, True, False, 0, 7, -3, 2**64 - 1, 2**64, -(2**64), 1 - 2**64, 10**40, 0.5, -1.0,
-    [], {}, [1], [0.5], ["a"], [True], [2**64], {"a": 1}, {"a": "b"}, {"a": 2**70}, [{}],
-    [{"id": 1}], [{"id": "1"}], [{"id": 2**64}],
-]  # fmt: skip
+    "text",
+    None,
+    True,
+    False,
+    0,
+    7,
+    -3,
+    2**64 - 1,
+    2**64,
+    -(2**64),
+    1 - 2**64,
+    10**40,
+    0.5,
+    -1.0,
+    [],
+    {},
+    [1],
+    [0.5],
+    ["a"],
+    [True],
+    [2**64],
+    {"a": 1},
+    {"a": "b"},
+    {"a": 2**70},
+    [{}],
+    [{"id": 1}],
+    [{"id": "1"}],
+    [{"id": 2**64}],
+]
 
 
 def _told(check: Any, *given: Any) -> str | None:

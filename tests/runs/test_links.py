@@ -80,9 +80,7 @@ def test_records_are_not_mended_through_a_link(run: Path, mine: Path) -> None:
 def test_commands_that_append_follow_no_link(
     treegen: Command, tiny: Path, tmp_path: Path, mine: Path, command: list[str], of: str
 ) -> None:
-    run = make_run(
-        tmp_path / "run", num_problems=2, num_samples=2, checkpoint=tiny, done=[2, 1]
-    )  # fmt: skip
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=2, checkpoint=tiny, done=[2, 1])
     first, *rest = command
     words = {
         "usc": [first, run],

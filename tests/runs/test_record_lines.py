@@ -52,7 +52,7 @@ CRAFTED = [
     [GOOD[0], GOOD[1].removesuffix(b"\n")],
     [GOOD[0], b"\n", GOOD[1]],
     [line_of(f'{{"problem_id":"p","sample_index":1,"text":{"[" * 9000}{"]" * 9000}}}'), GOOD[0]],
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", range(len(CRAFTED)))

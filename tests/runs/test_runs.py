@@ -1086,9 +1086,17 @@ def test_a_file_system_without_locks_is_told_of_and_left_clean(
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("text", ["a"]), ("num_tokens", "3"), ("logprob", {}), ("usage", {"calls": "a"}),
-     ("nodes", [3]), ("solved", 1), ("votes", []), ("choice_logprobs", ["a"])],
-)  # fmt: skip
+    [
+        ("text", ["a"]),
+        ("num_tokens", "3"),
+        ("logprob", {}),
+        ("usage", {"calls": "a"}),
+        ("nodes", [3]),
+        ("solved", 1),
+        ("votes", []),
+        ("choice_logprobs", ["a"]),
+    ],
+)
 def test_a_record_of_wrong_types_is_told_of_by_its_line(
     tmp_path: Path, field: str, value: object
 ) -> None:
@@ -1136,9 +1144,14 @@ def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Pat
 )
 def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) -> None:
     info = {
-        "schema": SCHEMA, "fingerprint": "", "created": "", "problem_ids": ["a"], "planned": 1,
-        "versions": {}, "settings": {"identity": {}, "free": {}},
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "fingerprint": "",
+        "created": "",
+        "problem_ids": ["a"],
+        "planned": 1,
+        "versions": {},
+        "settings": {"identity": {}, "free": {}},
+    }
     resumes: list[object] = [{"time": "", "free": change, "versions": {}}]
     for damaged in (
         info | {"resumes": resumes},

@@ -16,7 +16,7 @@ from fakes import (
     sample_alone,
     scheduler_of,
     stopping_of,
-)  # fmt: skip
+)
 from live_search import spec_of
 
 from treegen.common.outputs import Completion, Score
@@ -45,9 +45,14 @@ def run_of(
 ) -> LiveRun:
     plan = compile_plan([], token_bytes=64, num_layers=1, sharing=sharing)
     scheduler = scheduler_of(
-        plan, model, model.new_cache(num_pages, 4), SamplingParams(), max_rows=max_rows,
-        prefill_chunk=prefill_chunk, run_ahead=run_ahead,
-    )  # fmt: skip
+        plan,
+        model,
+        model.new_cache(num_pages, 4),
+        SamplingParams(),
+        max_rows=max_rows,
+        prefill_chunk=prefill_chunk,
+        run_ahead=run_ahead,
+    )
     return LiveRun(
         scheduler, spec_of(model), stopping_of=lambda params: stopping_of(params, model.vocab_size)
     )
@@ -82,9 +87,11 @@ def prompt_of(draw: random.Random) -> list[int]:
 def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
     draw, model = random.Random(seed), HistoryModel()
     run = run_of(
-        model, num_pages=draw.choice([14, 30, 200]), sharing=draw.choice(["all", "auto", "off"]),
+        model,
+        num_pages=draw.choice([14, 30, 200]),
+        sharing=draw.choice(["all", "auto", "off"]),
         run_ahead=draw.choice([False, True]),
-    )  # fmt: skip
+    )
     drawn_before: Counter[tuple[int, ...]] = Counter()
     wanted: dict[int, tuple[list[int], SamplingParams, int]] = {}
     told: dict[tuple[int, int], list[int]] = {}

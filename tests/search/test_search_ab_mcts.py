@@ -161,8 +161,14 @@ class SlowNode:
 class SlowSearch:
     """One node after another, as the paper says it; batches of one."""
 
-    def __init__(self, rule: str, make: dict[str, Callable[[str, int], str | None]],
-                 worth: Callable[[str], float], depth: int, seed: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        rule: str,
+        make: dict[str, Callable[[str, int], str | None]],
+        worth: Callable[[str], float],
+        depth: int,
+        seed: int,
+    ) -> None:
         self.rule, self.make, self.worth, self.depth = rule, make, worth, depth
         self.rng = random.Random(seed)
         self.root = SlowNode("")
@@ -231,8 +237,9 @@ def sampler(salt: object) -> Callable[[str, int], str | None]:
     return make
 
 
-def step_of(make: Callable[[str, int], str | None], counts: dict[str, int], log: list[str],
-            name: str = "") -> Step:  # fmt: skip
+def step_of(
+    make: Callable[[str, int], str | None], counts: dict[str, int], log: list[str], name: str = ""
+) -> Step:
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
         made = []
         for _ in range(n):
@@ -275,10 +282,14 @@ def test_nodes_are_generated_where_the_rules_say(
     async def search(root: SearchNode) -> SearchOutcome:
         steps = {name: step_of(make[name], counts, log, name) for name in arms}
         return await ab_mcts(
-            root, steps if len(arms) > 1 else steps[""],
-            by_function(lambda node: worth(node.path_text)), at_length(4), iterations=num,
-            rule=rule, observed=observed,
-        )  # fmt: skip
+            root,
+            steps if len(arms) > 1 else steps[""],
+            by_function(lambda node: worth(node.path_text)),
+            at_length(4),
+            iterations=num,
+            rule=rule,
+            observed=observed,
+        )
 
     found = find(search)
     assert log == slow.log
@@ -355,5 +366,8 @@ def test_solutions_may_be_refined() -> None:
 
 def test_unknown_rules_are_refused() -> None:
     with pytest.raises(InputError, match="rule must be one of m, a, a-beta, got 'b'"):
-        find(lambda root: ab_mcts(root, {}, by_function(lambda _: 0), at_length(1), iterations=1,
-                                  rule="b"))  # type: ignore[arg-type]  # fmt: skip
+        find(
+            lambda root: ab_mcts(
+                root, {}, by_function(lambda _: 0), at_length(1), iterations=1, rule="b"
+            )
+        )  # type: ignore[arg-type]

@@ -251,8 +251,7 @@ def test_a_failure_keeps_its_exception_and_traceback_but_not_the_model() -> None
 
 def failing() -> None:
     def divided(x: int) -> float:
-        return (x + 1) / (x *
-            0)  # fmt: skip
+        return (x + 1) / (x * 0)
 
     try:
         [divided(i) for i in range(3)]

@@ -113,10 +113,14 @@ class SlowTree:
 RULES = [
     {"virtual": virtual, "reward": reward, "backup": backup}
     for virtual, reward, backup in [
-        ("loss", "leaf", "mean"), ("visit", "leaf", "mean"), ("loss", "mean", "max"),
-        ("loss", "sum", "mean"), ("visit", "product", "max"), ("loss", "min", "mean"),
+        ("loss", "leaf", "mean"),
+        ("visit", "leaf", "mean"),
+        ("loss", "mean", "max"),
+        ("loss", "sum", "mean"),
+        ("visit", "product", "max"),
+        ("loss", "min", "mean"),
     ]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("priors", [False, True])
@@ -142,10 +146,17 @@ def test_visits_are_those_of_the_formulas(rules: Any, batch: int, priors: bool) 
 
     async def search(root: SearchNode) -> SearchOutcome:
         return await mcts(
-            root, moves("abc"), evaluate, at_length(4), iterations=70, c=0.9, batch=batch,
-            rules=chosen, priors=by_function(lambda n: prior(n.path_text)) if priors else None,
+            root,
+            moves("abc"),
+            evaluate,
+            at_length(4),
+            iterations=70,
+            c=0.9,
+            batch=batch,
+            rules=chosen,
+            priors=by_function(lambda n: prior(n.path_text)) if priors else None,
             arms=arms,
-        )  # fmt: skip
+        )
 
     find(search)
     visits = {node.path_text: arm.visits for node, arm in arms.items()}
@@ -172,9 +183,15 @@ def test_output_rules() -> None:
 
         async def search(root: SearchNode) -> SearchOutcome:
             return await mcts(
-                root, moves("abc"), table(values), at_length(2), iterations=23, c=0.4,
-                rules=MCTSRules(output=output, **more), arms=arms,
-            )  # fmt: skip
+                root,
+                moves("abc"),
+                table(values),
+                at_length(2),
+                iterations=23,
+                c=0.4,
+                rules=MCTSRules(output=output, **more),
+                arms=arms,
+            )
 
         found = find(search)
         assert found.best is not None and found.best is found.candidates[0]

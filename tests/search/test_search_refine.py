@@ -180,9 +180,17 @@ def test_lats_plays_and_learns_as_its_paper_says(salt: int, depth: int) -> None:
 
     async def search(root: SearchNode) -> SearchOutcome:
         return await lats(
-            root, propose, evaluate, at_length(depth), reward, reflect, iterations=12,
-            depth=depth, c=0.7, num_lessons=2,
-        )  # fmt: skip
+            root,
+            propose,
+            evaluate,
+            at_length(depth),
+            reward,
+            reflect,
+            iterations=12,
+            depth=depth,
+            c=0.7,
+            num_lessons=2,
+        )
 
     found = find(search)
     assert log == slow.log
@@ -232,9 +240,13 @@ def test_mutual_checking_ranks_as_its_paper_says(salt: int, checks: int) -> None
 
     async def search(root: SearchNode) -> SearchOutcome:
         found = await beam(
-            root, propose, by_function(lambda node: value(node.path_text)), at_length(5),
-            width=12, depth=5,
-        )  # fmt: skip
+            root,
+            propose,
+            by_function(lambda node: value(node.path_text)),
+            at_length(5),
+            width=12,
+            depth=5,
+        )
         before.extend(texts(found.candidates))
         complete = completing(salt, 5, log)
         return await mutual(found, lambda node: answer_of(node.path_text), complete, checks=checks)

@@ -40,10 +40,16 @@ def save(
     length: int = 64,
 ) -> Any:
     config = LlamaConfig(
-        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=length,
-        num_labels=num_labels, pad_token_id=2 if pad else None,
-    )  # fmt: skip
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=length,
+        num_labels=num_labels,
+        pad_token_id=2 if pad else None,
+    )
     model = kind(config)
     spread_weights(model, random.randrange(1000))
     model.save_pretrained(folder)

@@ -92,9 +92,14 @@ def test_any_tree_gives_the_samples_of_its_texts(
 ) -> None:
     model = HistoryModel(eos_bias=1.0)
     backend = backend_of(
-        model, num_pages=num_pages * 4 // page_size + 20, page_size=page_size, max_rows=max_rows,
-        sharing=sharing, prefill_chunk=prefill_chunk, run_ahead=run_ahead,
-    )  # fmt: skip
+        model,
+        num_pages=num_pages * 4 // page_size + 20,
+        page_size=page_size,
+        max_rows=max_rows,
+        sharing=sharing,
+        prefill_chunk=prefill_chunk,
+        run_ahead=run_ahead,
+    )
     session = Session(backend, PARAMS)
     shared = data.draw(letters) * 3
     nodes = [session.root(shared + data.draw(letters))]
@@ -482,9 +487,11 @@ def test_a_deep_path_is_refused_before_it_fills_the_memory() -> None:
     assert node.parent is not None
     parent = node.parent
     check_children(
-        model, parent, session.sample({parent: 1}, max_tokens=3)[parent],
+        model,
+        parent,
+        session.sample({parent: 1}, max_tokens=3)[parent],
         replace(PARAMS, max_tokens=3),
-    )  # fmt: skip
+    )
     assert root.is_live
 
 
@@ -717,10 +724,14 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
     """Roots, questions and given text of shared starts, before and while calls are under way."""
     model = HistoryModel(eos_bias=1.0)
     backend = backend_of(
-        model, page_size=page_size, sharing=sharing, num_pages=num_pages * 4 // page_size + 20,
-        max_rows=data.draw(st.integers(1, 12)), run_ahead=run_ahead,
+        model,
+        page_size=page_size,
+        sharing=sharing,
+        num_pages=num_pages * 4 // page_size + 20,
+        max_rows=data.draw(st.integers(1, 12)),
+        run_ahead=run_ahead,
         prefill_chunk=data.draw(st.sampled_from([5, 64])),
-    )  # fmt: skip
+    )
     session = Session(backend, PARAMS)
     texts = ["acdefgh" * 4]
     nodes: list[SearchNode] = []

@@ -118,8 +118,14 @@ def test_parents_without_a_way_on_are_given_up() -> None:
     )
     states = {node.path_text: node.pruned for node in search.nodes()}
     assert states == {
-        "": False, "a": True, "aa": True, "ab": True, "b": False, "ba": False, "bb": False,
-    }  # fmt: skip
+        "": False,
+        "a": True,
+        "aa": True,
+        "ab": True,
+        "b": False,
+        "ba": False,
+        "bb": False,
+    }
     assert len(backend.live) == 4
 
 
@@ -228,8 +234,14 @@ def test_dfs_frees_what_it_backs_out_of() -> None:
         ),
     )
     assert {node.path_text for node in search.nodes() if node.pruned} == {
-        "a", "aa", "ab", "aaa", "aab", "aba", "abb",
-    }  # fmt: skip
+        "a",
+        "aa",
+        "ab",
+        "aaa",
+        "aab",
+        "aba",
+        "abb",
+    }
     live = {node.path_text for node in search.nodes() if node._context in backend.live}
     assert live == {"", "b", "ba", "bb"}
 

@@ -20,9 +20,17 @@ from treegen.search.tree.records import NodeRecord, SearchTree, round_value
 from treegen.search.tree.result import SearchOutcome, SearchResult
 
 FIELDS = [
-    "id", "parent_id", "depth", "text", "score", "logprob", "n_tokens", "leaf", "pruned",
+    "id",
+    "parent_id",
+    "depth",
+    "text",
+    "score",
+    "logprob",
+    "n_tokens",
+    "leaf",
+    "pruned",
     "finish_reason",
-]  # fmt: skip
+]
 
 
 async def grow(root: SearchNode) -> SearchOutcome:

@@ -91,8 +91,10 @@ def test_problems_without_tests_are_left_out_and_told(tmp_path: Path) -> None:
     data = APPS().load(TaskOptions(data=str(write_jsonl(tmp_path / "a.jsonl", rows))))
     assert [p.id for p in data.problems] == ["0000"]
     assert [(s.line, s.reason) for s in data.skipped] == [
-        (2, "it has no tests"), (3, "it has no tests"), (4, "question is empty"),
-    ]  # fmt: skip
+        (2, "it has no tests"),
+        (3, "it has no tests"),
+        (4, "question is empty"),
+    ]
     write_folder(tmp_path / "test", 7, input_output="")
     with pytest.raises(DataError, match=r"no usable problem.*0007.*no tests"):
         load_rows(str(tmp_path), None)
@@ -222,7 +224,7 @@ def rejected(judge: SandboxPool, loaded: LoadedRows) -> list[tuple[str, str, str
         for name, comparer in COMPARERS.items()
         for cases in [r.suite.cases(comparer)]
         for source in r.solutions
-    ]  # fmt: skip
+    ]
     assert len(jobs) >= 2 * len(loaded.rows)
     results = [(problem, name, future.result().verdict) for problem, name, future in jobs]
     return [result for result in results if result[2] != "accepted"]

@@ -34,7 +34,7 @@ KINDS = {
     "print('x' * 10 ** 7)": ("output_limit", "OOO"),
     " \n": ("no_program", ""),
     "print(np.sum([int(x) for x in input().split()]))\nreturn": ("accepted", "AAA"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

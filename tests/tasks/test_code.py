@@ -83,10 +83,15 @@ def test_humaneval_is_asked_as_published() -> None:
 def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     """The words are those of the paper, and of lm-eval's mbpp."""
     rows: list[Any] = [
-        {"task_id": n, "text": f"Do {n}.", "code": f"def f():\r\n  return {n}",
-         "test_list": [f"assert f() == {n}", "assert f", "assert 1"], "test_setup_code": ""}
+        {
+            "task_id": n,
+            "text": f"Do {n}.",
+            "code": f"def f():\r\n  return {n}",
+            "test_list": [f"assert f() == {n}", "assert f", "assert 1"],
+            "test_setup_code": "",
+        }
         for n in (1, 2, 3, 4, 11, 511)
-    ]  # fmt: skip
+    ]
 
     def asked(n: int) -> str:
         return (
@@ -100,8 +105,13 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     assert prompts(MBPP(), TaskOptions(data=str(tmp_path), num_fewshot=0)) == [asked(11)]
     (other,) = MBPP().load(TaskOptions(data=path, split="validation")).problems
     assert other.id == "MBPP/511"
-    sanitized = {"task_id": 12, "prompt": "Do.", "code": "x = 1", "test_imports": ["import math"],
-                 "test_list": ["assert x == 1"]}  # fmt: skip
+    sanitized = {
+        "task_id": 12,
+        "prompt": "Do.",
+        "code": "x = 1",
+        "test_imports": ["import math"],
+        "test_list": ["assert x == 1"],
+    }
     (tmp_path / "sanitized-mbpp.json").write_text(json.dumps([sanitized]))
     task = MBPP()
     task.load(TaskOptions(data=str(tmp_path), num_fewshot=0, extra={"set": "sanitized"}))
@@ -248,8 +258,27 @@ def by_the_book(output: str, expected: str) -> bool:
 
 def test_livecodebench_compares_lines_as_published() -> None:
     rng = random.Random(0)
-    parts = ["1", "1.0", "01", "-0", "0", "1e0", "a", " ", "  ", "\n", "\n\n", "\t", "nan", "inf",
-             "50000000000000001", "50000000000000000", "sNaN", "YES", "1_0"]  # fmt: skip
+    parts = [
+        "1",
+        "1.0",
+        "01",
+        "-0",
+        "0",
+        "1e0",
+        "a",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "nan",
+        "inf",
+        "50000000000000001",
+        "50000000000000000",
+        "sNaN",
+        "YES",
+        "1_0",
+    ]
     right = 0
     for _ in range(5000):
         wanted = [rng.choice(parts) for _ in range(rng.randint(0, 6))]
@@ -395,9 +424,15 @@ def test_evalplus_has_a_verdict_for_each_part() -> None:
 
 
 def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
-    row = {"task_id": "Mbpp/1", "prompt": '""" f """\n', "entry_point": "f", "atol": 0,
-           "canonical_solution": "def f(x):\n    return 1 / x\n", "base_input": [[1]],
-           "plus_input": [[0]]}  # fmt: skip
+    row = {
+        "task_id": "Mbpp/1",
+        "prompt": '""" f """\n',
+        "entry_point": "f",
+        "atol": 0,
+        "canonical_solution": "def f(x):\n    return 1 / x\n",
+        "base_input": [[1]],
+        "plus_input": [[0]],
+    }
     task = MBPPPlus()
     task.load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
     with (
@@ -410,13 +445,30 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
 def test_samples_without_a_reference_are_counted_as_not_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = {"task_id": "Mbpp/1", "prompt": '""" f """\n', "entry_point": "f", "atol": 0,
-           "canonical_solution": "def f(x):\n    return 1 / x\n", "base_input": [[0]],
-           "plus_input": []}  # fmt: skip
+    row = {
+        "task_id": "Mbpp/1",
+        "prompt": '""" f """\n',
+        "entry_point": "f",
+        "atol": 0,
+        "canonical_solution": "def f(x):\n    return 1 / x\n",
+        "base_input": [[0]],
+        "plus_input": [],
+    }
     done = Command(capsys)(
-        "eval", "mbpp-plus", "-M", "demo", "--data", write(tmp_path / "a.jsonl", [row]),
-        "--n-samples", "5", "--max-tokens", "8", "-o", tmp_path / "run", "--allow-code-execution",
-    )  # fmt: skip
+        "eval",
+        "mbpp-plus",
+        "-M",
+        "demo",
+        "--data",
+        write(tmp_path / "a.jsonl", [row]),
+        "--n-samples",
+        "5",
+        "--max-tokens",
+        "8",
+        "-o",
+        tmp_path / "run",
+        "--allow-code-execution",
+    )
     judging = done.document["runs"][0]["judging"]
     assert judging["judge_errors"] == 5 and judging["judged"] == 0
     assert "reference solution of f fails" in judging["errors"][0]["detail"]
@@ -444,9 +496,20 @@ def test_hostile_programs_cost_bounded_time() -> None:
 def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, out = Command(capsys), tmp_path / "run"
     done = command(
-        "eval", "humaneval-plus", "-M", "demo", "--limit", "2", "--n-samples", "3",
-        "--max-tokens", "24", "-o", out, "--allow-code-execution",
-    )  # fmt: skip
+        "eval",
+        "humaneval-plus",
+        "-M",
+        "demo",
+        "--limit",
+        "2",
+        "--n-samples",
+        "3",
+        "--max-tokens",
+        "24",
+        "-o",
+        out,
+        "--allow-code-execution",
+    )
     assert done.code == 0 and len(samples_of(out)) == 6
     report = done.document["runs"][0]["report"]
     rows = {(row["filter"], row["metric"]) for row in report["metrics"]}

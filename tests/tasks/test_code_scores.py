@@ -236,11 +236,18 @@ def compare_plus(name: str, num: int, official: Any = None) -> None:
             return parts_passed(source, record)
         found = {
             part: official(
-                task.kind, source, calls, record.entry_point, results_of(record, calls),
-                record.atol, [SECONDS] * len(calls), fast_check=True,
-            )[0] == "pass"
+                task.kind,
+                source,
+                calls,
+                record.entry_point,
+                results_of(record, calls),
+                record.atol,
+                [SECONDS] * len(calls),
+                fast_check=True,
+            )[0]
+            == "pass"
             for part, calls in (("base", record.base), ("plus", record.plus))
-        }  # fmt: skip
+        }
         return {"plus": found["base"] and found["plus"], "base": found["base"]}
 
     with ThreadPoolExecutor(2) as pool:

@@ -94,10 +94,15 @@ def _wanted(value: Any, atol: float) -> ExpectedResult:
 
 
 NAMES = (
-    ("humaneval", "f", "value"), ("humaneval", "f", "array"), ("humaneval", "find_zero", "value"),
-    ("mbpp", "Diff", "value"), ("mbpp", "Diff", "listed"), ("mbpp", "surface_Area", "value"),
-    ("mbpp", "sum_div", "value"), ("mbpp", "digit_distance_nums", "value"),
-)  # fmt: skip
+    ("humaneval", "f", "value"),
+    ("humaneval", "f", "array"),
+    ("humaneval", "find_zero", "value"),
+    ("mbpp", "Diff", "value"),
+    ("mbpp", "Diff", "listed"),
+    ("mbpp", "surface_Area", "value"),
+    ("mbpp", "sum_div", "value"),
+    ("mbpp", "digit_distance_nums", "value"),
+)
 EXPECTED: tuple[Any, ...] = (0.5, [0.5], [[0.5] * 250], [0.5] * 250, "x", {1}, {"a": 1}, [[1]], ())
 
 
@@ -144,9 +149,25 @@ def _read_and_compare(text: str) -> None:
 
 def test_encoded_values_cost_no_more_than_they_are_long() -> None:
     rng = random.Random(0)
-    parts = ['[]', '{"tuple":[]}', '{"set":[1]}', '{"int":"0x1"}', '{"complex":[0,1]}', '"x"', '1',
-             '{"dict":[[1,[]]]}', '{"fraction":[1,2]}', '{"decimal":"1e99"}', 'null', '1e999',
-             '{"fraction":[1,0]}', '{"decimal":"x"}', '{"decimal":5}', '{"x":1}', '{}']  # fmt: skip
+    parts = [
+        "[]",
+        '{"tuple":[]}',
+        '{"set":[1]}',
+        '{"int":"0x1"}',
+        '{"complex":[0,1]}',
+        '"x"',
+        "1",
+        '{"dict":[[1,[]]]}',
+        '{"fraction":[1,2]}',
+        '{"decimal":"1e99"}',
+        "null",
+        "1e999",
+        '{"fraction":[1,0]}',
+        '{"decimal":"x"}',
+        '{"decimal":5}',
+        '{"x":1}',
+        "{}",
+    ]
     read = 0
     for _ in range(60):
         few = [part for part in parts[:12] if rng.random() < 0.5] or ["[]"]
@@ -159,18 +180,33 @@ def test_encoded_values_cost_no_more_than_they_are_long() -> None:
             continue
         assert cost < AT_LEAST + FACTOR * len(text)
     assert read > 20
-    for text in ('{"decimal":"' + "9" * 10**6 + '"}', '{"fraction":[1,{"int":"0x' + "f" * 40_000
-                 + '"}]}', json.dumps({"decimal": "1" * 4_001})):  # fmt: skip
+    for text in (
+        '{"decimal":"' + "9" * 10**6 + '"}',
+        '{"fraction":[1,{"int":"0x' + "f" * 40_000 + '"}]}',
+        json.dumps({"decimal": "1" * 4_001}),
+    ):
         with pytest.raises(ValueError, match="more than 4,000"):
             value_json.loads(text)
 
 
 ODD = (
-    '{"decimal":"sNaN"}', '{"decimal":"-sNaN12"}', '{"decimal":[0,[1,2],5]}',
-    '{"decimal":"1E+999999999999999999"}', '{"decimal":"1E-999999999999999999"}',
-    '{"decimal":"NaN"}', '{"fraction":[1,3]}', '{"complex":[NaN,1]}', '{"int":[1]}', '"\\ud800"',
-    "NaN", "-Infinity", "1e999", '{"set":"aa"}', '{"dict":["ab"]}', '{"tuple":null}',
-)  # fmt: skip
+    '{"decimal":"sNaN"}',
+    '{"decimal":"-sNaN12"}',
+    '{"decimal":[0,[1,2],5]}',
+    '{"decimal":"1E+999999999999999999"}',
+    '{"decimal":"1E-999999999999999999"}',
+    '{"decimal":"NaN"}',
+    '{"fraction":[1,3]}',
+    '{"complex":[NaN,1]}',
+    '{"int":[1]}',
+    '"\\ud800"',
+    "NaN",
+    "-Infinity",
+    "1e999",
+    '{"set":"aa"}',
+    '{"dict":["ab"]}',
+    '{"tuple":null}',
+)
 
 
 @pytest.mark.parametrize("inside", ["{}", "[{}]", '{{"tuple":[{}]}}', '{{"dict":[["a",{}]]}}'])

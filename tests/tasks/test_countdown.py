@@ -72,10 +72,13 @@ def test_no_puzzle_is_among_its_own_examples(task: PuzzleTask, tmp_path: Path) -
 
 
 def test_examples_from_a_file(tmp_path: Path) -> None:
-    file = write_jsonl(tmp_path / "shots.jsonl", [
-        puzzle([9, 4], 5, solution="9 - 4 = 5 (left: 5)"),
-        puzzle([1, 2], 3, solution="1 + 2 = 3 (left: 3)"),
-    ])  # fmt: skip
+    file = write_jsonl(
+        tmp_path / "shots.jsonl",
+        [
+            puzzle([9, 4], 5, solution="9 - 4 = 5 (left: 5)"),
+            puzzle([1, 2], 3, solution="1 + 2 = 3 (left: 3)"),
+        ],
+    )
     data = write_jsonl(tmp_path / "data.jsonl", [puzzle([2, 3], 6)])
     options: dict[str, Any] = {"data": str(data), "fewshot_file": str(file)}
     assert Countdown().load(TaskOptions(**options)).fewshot == (
@@ -140,8 +143,9 @@ def test_ranks_of_the_game_of_24(tmp_path: Path) -> None:
     file.write_text(CSV)
     found = load(Game24(), data=str(tmp_path), split="train")
     assert [(p.id, p.question) for p in found][:2] == [
-        ("game24-1", "1 1 4 6"), ("game24-2", "1 1 11 11"),
-    ]  # fmt: skip
+        ("game24-1", "1 1 4 6"),
+        ("game24-2", "1 1 11 11"),
+    ]
     with pytest.raises(DataError, match=r"no puzzle in split test .ranks 901 to 1000"):
         load(Game24(), data=str(file))
     with pytest.raises(InputError, match="has the splits test, train, all, not 'dev'"):
@@ -220,10 +224,12 @@ def test_both_forms_of_the_game_of_24(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="only steps can be searched"):
         task.root(data, problem)
     right = [
-        " ((11 + 10) - 9) * 2 = 24", "2 * (11 + 10 - 9)", "(11+10-9)*2 = 24.\nThat is it.",
+        " ((11 + 10) - 9) * 2 = 24",
+        "2 * (11 + 10 - 9)",
+        "(11+10-9)*2 = 24.\nThat is it.",
         "Let me think.\nAnswer: (11 + 10 - 9) \u00d7 2 = 24",
         "11 + 10 = 21 (left: 2 9 21)\n21 - 9 = 12 (left: 2 12)\n12 * 2 = 24 (left: 24)",
-    ]  # fmt: skip
+    ]
     wrong = [
         "(11 + 10 - 9) * 2 = 25",
         "9 + 11 + 2 + 2 = 24",
@@ -306,9 +312,11 @@ def test_which_tasks_have_steps() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "told"),
-    [({"propose": "list"}, "no way to propose 'list'; known: sample"),
-     ({"evaluate": "judge"}, "no way to evaluate 'judge'; known: logprob, min-logprob")],
-)  # fmt: skip
+    [
+        ({"propose": "list"}, "no way to propose 'list'; known: sample"),
+        ({"evaluate": "judge"}, "no way to evaluate 'judge'; known: logprob, min-logprob"),
+    ],
+)
 def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], told: str) -> None:
     with pytest.raises(InputError, match=told):
         resolve_search_settings({"task": "gsm8k", "model": "m", **choice})

@@ -130,9 +130,14 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
     data = GSM8K().load(TaskOptions(data=path))
     assert [p.id for p in data.problems] == ["gsm8k-0"]
     assert [(s.line, s.reason.split()[0]) for s in data.skipped] == [
-        (2, "no"), (3, "no"), (4, "question"), (5, "question"), (6, "answer"), (7, "question"),
+        (2, "no"),
+        (3, "no"),
+        (4, "question"),
+        (5, "question"),
+        (6, "answer"),
+        (7, "question"),
         (8, "id"),
-    ]  # fmt: skip
+    ]
     assert str(data.skipped[0]) == f"{path}, line 2: no question"
 
 

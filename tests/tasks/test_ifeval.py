@@ -20,19 +20,97 @@ from treegen.tasks.ifeval.task import IFEval
 Row = dict[str, Any]
 RELATIONS = ("less than", "at least")
 WORDS = [
-    "the", "River", "rain", "Wind", "steel", "IT'S", "USA", "don't", "a", "of", "U.S.", "e.g.",
-    "Dr.", "caf\u00e9", "stra\u00dfe", "2.5", "foo_bar", "QUICK", "yes", "na\u00efve", "\u03a3",
-]  # fmt: skip
+    "the",
+    "River",
+    "rain",
+    "Wind",
+    "steel",
+    "IT'S",
+    "USA",
+    "don't",
+    "a",
+    "of",
+    "U.S.",
+    "e.g.",
+    "Dr.",
+    "caf\u00e9",
+    "stra\u00dfe",
+    "2.5",
+    "foo_bar",
+    "QUICK",
+    "yes",
+    "na\u00efve",
+    "\u03a3",
+]
 PIECES = [
-    "* point one", "- point two", "** bold **", "*high light*", "**very bold**", "* ", "*", "-",
-    "  * x", "Section 1", "SECTION 2", "section 3", "Section", "Section12", "[name]", "[", "]",
-    "[]", "[a [b] c]", "<<a title>>", "<<>>", "<<<>>>", "<< >>", "<<a", "b>>", "P.S. more",
-    "P. S. more", "p.p.s", "P.P.S x", "P.P. S.", "***", " *** ", "******", "*******", "\n\n",
-    "\n\n\n", "\n", "\t", '"', "'", ",", ".", "!", "?", "...", "My answer is yes.",
-    "My answer is no.", "my answer is maybe.", '{"a": 1}', "```json", "```", "[1, 2]", "null",
-    "That is all.", "That is all", "THE END", "Write of rain.", "write of RAIN.", "beyond",
-    "'beyond,", '"Beyond"', "Any other questions?", "\u00a0", "\u2028", "\r\n", "\x0b", "$",
-]  # fmt: skip
+    "* point one",
+    "- point two",
+    "** bold **",
+    "*high light*",
+    "**very bold**",
+    "* ",
+    "*",
+    "-",
+    "  * x",
+    "Section 1",
+    "SECTION 2",
+    "section 3",
+    "Section",
+    "Section12",
+    "[name]",
+    "[",
+    "]",
+    "[]",
+    "[a [b] c]",
+    "<<a title>>",
+    "<<>>",
+    "<<<>>>",
+    "<< >>",
+    "<<a",
+    "b>>",
+    "P.S. more",
+    "P. S. more",
+    "p.p.s",
+    "P.P.S x",
+    "P.P. S.",
+    "***",
+    " *** ",
+    "******",
+    "*******",
+    "\n\n",
+    "\n\n\n",
+    "\n",
+    "\t",
+    '"',
+    "'",
+    ",",
+    ".",
+    "!",
+    "?",
+    "...",
+    "My answer is yes.",
+    "My answer is no.",
+    "my answer is maybe.",
+    '{"a": 1}',
+    "```json",
+    "```",
+    "[1, 2]",
+    "null",
+    "That is all.",
+    "That is all",
+    "THE END",
+    "Write of rain.",
+    "write of RAIN.",
+    "beyond",
+    "'beyond,",
+    '"Beyond"',
+    "Any other questions?",
+    "\u00a0",
+    "\u2028",
+    "\r\n",
+    "\x0b",
+    "$",
+]
 TEXTS = [
     "The rain falls on the quiet town and nobody walks in the streets this evening.",
     "La pluie tombe sur la ville tranquille et personne ne marche dans les rues ce soir.",
@@ -54,17 +132,20 @@ def arguments(kind: str, rng: random.Random) -> Row:
         "keywords:frequency": {"keyword": word, "frequency": small, "relation": relation},
         "keywords:forbidden_words": {"forbidden_words": rng.sample(["rain", "IT", "x"], 2)},
         "keywords:letter_frequency": {
-            "letter": rng.choice("aeQx"), "let_frequency": rng.randint(1, 9),
+            "letter": rng.choice("aeQx"),
+            "let_frequency": rng.randint(1, 9),
             "let_relation": relation,
         },
         "language:response_language": {"language": rng.choice(["en", "fr", "de", "ru"])},
         "length_constraints:number_sentences": {"num_sentences": small, "relation": relation},
         "length_constraints:number_paragraphs": {"num_paragraphs": rng.randint(1, 3)},
         "length_constraints:number_words": {
-            "num_words": rng.randint(1, 40), "relation": relation,
+            "num_words": rng.randint(1, 40),
+            "relation": relation,
         },
         "length_constraints:nth_paragraph_first_word": {
-            "num_paragraphs": (num := rng.randint(1, 3)), "nth_paragraph": rng.randint(1, num),
+            "num_paragraphs": (num := rng.randint(1, 3)),
+            "nth_paragraph": rng.randint(1, num),
             "first_word": rng.choice(["beyond", "the", "River", "\u03c3"]),
         },
         "detectable_content:number_placeholders": {"num_placeholders": small},
@@ -74,14 +155,16 @@ def arguments(kind: str, rng: random.Random) -> Row:
         "detectable_format:number_bullet_lists": {"num_bullets": rng.randint(1, 3)},
         "detectable_format:number_highlighted_sections": {"num_highlights": small},
         "detectable_format:multiple_sections": {
-            "section_spliter": rng.choice(["Section", "SECTION", "PART "]), "num_sections": small,
+            "section_spliter": rng.choice(["Section", "SECTION", "PART "]),
+            "num_sections": small,
         },
         "combination:repeat_prompt": {"prompt_to_repeat": "Write of rain."},
         "startend:end_checker": {"end_phrase": rng.choice(["That is all.", " THE end"])},
         "change_case:capital_word_frequency": {
-            "capital_frequency": small, "capital_relation": relation,
+            "capital_frequency": small,
+            "capital_relation": relation,
         },
-    }  # fmt: skip
+    }
     return found.get(kind, {})
 
 
@@ -211,12 +294,29 @@ def test_there_are_25_kinds() -> None:
 
 
 HOSTILE = {
-    "[": 900_000, "<": 900_000, "<<a": 300_000, "*": 900_000, " ": 900_000, "\n": 900_000,
-    "\n *": 300_000, "{": 900_000, '{"a":': 200_000, "p.": 400_000, "Section1": 100_000,
-    "- \n": 300_000, "A": 900_000, "a.": 450_000, "\u00e9": 900_000, "***": 300_000,
-    "******": 150_000, '"': 900_000, "'": 900_000, "a@": 400_000, "http://": 100_000,
+    "[": 900_000,
+    "<": 900_000,
+    "<<a": 300_000,
+    "*": 900_000,
+    " ": 900_000,
+    "\n": 900_000,
+    "\n *": 300_000,
+    "{": 900_000,
+    '{"a":': 200_000,
+    "p.": 400_000,
+    "Section1": 100_000,
+    "- \n": 300_000,
+    "A": 900_000,
+    "a.": 450_000,
+    "\u00e9": 900_000,
+    "***": 300_000,
+    "******": 150_000,
+    '"': 900_000,
+    "'": 900_000,
+    "a@": 400_000,
+    "http://": 100_000,
     "9": 900_000,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS - NEED_LANGUAGE))
@@ -257,11 +357,18 @@ def test_answers_that_are_no_answers_are_invalid() -> None:
 def test_what_is_missing_is_named_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = {"key": 1, "prompt": "p", "instruction_id_list": ["language:response_language"],
-           "kwargs": [{"language": "fr", "num_words": None}]}  # fmt: skip
-    other = {"key": 2, "prompt": "p",
-             "instruction_id_list": ["length_constraints:number_sentences"],
-             "kwargs": [{"num_sentences": 2, "relation": "at least"}]}  # fmt: skip
+    row = {
+        "key": 1,
+        "prompt": "p",
+        "instruction_id_list": ["language:response_language"],
+        "kwargs": [{"language": "fr", "num_words": None}],
+    }
+    other = {
+        "key": 2,
+        "prompt": "p",
+        "instruction_id_list": ["length_constraints:number_sentences"],
+        "kwargs": [{"num_sentences": 2, "relation": "at least"}],
+    }
     first, second = write(tmp_path / "1.jsonl", [row]), write(tmp_path / "2.jsonl", [other])
     monkeypatch.setattr(language, "is_installed", lambda: False)
     with pytest.raises(InputError, match=r"langdetect to check language:response_language: pip"):
@@ -294,8 +401,13 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
     data = IFEval().load(TaskOptions(data=write(tmp_path / "a.jsonl", rows)))
     assert len(data.problems) == 1
     reasons = " / ".join(row.reason for row in data.skipped)
-    for told in ("no instruction 'punctuation:none'", "relation is 'more'", "num_words is None",
-                 "is no pattern", "one object for each"):  # fmt: skip
+    for told in (
+        "no instruction 'punctuation:none'",
+        "relation is 'more'",
+        "num_words is None",
+        "is no pattern",
+        "one object for each",
+    ):
         assert told in reasons
     with pytest.raises(DataError, match="no usable prompt"):
         IFEval().load(TaskOptions(data=write(tmp_path / "b.jsonl", rows[1:])))
@@ -313,12 +425,18 @@ def test_accuracies_over_prompts_and_over_instructions() -> None:
         for id, found in flags.items()
     ]
     scores = [
-        SampleScore(id, at, "stop", {
-            name: FollowedVerdict("x", all(found), followed=found) for name in ("strict", "loose")
-        })
+        SampleScore(
+            id,
+            at,
+            "stop",
+            {
+                name: FollowedVerdict("x", all(found), followed=found)
+                for name in ("strict", "loose")
+            },
+        )
         for id, each in flags.items()
         for at, found in enumerate(each)
-    ]  # fmt: skip
+    ]
     options = ReportOptions(problem_ids=list(flags), num_samples=2, problems=problems)
     report = IFEval().aggregate(scores, options)
     assert report.value("prompt_level_acc", "strict") == pytest.approx((0.5 + 0 + 1) / 3)
@@ -326,8 +444,9 @@ def test_accuracies_over_prompts_and_over_instructions() -> None:
     assert report.majority == ()
     (table,) = report.tables
     assert [row[:3] for row in table.rows] == [
-        ("x:1", 4, pytest.approx((0.5 + 1 + 1 + 1) / 4)), ("y:2", 2, 0.5),
-    ]  # fmt: skip
+        ("x:1", 4, pytest.approx((0.5 + 1 + 1 + 1) / 4)),
+        ("y:2", 2, 0.5),
+    ]
     row = next(row for row in report.metrics if row.metric == "inst_level_acc")
     # The error of a ratio over problems, by the usual formula.
     residuals = [0.5 - 0.75 * 1, 1 - 0.75 * 2, 3 - 0.75 * 3]

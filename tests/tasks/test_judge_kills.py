@@ -109,9 +109,12 @@ def test_what_programs_may_read_is_never_found_by_half(
 
 @pytest.mark.parametrize(
     ("status", "verdict"),
-    [(-9, ProgramStatus.JUDGE_ERROR), (-15, ProgramStatus.JUDGE_ERROR),
-     (-11, ProgramStatus.COMPILE_ERROR)],
-)  # fmt: skip
+    [
+        (-9, ProgramStatus.JUDGE_ERROR),
+        (-15, ProgramStatus.JUDGE_ERROR),
+        (-11, ProgramStatus.COMPILE_ERROR),
+    ],
+)
 def test_a_compiler_that_is_killed_is_no_compile_error(status: int, verdict: ProgramStatus) -> None:
     ended = {"status": status, "cpu": 0.1, "wall": 0.1, "memory": 1, "killed": None}
     outcome = ProcessOutcome(ended, b"", b"", b"ready\n", 100, overflow=False)

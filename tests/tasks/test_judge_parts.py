@@ -68,15 +68,39 @@ def test_filters_look_at_arguments(machine: str) -> None:
     assert (
         "fallocate" not in number and filtered(machine, {"x86_64": 285}.get(machine, 47)) == refuse
     )
-    for flags, want in {0: allow, 0x40: allow, 0x4040: allow, 1: refuse, 0x41: refuse,
-                        0x8000: refuse, 0x4000000: refuse, 0x20000000: refuse}.items():  # fmt: skip
+    for flags, want in {
+        0: allow,
+        0x40: allow,
+        0x4040: allow,
+        1: refuse,
+        0x41: refuse,
+        0x8000: refuse,
+        0x4000000: refuse,
+        0x20000000: refuse,
+    }.items():
         assert answer("sendto", 3, 0, 1, flags, 0, 0) == want, hex(flags)
     assert answer("sendto", 3, 0, 1, 0, 1 << 40, 0) == refuse  # an address
-    for flags, want in {0: allow, 2: allow, 0x142: allow, 1: refuse, 0x2000: refuse,
-                        0x40000000: refuse}.items():  # fmt: skip
+    for flags, want in {
+        0: allow,
+        2: allow,
+        0x142: allow,
+        1: refuse,
+        0x2000: refuse,
+        0x40000000: refuse,
+    }.items():
         assert answer("recvfrom", 3, 0, 1, flags, 0, 0) == want, hex(flags)
-    for advice, want in {4: allow, 8: allow, 14: allow, 102: allow, 9: refuse, 12: refuse,
-                         20: refuse, 21: refuse, 22: refuse, 100: refuse}.items():  # fmt: skip
+    for advice, want in {
+        4: allow,
+        8: allow,
+        14: allow,
+        102: allow,
+        9: refuse,
+        12: refuse,
+        20: refuse,
+        21: refuse,
+        22: refuse,
+        100: refuse,
+    }.items():
         assert answer("madvise", 0, 4096, advice) == want, advice
     assert [answer("flock", 5, how) for how in (1, 2, 6, 8)] == [pretend] * 4
     assert [answer("fcntl", 5, what) for what in (3, 5, 6, 7)] == [allow, allow, pretend, pretend]

@@ -24,13 +24,29 @@ from treegen.tasks.math.minerva import minerva_answer
 from treegen.tasks.math.task import Math, Math500
 
 AIME_ROW = {"ID": "2024-I-1", "Problem": "How many?", "Solution": "Many.", "Answer": 33}
-MATH_ROW = {"problem": "What is $1+1$?", "level": "Level 1", "type": "Prealgebra",
-            "solution": "It is $\\boxed{2}$."}  # fmt: skip
-MATH_500_ROW = {"problem": "Why?", "solution": "So.", "answer": "\\frac{1}{2}", "level": 3,
-                "subject": "Algebra", "unique_id": "test/algebra/7.json"}  # fmt: skip
-GPQA_ROW = {"Record ID": "rec1", "Question": "Which {x}?", "Correct Answer": "this\n",
-            "Incorrect Answer 1": "that", "Incorrect Answer 2": "those",
-            "Incorrect Answer 3": "these", "High-level domain": "Physics"}  # fmt: skip
+MATH_ROW = {
+    "problem": "What is $1+1$?",
+    "level": "Level 1",
+    "type": "Prealgebra",
+    "solution": "It is $\\boxed{2}$.",
+}
+MATH_500_ROW = {
+    "problem": "Why?",
+    "solution": "So.",
+    "answer": "\\frac{1}{2}",
+    "level": 3,
+    "subject": "Algebra",
+    "unique_id": "test/algebra/7.json",
+}
+GPQA_ROW = {
+    "Record ID": "rec1",
+    "Question": "Which {x}?",
+    "Correct Answer": "this\n",
+    "Incorrect Answer 1": "that",
+    "Incorrect Answer 2": "those",
+    "Incorrect Answer 3": "these",
+    "High-level domain": "Physics",
+}
 
 
 def load(task: Task, data: Any, extra: Mapping[str, str] | None = None, **more: Any) -> TaskData:
@@ -43,8 +59,9 @@ def prompt(task: Task, data: TaskData, number: int = 0) -> str:
     return "".join(str(node.content) for node in prompts_of(task.tree(data, 1))[number].path)
 
 
-@pytest.mark.parametrize(("name", "num"), [("aime", 10), ("math", 17), ("math500", 17),
-                                           ("gpqa", 10), ("hmmt", 6)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "num"), [("aime", 10), ("math", 17), ("math500", 17), ("gpqa", 10), ("hmmt", 6)]
+)
 def test_bundled_problems_run_without_files_and_say_what_they_are(name: str, num: int) -> None:
     task = get_task(name)
     data = load(task, None)
@@ -71,12 +88,16 @@ def test_bundled_solutions_box_their_answers() -> None:
         (AIME_ROW, ("2024-I-1", "How many?", "33", "2024")),
         ({"problem": "p", "answer": "073", "id": "7"}, ("aime-7", "p", "73", None)),
         ({"question": "p", "answer": "336^\\circ"}, ("aime-0", "p", "336", None)),
-        ({"id": 60, "problem": "p", "answer": "0", "year": "2024"},
-         ("aime-2024-60", "p", "0", "2024")),
-        ({"id": 1, "problem": "p", "answer": 5, "url": "https://x.org/2025_AIME_I"},
-         ("aime-2025-1", "p", "5", "2025")),
+        (
+            {"id": 60, "problem": "p", "answer": "0", "year": "2024"},
+            ("aime-2024-60", "p", "0", "2024"),
+        ),
+        (
+            {"id": 1, "problem": "p", "answer": 5, "url": "https://x.org/2025_AIME_I"},
+            ("aime-2025-1", "p", "5", "2025"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_aime_rows(tmp_path: Path, row: dict[str, Any], want: tuple[Any, ...]) -> None:
     (problem,) = load(AIME(), write_jsonl(tmp_path / "a.jsonl", [row])).problems
     assert (problem.id, problem.question, problem.answer, problem.metadata["year"]) == want
@@ -192,8 +213,9 @@ def test_math_500_rows_of_all_kinds_of_files(tmp_path: Path) -> None:
     jsonl = write_jsonl(tmp_path / "a.jsonl", [MATH_500_ROW, {"problem": "p", "solution": "No."}])
     for path in (tmp_path, tmp_path / "test.parquet", tmp_path / "a.csv", jsonl):
         data = load(Math500(), path)
-        assert [p.content for p in data.problems] == [["test/algebra/7.json", "Why?",
-                                                       "\\frac{1}{2}"]]  # fmt: skip
+        assert [p.content for p in data.problems] == [
+            ["test/algebra/7.json", "Why?", "\\frac{1}{2}"]
+        ]
         assert data.problems[0].metadata["level"] == 3
     assert "line 2: no answer, and the solution boxes none" in str(data.skipped[0])
 
@@ -321,11 +343,15 @@ def test_later_competitions_are_files(tmp_path: Path) -> None:
 
 def test_hmmt_reads_answers_as_mathematics(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        {"problem_idx": 7, "problem": "Compute.", "answer": "\\frac{1}{576}",
-         "problem_type": ["Number Theory", "Algebra"]},
+        {
+            "problem_idx": 7,
+            "problem": "Compute.",
+            "answer": "\\frac{1}{576}",
+            "problem_type": ["Number Theory", "Algebra"],
+        },
         {"question": "Again.", "answer": "8\\sqrt{10}"},
         {"problem": "No answer."},
-    ]  # fmt: skip
+    ]
     task = get_task("hmmt")
     data = load(task, write_jsonl(tmp_path / "rows.jsonl", rows))
     assert [p.id for p in data.problems] == ["hmmt-7", "hmmt-1"] and len(data.skipped) == 1

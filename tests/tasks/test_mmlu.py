@@ -16,10 +16,17 @@ from treegen.tasks.mmlu.task import MMLU, MMLUGenerate
 
 HEADER = ["question", "choice0", "choice1", "choice2", "choice3", "answer"]
 SIZES = {
-    "abstract_algebra": 100, "anatomy": 135, "college_physics": 102, "formal_logic": 126,
-    "high_school_mathematics": 270, "international_law": 121, "machine_learning": 112,
-    "philosophy": 311, "us_foreign_policy": 100, "world_religions": 171,
-}  # fmt: skip
+    "abstract_algebra": 100,
+    "anatomy": 135,
+    "college_physics": 102,
+    "formal_logic": 126,
+    "high_school_mathematics": 270,
+    "international_law": 121,
+    "machine_learning": 112,
+    "philosophy": 311,
+    "us_foreign_policy": 100,
+    "world_religions": 171,
+}
 
 
 def rows_of(word: str, num: int, answers: str = "ABCD") -> list[list[str]]:
@@ -150,8 +157,11 @@ def test_headers_and_indices(tmp_path: Path, header: bool, answers: str) -> None
     write_subject(tmp_path, "anatomy", rows, rows_of("Shown", 5))
     data = load(tmp_path)
     assert [(p.id, p.answer) for p in data.problems] == [
-        ("anatomy-0", "A"), ("anatomy-1", "B"), ("anatomy-2", "C"), ("anatomy-3", "D"),
-    ]  # fmt: skip
+        ("anatomy-0", "A"),
+        ("anatomy-1", "B"),
+        ("anatomy-2", "C"),
+        ("anatomy-3", "D"),
+    ]
 
 
 def test_cells_stay_as_they_are(tmp_path: Path) -> None:
@@ -171,8 +181,11 @@ def test_unusable_rows_are_reported_with_their_lines(tmp_path: Path) -> None:
     data = load(tmp_path, num_fewshot=0)
     assert [problem.id for problem in data.problems] == ["anatomy-0", "anatomy-4"]
     assert [(s.line, s.reason.split()[0]) for s in data.skipped] == [
-        (2, "answer"), (3, "7"), (4, "question"), (7, "answer"),
-    ]  # fmt: skip
+        (2, "answer"),
+        (3, "7"),
+        (4, "question"),
+        (7, "answer"),
+    ]
 
 
 def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
@@ -286,8 +299,10 @@ def test_hub_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     data = MMLU().load(TaskOptions(data="hf", extra={"subjects": "virology"}))
     assert [(p.id, p.answer) for p in data.problems] == [
-        ("virology-0", "A"), ("virology-1", "B"), ("virology-2", "C"),
-    ]  # fmt: skip
+        ("virology-0", "A"),
+        ("virology-1", "B"),
+        ("virology-2", "C"),
+    ]
     assert len(data.fewshot_of["virology"]) == 5
     with pytest.raises(InputError, match="has the splits test"):
         MMLU().load(TaskOptions(data="cais/mmlu", split="train"))

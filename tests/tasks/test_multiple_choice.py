@@ -33,14 +33,18 @@ def test_bundled_questions_say_that_they_are_not_the_published_ones(name: str) -
 def test_arc_in_the_forms_of_its_files_and_of_the_hub(tmp_path: Path) -> None:
     nested = {
         "id": "a",
-        "question": {"stem": "Hot?", "choices": [{"text": "ice", "label": "1"},
-                                                 {"text": "fire", "label": "2"}]},
+        "question": {
+            "stem": "Hot?",
+            "choices": [{"text": "ice", "label": "1"}, {"text": "fire", "label": "2"}],
+        },
         "answerKey": "2",
-    }  # fmt: skip
+    }
     flat = {
-        "id": "b", "question": "Hot?", "answerKey": "2",
+        "id": "b",
+        "question": "Hot?",
+        "answerKey": "2",
         "choices": {"text": ["ice", "fire"], "label": ["1", "2"]},
-    }  # fmt: skip
+    }
     wrong = {**flat, "id": "c", "answerKey": "D"}
     equal = {**flat, "id": "d", "choices": {"text": ["ice", "ice"], "label": ["1", "2"]}}
     path = tmp_path / "ARC-Easy-Test.jsonl"
@@ -57,9 +61,12 @@ def test_arc_in_the_forms_of_its_files_and_of_the_hub(tmp_path: Path) -> None:
 
 def test_hellaswag_is_cleaned_as_published(tmp_path: Path) -> None:
     row = {
-        "activity_label": "Tea", "ctx_a": "[header] Tea [title] Boil water.", "ctx_b": "THEN she",
-        "endings": ["[step] pours  it.", "b", "c", "d"], "label": "1",
-    }  # fmt: skip
+        "activity_label": "Tea",
+        "ctx_a": "[header] Tea [title] Boil water.",
+        "ctx_b": "THEN she",
+        "endings": ["[step] pours  it.", "b", "c", "d"],
+        "label": "1",
+    }
     data = get_task("hellaswag").load(TaskOptions(data=write(tmp_path / "a.jsonl", [row])))
     assert data.problems[0].question == "Tea: Tea. Boil water. Then she"
     assert data.problems[0].choices[0] == "  pours it."
@@ -99,8 +106,10 @@ def test_winogrande_scores_the_same_words_after_each_option(tmp_path: Path) -> N
     data = winogrande(tmp_path)
     first, second = data.problems
     assert (first.question, first.openings, first.choices) == (
-        "The cup is in the ", ("red", "old"), (" box.", " box."),
-    )  # fmt: skip
+        "The cup is in the ",
+        ("red", "old"),
+        (" box.", " box."),
+    )
     assert first.candidates == ("red box.", "old box.") and first.answer == "old box."
     assert (second.question, second.openings) == ("", ("Ann", "Bo"))
     assert "after the blank" in data.skipped[0].reason

@@ -20,9 +20,13 @@ NEEDLE = (
     "day."
 )
 GRID = Grid(
-    "a title", "depth", ("0%", "50%", "100%"), "length", ("1,000", "2,000"),
+    "a title",
+    "depth",
+    ("0%", "50%", "100%"),
+    "length",
+    ("1,000", "2,000"),
     ((1.0, 0.999), (0.5, 0.001), (0.0, None)),
-)  # fmt: skip
+)
 
 
 def load(data: str | None = None, **extra: str) -> TaskData:
@@ -97,8 +101,10 @@ def test_a_number_is_not_a_part_of_a_longer_one() -> None:
     assert problem.question.endswith("Question: Which code?\nAnswer:")
     task = NeedleGrid()
     assert [task.score(problem, text)["contains"].correct for text in ("42!", "x42", "1425")] == [
-        True, True, False,
-    ]  # fmt: skip
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,14 @@ def test_moves_are_all_legal_steps() -> None:
     steps = moves((2, 3, 3), whole=True)
     assert len(set(steps)) == len(steps)
     assert {(s.a, s.op, s.b) for s in steps} == {
-        (3, "+", 2), (3, "-", 2), (3, "*", 2),
-        (3, "+", 3), (3, "-", 3), (3, "*", 3), (3, "/", 3),
-    }  # fmt: skip
+        (3, "+", 2),
+        (3, "-", 2),
+        (3, "*", 2),
+        (3, "+", 3),
+        (3, "-", 3),
+        (3, "*", 3),
+        (3, "/", 3),
+    }
     more = {(s.a, s.op, s.b, s.c) for s in moves((2, 3), whole=False)}
     assert {(2, "-", 3, -1), (2, "/", 3, Fraction(2, 3))} <= more
     assert moves((5,), whole=False) == []
@@ -196,8 +201,10 @@ def test_proposals_are_the_legal_ones_each_once() -> None:
         "4 + 10 = 15 (left: 9 15)\nI would say\n\n10 - 9 = 1 (left: 1 4)"
     )
     assert read_proposals(answer, (4, 9, 10), whole=True) == [
-        "9 - 4 = 5 (left: 5 10)\n", "4 + 9 = 13 (left: 10 13)\n", "10 - 9 = 1 (left: 1 4)\n",
-    ]  # fmt: skip
+        "9 - 4 = 5 (left: 5 10)\n",
+        "4 + 9 = 13 (left: 10 13)\n",
+        "10 - 9 = 1 (left: 1 4)\n",
+    ]
 
 
 # Expressions
@@ -232,11 +239,19 @@ def test_expressions_have_their_exact_value(seed: int) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1 + 2 * 3", 7), ("2 * 3 + 1", 7), ("8 - 2 - 1", 5), ("8 / 2 / 2", 2), ("8 - 2 + 1", 7),
-        ("2 * (3 + 4)", 14), ("((5))", 5), ("6 \u00d7 2 \u00f7 3 \u2212 1", 3), ("1.5 * 2", 3),
-        ("8 / (3 - 8 / 3)", 24), ("8/2*4", 16),
+        ("1 + 2 * 3", 7),
+        ("2 * 3 + 1", 7),
+        ("8 - 2 - 1", 5),
+        ("8 / 2 / 2", 2),
+        ("8 - 2 + 1", 7),
+        ("2 * (3 + 4)", 14),
+        ("((5))", 5),
+        ("6 \u00d7 2 \u00f7 3 \u2212 1", 3),
+        ("1.5 * 2", 3),
+        ("8 / (3 - 8 / 3)", 24),
+        ("8/2*4", 16),
     ],
-)  # fmt: skip
+)
 def test_operators_bind_as_usual(text: str, value: int) -> None:
     found = parse(text)
     assert found is not None and found.value() == value
@@ -244,10 +259,31 @@ def test_operators_bind_as_usual(text: str, value: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "()", "1 2", "1 +", "+ 1", "-1", "1 -- 2", "(1", "1)", "(1))(", "1 ** 2", "1 // 2",
-     "x", "1 + (2", "2(3)", "(2)3", "1e5", "__import__('os')", "1 = 1", "9999999999 - 1",
-     "\u0661 + 1"],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "()",
+        "1 2",
+        "1 +",
+        "+ 1",
+        "-1",
+        "1 -- 2",
+        "(1",
+        "1)",
+        "(1))(",
+        "1 ** 2",
+        "1 // 2",
+        "x",
+        "1 + (2",
+        "2(3)",
+        "(2)3",
+        "1e5",
+        "__import__('os')",
+        "1 = 1",
+        "9999999999 - 1",
+        "\u0661 + 1",
+    ],
+)
 def test_what_is_no_expression(text: str) -> None:
     assert parse(text) is None
 
@@ -264,10 +300,17 @@ def test_steps_become_an_expression() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["(" * 200_000, "1+" * 200_000 + "1", "(" * 100_000 + "1" + ")" * 100_000,
-             "9" * 400_000, " " * 400_000, "4 + 9 = 13 (left: " + "1" * 400_000,
-             "1 + 1 = " + "2 " * 200_000]
-)  # fmt: skip
+    "text",
+    [
+        "(" * 200_000,
+        "1+" * 200_000 + "1",
+        "(" * 100_000 + "1" + ")" * 100_000,
+        "9" * 400_000,
+        " " * 400_000,
+        "4 + 9 = 13 (left: " + "1" * 400_000,
+        "1 + 1 = " + "2 " * 200_000,
+    ],
+)
 def test_long_texts_take_no_long_time(text: str) -> None:
     """More than linear time would run into the time limit of a test."""
     for reader in (read_step, parse):

@@ -210,10 +210,15 @@ def test_values_are_put_in_as_they_are() -> None:
 
 def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
-        ROW, {"question": "q"}, {"answer": 1}, {"question": ["q"], "answer": 1},
-        {"question": "q", "answer": "many"}, {"question": "q", "answer": []},
-        {**ROW, "id": 1.5}, {"question": "q", "answer": {"a": 1}},
-    ]  # fmt: skip
+        ROW,
+        {"question": "q"},
+        {"answer": 1},
+        {"question": ["q"], "answer": 1},
+        {"question": "q", "answer": "many"},
+        {"question": "q", "answer": []},
+        {**ROW, "id": 1.5},
+        {"question": "q", "answer": {"a": 1}},
+    ]
     _, data = load(tmp_path, rows, {"metric": "numeric"})
     assert [problem.id for problem in data.problems] == ["line-1"]
     assert [skipped.line for skipped in data.skipped] == [2, 3, 4, 5, 6, 7, 8]
@@ -294,8 +299,13 @@ def test_questions_from_the_command_line(
     done = command(*args, "-o", out, "-T", r"template={question}\n", "-T", "metric=numeric")
     assert done.code == 0
     assert [record["problem_id"] for record in samples_of(out)] == [
-        "debt", "dozen", "half", "minutes", "product", "weeks",
-    ]  # fmt: skip
+        "debt",
+        "dozen",
+        "half",
+        "minutes",
+        "product",
+        "weeks",
+    ]
     again = command("score", out, "-q", "-T", "metric=regex", "-T", r"pattern=\d").document
     assert again["runs"][0]["report"]["metrics"][0]["metric"] == "exact_match"
     told = command("eval", "--resume", out, "-T", "template={question}").error

@@ -17,13 +17,16 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import get_task
 
 ROWS: list[dict[str, Any]] = [
-    {"metadata": "{'topic': 'Art', 'answer_type': 'Person', 'urls': ['https://x.org/a,b']}",
-     "problem": "Who painted it?", "answer": "Ada  Lovelace"},
+    {
+        "metadata": "{'topic': 'Art', 'answer_type': 'Person', 'urls': ['https://x.org/a,b']}",
+        "problem": "Who painted it?",
+        "answer": "Ada  Lovelace",
+    },
     {"metadata": '{"topic": "Music", "answer_type": "Date"}', "problem": "When?", "answer": "1842"},
     {"metadata": "__import__('os').system('true')", "problem": "Where?", "answer": "Rome"},
     {"metadata": "{'topic': 'Art'}", "problem": "", "answer": "nothing"},
     {"metadata": "{[]: 1}", "problem": "Who?", "answer": "Eve"},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(name="table")
@@ -86,14 +89,22 @@ def test_its_judge_gives_the_scores_that_are_published(tmp_path: Path) -> None:
     assert summary.mean.value == pytest.approx(scores["is_correct"])
     (table,) = [table for table in summary.tables if table.title == "SimpleQA's scores"]
     assert table.columns[1:] == (
-        "correct", "incorrect", "not attempted", "given attempted", "accuracy given attempted",
+        "correct",
+        "incorrect",
+        "not attempted",
+        "given attempted",
+        "accuracy given attempted",
         "f1",
-    )  # fmt: skip
+    )
     assert table.rows[0][1:] == tuple(scores.values())
 
 
 def test_the_rubric_is_read_as_its_script_reads() -> None:
     rubric = load_rubric("simpleqa")
     assert [rubric.read(text) for text in ("A", "B.", "Grade: C", "none", "CORRECT")] == [
-        "A", "B", "C", "C", "C",
-    ]  # fmt: skip
+        "A",
+        "B",
+        "C",
+        "C",
+        "C",
+    ]

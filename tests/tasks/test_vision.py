@@ -26,12 +26,63 @@ from treegen.tasks.vision.open_answers import readings
 
 NAMES = ("mmmu", "mmmu-pro", "chartqa", "docvqa")
 WORDS = (
-    "the", "answer", "is", "A", "B", "C", "D", "(A)", "(B)", "(C)", "A.", "C ", "Answer:",
-    "Answer: B", "FDA", "\n", "so", "thus", "=", "1,234", "1.5e3", "12", "-3.25", ".5", "1.25e5",
-    "12e5x", "1,23", "50%", "$5", "nan", "inf", "1_000", "٣", "²", "ß", "İ", "red", "Blue",
-    "blue car", "5", "5.00", "5.", "therefore", "could be", "final", ":", ",", ".", "'", "", "  ",
-    "-", "--5", "1-2", "a", "1,2345",
-)  # fmt: skip
+    "the",
+    "answer",
+    "is",
+    "A",
+    "B",
+    "C",
+    "D",
+    "(A)",
+    "(B)",
+    "(C)",
+    "A.",
+    "C ",
+    "Answer:",
+    "Answer: B",
+    "FDA",
+    "\n",
+    "so",
+    "thus",
+    "=",
+    "1,234",
+    "1.5e3",
+    "12",
+    "-3.25",
+    ".5",
+    "1.25e5",
+    "12e5x",
+    "1,23",
+    "50%",
+    "$5",
+    "nan",
+    "inf",
+    "1_000",
+    "٣",
+    "²",
+    "ß",
+    "İ",
+    "red",
+    "Blue",
+    "blue car",
+    "5",
+    "5.00",
+    "5.",
+    "therefore",
+    "could be",
+    "final",
+    ":",
+    ",",
+    ".",
+    "'",
+    "",
+    "  ",
+    "-",
+    "--5",
+    "1-2",
+    "a",
+    "1,2345",
+)
 OPTIONS = ("red", "Blue", "blue car", "5", "1,234", "", "the answer is", "A", "İx", "ß", "(C)")
 
 
@@ -78,13 +129,18 @@ def test_mmmu_from_files_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
         picture(number).save(tmp_path / f"{number}.png")
     images = [(tmp_path / f"{number}.png").read_bytes() for number in (1, 2)]
     common = {
-        "id": "validation_Art_1", "question": "Is <image 2> like <image 1>?", "answer": "B",
+        "id": "validation_Art_1",
+        "question": "Is <image 2> like <image 1>?",
+        "answer": "B",
         "question_type": "multiple-choice",
-    }  # fmt: skip
+    }
     free = {
-        **common, "id": "validation_Math_7", "question": "How many?", "question_type": "open",
+        **common,
+        "id": "validation_Math_7",
+        "question": "How many?",
+        "question_type": "open",
         "answer": "['5', 'five']",
-    }  # fmt: skip
+    }
     data_url = f"data:image/png;base64,{base64.b64encode(images[1]).decode()}"
     path = write_jsonl(
         tmp_path / "rows.jsonl",
@@ -103,12 +159,15 @@ def test_mmmu_from_files_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
     data = task.load(TaskOptions(data=str(path)))
     assert parts_of(task, data) == [
         [
-            "Is ", "validation_Art_1-2", " like ", "1.png",
+            "Is ",
+            "validation_Art_1-2",
+            " like ",
+            "1.png",
             "?\n(A) yes\n(B) no\n\n"
             "Answer with the option's letter from the given choices directly.",
         ],
         ["2.png", "How many?\nAnswer the question using a single word or phrase."],
-    ]  # fmt: skip
+    ]
     reasons = {row.line: row.reason for row in data.skipped}
     assert set(reasons) == {3, 4, 5, 6, 7, 8}
     assert "none.png" in reasons[3] and f"paths go from {tmp_path}" in reasons[3]
@@ -150,9 +209,14 @@ def test_mmmu_from_files_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
 def test_mmmu_pro_has_its_settings(tmp_path: Path) -> None:
     picture(1).save(tmp_path / "1.png")
     row = {
-        "id": "a", "question": "What?", "options": ["x", "y"], "answer": "B", "image_1": "1.png",
-        "image": "1.png", "subject": "Art",
-    }  # fmt: skip
+        "id": "a",
+        "question": "What?",
+        "options": ["x", "y"],
+        "answer": "B",
+        "image_1": "1.png",
+        "image": "1.png",
+        "subject": "Art",
+    }
     path, task = write_jsonl(tmp_path / "rows.jsonl", [row]), get_task("mmmu-pro")
 
     def asked(**extra: str) -> str:
@@ -178,10 +242,16 @@ def test_documents_in_the_forms_of_their_files(tmp_path: Path) -> None:
     (problem,) = chart.load(TaskOptions(data=str(path))).problems
     assert problem.images[0].name == "1.png"
     told = {
-        "14": (True, True), "14.7": (True, True), " 13.3\n": (True, True), "14.8": (False, False),
-        "1400%": (True, True), "I see bars.\n**Answer**: 14.": (False, True), "": (False, False),
-        "fourteen": (False, False), "answer: 3\nanswer: 14": (False, True),
-    }  # fmt: skip
+        "14": (True, True),
+        "14.7": (True, True),
+        " 13.3\n": (True, True),
+        "14.8": (False, False),
+        "1400%": (True, True),
+        "I see bars.\n**Answer**: 14.": (False, True),
+        "": (False, False),
+        "fourteen": (False, False),
+        "answer: 3\nanswer: 14": (False, True),
+    }
     for text, wanted in told.items():
         verdicts = chart.score(problem, text)
         assert (verdicts["relaxed"].correct, verdicts["final"].correct) == wanted, text
@@ -217,11 +287,18 @@ def test_images_stand_where_a_text_names_them() -> None:
     assert shown("no place") == [one.data, two.data, "no place"]
     assert shown("<image 2>") == [one.data, two.data]
     assert shown("a <image 2><image 1> b <image 2>") == [
-        "a ", two.data, one.data, " b ", two.data,
-    ]  # fmt: skip
+        "a ",
+        two.data,
+        one.data,
+        " b ",
+        two.data,
+    ]
     assert shown("<image 3> <image 1> <image 0>") == [
-        two.data, "<image 3> ", one.data, " <image 0>",
-    ]  # fmt: skip
+        two.data,
+        "<image 3> ",
+        one.data,
+        " <image 0>",
+    ]
 
 
 def random_text(draw: random.Random) -> str:
@@ -257,13 +334,22 @@ def test_scores_are_those_of_the_published_code(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
-        ("Answer: C", "C"), ("Answer: (B) or so", "B"), ("Answer: A or B", "B"), ("It is (B)", "B"),
-        ("FDA approved", "A"), ("so (A), no, (C)", "C"), ("D.", "D"), ("x", None),
-        ("A is not, B is it", "B"), ("I would say that it is blue car", "B"), ("E ", None),
-        ("Answer: A\nAnswer: D", "D"), ("the red one is what I mean here", "A"),
+        ("Answer: C", "C"),
+        ("Answer: (B) or so", "B"),
+        ("Answer: A or B", "B"),
+        ("It is (B)", "B"),
+        ("FDA approved", "A"),
+        ("so (A), no, (C)", "C"),
+        ("D.", "D"),
+        ("x", None),
+        ("A is not, B is it", "B"),
+        ("I would say that it is blue car", "B"),
+        ("E ", None),
+        ("Answer: A\nAnswer: D", "D"),
+        ("the red one is what I mean here", "A"),
         ("D. and A. both", "A"),
     ],
-)  # fmt: skip
+)
 def test_letters_of_mmmu_pro(text: str, letter: str | None) -> None:
     """What mmmu-pro/evaluate.py says of these texts."""
     assert mmmu_pro_letter(text, ["red", "Blue", "blue car", "green"]) == letter
@@ -272,12 +358,20 @@ def test_letters_of_mmmu_pro(text: str, letter: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("The answer is 1,000", "1000"), ("It is 5, so it is 1000.", "1000"),
-        ("first 3 and then 2,000", "2000"), ("is $7,000.", "7000"), ("is 1.5e3", "1500"),
-        ("12,345.5", "12345.5"), ("is -.5", "-0.5"), ("is 4, not 2.5", "2.5"), ("is -0.001", "0"),
-        ("is 3,", "3"), ("is red  car", "red car"), ("", ""),
+        ("The answer is 1,000", "1000"),
+        ("It is 5, so it is 1000.", "1000"),
+        ("first 3 and then 2,000", "2000"),
+        ("is $7,000.", "7000"),
+        ("is 1.5e3", "1500"),
+        ("12,345.5", "12345.5"),
+        ("is -.5", "-0.5"),
+        ("is 4, not 2.5", "2.5"),
+        ("is -0.001", "0"),
+        ("is 3,", "3"),
+        ("is red  car", "red car"),
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_open_answers_vote_by_their_last_number(text: str, shown: str) -> None:
     assert readings(text).shown == shown
 
@@ -295,10 +389,17 @@ def test_guesses_follow_from_problem_and_text() -> None:
 
 def test_answers_that_are_near() -> None:
     for text, answer, is_near in (
-        ("105", "100", True), ("105.1", "100", False), ("-95", "-100", True), ("5%", "0.05", True),
-        ("0", "0", True), ("0.0", "0", False), ("Yes", "yes", True), ("nan", "nan", False),
-        ("inf", "1", False), ("1,000", "1000", False),
-    ):  # fmt: skip
+        ("105", "100", True),
+        ("105.1", "100", False),
+        ("-95", "-100", True),
+        ("5%", "0.05", True),
+        ("0", "0", True),
+        ("0.0", "0", False),
+        ("Yes", "yes", True),
+        ("nan", "nan", False),
+        ("inf", "1", False),
+        ("1,000", "1000", False),
+    ):
         assert is_relaxed_match(text, answer) == is_near, (text, answer)
     zero = Problem("z", "?", '["0"]')
     verdicts = [get_task("chartqa").score(zero, text)["relaxed"] for text in ("0", "0.0", "0%")]
@@ -342,8 +443,14 @@ def test_a_run_of_bundled_questions(tmp_path: Path) -> None:
 
     model = save_tiny_vision_model(tmp_path / "model", "llava", seed=1)
     result = evaluate(
-        "mmmu", model=str(model), images=True, output=str(tmp_path / "run"), max_tokens=2,
-        num_samples=2, limit=2, temperature=1.0,
-    )  # fmt: skip
+        "mmmu",
+        model=str(model),
+        images=True,
+        output=str(tmp_path / "run"),
+        max_tokens=2,
+        num_samples=2,
+        limit=2,
+        temperature=1.0,
+    )
     assert result.results["usage"]["images_encoded"] == 2  # the two problems share one of them
     assert len(list((tmp_path / "run" / "images").iterdir())) == 2

@@ -50,9 +50,14 @@ class JudgingPlan:
             how: further arguments of `treegen.judge`, such as `models` and `listener`.
         """
         return judge(
-            run, self.rubric, self.judges, wordings=self.wordings, verdicts=self.verdicts,
-            options=self.options, **how,
-        )  # fmt: skip
+            run,
+            self.rubric,
+            self.judges,
+            wordings=self.wordings,
+            verdicts=self.verdicts,
+            options=self.options,
+            **how,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return what run.json keeps. A loaded model is kept by its name, a file by its content."""
@@ -114,12 +119,14 @@ class JudgingPlan:
         judges, kept = found.get("judge"), found.get("options", {})
         rubric = found.get("rubric")  # a file is kept by its content, so no path is taken from here
         whole = (
-            isinstance(judges, list) and judges and all(isinstance(each, str) for each in judges)
+            isinstance(judges, list)
+            and judges
+            and all(isinstance(each, str) for each in judges)
             and isinstance(kept, Mapping)
             and (isinstance(rubric, Mapping) or rubric in (None, *BUILT_IN))
             and type(found.get("wordings")) in (int, type(None))
             and found.get("verdicts") in (None, *KINDS)
-        )  # fmt: skip
+        )
         if not whole:
             raise InputError(
                 "the judged_by in the run's run.json is damaged; name the models with judge=, or "
@@ -127,7 +134,9 @@ class JudgingPlan:
             )
         kept = {name: kept[name] for name in _LOADING if name in kept}
         return cls(
-            judges=tuple(cast("list[str]", judges)), rubric=rubric,
-            wordings=found.get("wordings"), verdicts=found.get("verdicts"),
+            judges=tuple(cast("list[str]", judges)),
+            rubric=rubric,
+            wordings=found.get("wordings"),
+            verdicts=found.get("verdicts"),
             options={**kept, **options},
-        )  # fmt: skip
+        )

@@ -66,15 +66,18 @@ class Judgings:
             PrintableTable(
                 head,
                 [
-                    [each.what, f"{each.now:g}",
-                     "no number" if each.needed is None else f"{each.needed:,}"]
+                    [
+                        each.what,
+                        f"{each.now:g}",
+                        "no number" if each.needed is None else f"{each.needed:,}",
+                    ]
                     for each in summary.needs(half_width)
                 ],
                 (1, 2),
                 f"{summary.title}: for a mean +- {half_width:g}, the rest as it is",
             )
             for summary in self.summaries
-        ]  # fmt: skip
+        ]
 
     def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
         """Return what `needs` tells as plain dicts and lists."""
@@ -168,10 +171,14 @@ def judge(
         usual = getattr(found.jobs[0].task, "rubric", "correctness")
         made = named or load_rubric("pairwise" if pairs else usual)
         asked = _resolve_judge_settings(
-            made, wordings, verdicts or _usual(made, repeats, stop_when), repeats=repeats,
-            decided=stop_when == "decided", chat=chat,
+            made,
+            wordings,
+            verdicts or _usual(made, repeats, stop_when),
+            repeats=repeats,
+            decided=stop_when == "decided",
+            chat=chat,
             drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
-        )  # fmt: skip
+        )
         people = None if labels is None else _people(labels, made, found.answers)
         looked = resolve_judges(judges, options or {})
         if models is None:
@@ -276,9 +283,12 @@ def _resolve_judge_settings(
             f"{next(iter(given))}= is of verdicts by samples; give verdicts='samples' too"
         )
     return JudgeSettings(
-        rubric=rubric, wordings=len(rubric.wordings) if wordings is None else wordings,
-        verdicts=verdicts, **given, **how,
-    )  # fmt: skip
+        rubric=rubric,
+        wordings=len(rubric.wordings) if wordings is None else wordings,
+        verdicts=verdicts,
+        **given,
+        **how,
+    )
 
 
 def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tuple[str, int], float]:

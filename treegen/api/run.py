@@ -222,9 +222,12 @@ def evaluate(
         if plan is not None:
             with JudgeLoader(models) as judges:
                 plan.judge(
-                    found[0].path, progress=progress, models=judges, task=made,
+                    found[0].path,
+                    progress=progress,
+                    models=judges,
+                    task=made,
                     allow_task_code=True,
-                )  # fmt: skip
+                )
     return place.run(found[0].path, made)
 
 

@@ -153,14 +153,22 @@ def _measure(
     floor = case.floor(ceilings)
     rate = case.key_flops * case.prefix / (prefix_us.median / 1e6)
     return AttentionResult(
-        case.rows, case.prefix, case.suffix,
-        shared=shared, fastest=fastest, prefix_us=prefix_us,
+        case.rows,
+        case.prefix,
+        case.suffix,
+        shared=shared,
+        fastest=fastest,
+        prefix_us=prefix_us,
         unshared=unshared,
-        over_copies=speedup(reread=False), over_reread=speedup(reread=True),
-        prefix_flops=rate, prefix_share=rate / ceilings.attention,
-        floor_us=floor * 1e6, share=floor * 1e6 / shared[fastest].median,
-        error=error, skipped=skipped,
-    )  # fmt: skip
+        over_copies=speedup(reread=False),
+        over_reread=speedup(reread=True),
+        prefix_flops=rate,
+        prefix_share=rate / ceilings.attention,
+        floor_us=floor * 1e6,
+        share=floor * 1e6 / shared[fastest].median,
+        error=error,
+        skipped=skipped,
+    )
 
 
 def _iter_unshared_calls(

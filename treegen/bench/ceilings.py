@@ -92,8 +92,9 @@ def _fp8_matmul(device: torch.device, seconds: float) -> float:
         lambda: torch._scaled_mm(
             left, right.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
         ),
-        device, seconds,
-    )  # fmt: skip
+        device,
+        seconds,
+    )
     return 2 * size**3 / taken
 
 

@@ -46,10 +46,13 @@ class ClusterJob:
         """The prompts, of made-up tokens."""
         first = [2 + i % (vocab_size - 2) for i in range(self.prefix)]
         below = [
-            Node([2 + (7 * i + 31 * n) % (vocab_size - 2) for i in range(self.problem_tokens)],
-                 samples=self.samples, id=str(n))
+            Node(
+                [2 + (7 * i + 31 * n) % (vocab_size - 2) for i in range(self.problem_tokens)],
+                samples=self.samples,
+                id=str(n),
+            )
             for n in range(self.problems)
-        ]  # fmt: skip
+        ]
         return Node(first, children=below, samples=0)
 
 
@@ -101,10 +104,11 @@ class ClusterBench(Closeable):
         start = time.perf_counter()
         self._job = job
         self._cluster = Cluster.at(
-            places, options,
+            places,
+            options,
             tokenizer=None if shape is None else byte_tokenizer(),
             make=from_checkpoint if shape is None else RandomModelFactory(shape),
-        )  # fmt: skip
+        )
         try:
             begun = time.perf_counter()
             self.startup_seconds = begun - start

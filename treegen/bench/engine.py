@@ -211,8 +211,9 @@ def _transformers(
         ("transformers generate, n copies", samples, 1),
         ("transformers generate, num_return_sequences", 1, samples),
     ):
-        batch = tokenizer([p for p in prompts for _ in range(copies)], return_tensors="pt",
-                          padding=True)  # fmt: skip
+        batch = tokenizer(
+            [p for p in prompts for _ in range(copies)], return_tensors="pt", padding=True
+        )
         start = time.perf_counter()
         out = model.generate(
             **batch,

@@ -188,12 +188,16 @@ class _Case:
         def few(levels: list[HostLevel]) -> list[HostLevel]:
             return [
                 replace(
-                    level, start_G=level.start_G[:rows], stop_G=level.stop_G[:rows].clip(max=rows),
-                    pages_GP=level.pages_GP[:rows], kv_len_G=level.kv_len_G[:rows],
-                    kv_start_G=level.kv_start_G[:rows], memo={},
+                    level,
+                    start_G=level.start_G[:rows],
+                    stop_G=level.stop_G[:rows].clip(max=rows),
+                    pages_GP=level.pages_GP[:rows],
+                    kv_len_G=level.kv_len_G[:rows],
+                    kv_start_G=level.kv_start_G[:rows],
+                    memo={},
                 )
                 for level in levels
-            ]  # fmt: skip
+            ]
 
         want = self.call(few(self.levels), "reference", rows)()
         forms = [self.levels, *([self.copied] if self.suffix else [])]

@@ -91,8 +91,11 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     try:
         _stock(module, prompt[:4], texts[0][:4], job.top, wanted=True)
         for wanted in (True, False):
-            found, took = _time_call(lambda how=wanted: _stock(  # type: ignore[misc]
-                module, prompt, texts[0], job.top, wanted=how))  # fmt: skip
+            found, took = _time_call(
+                lambda how=wanted: _stock(  # type: ignore[misc]
+                    module, prompt, texts[0], job.top, wanted=how
+                )
+            )
             name = f"transformers, {'logits of the text' if wanted else 'all logits'}"
             counted = _count(llm, job, 1, wanted=wanted)
             yield ScoreTime(name, 1, *took, counted, _off(found, scores[0]))

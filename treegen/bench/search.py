@@ -62,9 +62,14 @@ def compare(
         async def solve(root: SearchNode) -> SearchOutcome:
             step = sample_steps(samples, stop=())
             return await bfs(
-                root, step, mean_logprob, lambda node: node.depth == depth,
-                breadth=breadth, depth=depth, solutions=None,
-            )  # fmt: skip
+                root,
+                step,
+                mean_logprob,
+                lambda node: node.depth == depth,
+                breadth=breadth,
+                depth=depth,
+                solutions=None,
+            )
 
         llm.search(solve, prompts[:2], params)  # warm up
         start = time.perf_counter()
@@ -78,9 +83,12 @@ def _time(name: str, start: float, prefilled: int, results: Sequence[SearchResul
     seconds = time.perf_counter() - start
     usages = [result.usage for result in results]
     return SearchTime(
-        name, seconds, prefilled,
-        sum(usage.tokens_decoded for usage in usages), sum(usage.nodes for usage in usages),
-    )  # fmt: skip
+        name,
+        seconds,
+        prefilled,
+        sum(usage.tokens_decoded for usage in usages),
+        sum(usage.nodes for usage in usages),
+    )
 
 
 def _run_reprompted(llm: LLM, searches: AskTell) -> SearchTime:

@@ -71,18 +71,27 @@ def self_check(options: EngineOptions, problems: int) -> SelfCheckResult:
     found = list(check.arrangements())
     promised = options.reproducible or (facts.device_type, facts.dtype) == ("cpu", "float32")
     document = {
-        "model": options.model, "device": facts.device_type, "dtype": facts.dtype,
-        "impl": check.usage.impl, "reproducible": options.reproducible, "promised": promised,
+        "model": options.model,
+        "device": facts.device_type,
+        "dtype": facts.dtype,
+        "impl": check.usage.impl,
+        "reproducible": options.reproducible,
+        "promised": promised,
         **{name: sum(getattr(each, name) for each in found) for name in ("samples", "same")},
         "arrangements": [asdict(each) for each in found],
-    }  # fmt: skip
+    }
     return SelfCheckResult(promised, document, arrangement_table(found))
 
 
 def arrangement_table(found: Iterable[Arrangement]) -> PrintableTable:
     """A row for each arrangement."""
-    columns = {"Arrangement": "{0.name}", "Samples": "{0.samples:,}", "Same": "{0.same:,}",
-               "To the bit": "{0.to_the_bit:,}", "Preempted": "{0.preemptions:,}"}  # fmt: skip
+    columns = {
+        "Arrangement": "{0.name}",
+        "Samples": "{0.samples:,}",
+        "Same": "{0.same:,}",
+        "To the bit": "{0.to_the_bit:,}",
+        "Preempted": "{0.preemptions:,}",
+    }
     return PrintableTable.of(found, columns, words=["Arrangement"])
 
 

@@ -63,8 +63,12 @@ def time_engine(
     tell.echo(f"{_headline(about)}\n")
     steps = list(engine.overhead())
     tell.echo("Host time of a decode step in which no row ends; the model's pass is free.")
-    columns = {"Rows": "{0.rows:,}", "Vocabulary": "{0.vocab_size}",
-               "median ms": "{0.median_ms:.3f}", "90% ms": "{0.p90_ms:.3f}"}  # fmt: skip
+    columns = {
+        "Rows": "{0.rows:,}",
+        "Vocabulary": "{0.vocab_size}",
+        "median ms": "{0.median_ms:.3f}",
+        "90% ms": "{0.p90_ms:.3f}",
+    }
     tell.print_table(PrintableTable.of(steps, columns))
     memory = engine.memory()
     tell.echo(
@@ -75,8 +79,12 @@ def time_engine(
     rows = list(engine.throughput(model, problems=problems, samples=samples, max_tokens=max_tokens))
     what = f"{problems} problems x {samples} samples x {max_tokens} tokens"
     tell.echo(f"\n{what}, {model or _RANDOM}")
-    columns = {"Engine": "{0.name}", "tokens/s": "{0.tokens_per_second:,.0f}",
-               "seconds": "{0.seconds:.2f}", "prompt tokens": "{0.prompt_tokens:,}"}  # fmt: skip
+    columns = {
+        "Engine": "{0.name}",
+        "tokens/s": "{0.tokens_per_second:,.0f}",
+        "seconds": "{0.seconds:.2f}",
+        "prompt tokens": "{0.prompt_tokens:,}",
+    }
     tell.print_table(PrintableTable.of(rows, columns, words=["Engine"]))
     return {
         "machine": about,
@@ -99,9 +107,13 @@ def time_search(tell: Reporter, model: str | None, **sizes: int) -> dict[str, An
         "per node, {breadth} go on; ".format(**sizes)
         + (model or _RANDOM)
     )
-    columns = {"Search": "{0.name}", "seconds": "{0.seconds:.2f}",
-               "prompt tokens computed": "{0.prefilled:,}", "tokens decoded": "{0.decoded:,}",
-               "nodes": "{0.nodes:,}"}  # fmt: skip
+    columns = {
+        "Search": "{0.name}",
+        "seconds": "{0.seconds:.2f}",
+        "prompt tokens computed": "{0.prefilled:,}",
+        "tokens decoded": "{0.decoded:,}",
+        "nodes": "{0.nodes:,}",
+    }
     tell.print_table(PrintableTable.of(rows, columns, words=["Search"]))
     tell.echo(
         f"\n{again.prefilled / live.prefilled:.1f} times fewer prompt tokens, "
@@ -118,19 +130,31 @@ def time_methods(tell: Reporter, model: str | None, **sizes: Any) -> dict[str, A
     about = describe_machine(resolve_device("auto"))
     tell.echo(f"{_headline(about)}\n")
     times = compare_methods(model, **sizes)
-    columns = {"Method": "{0[0].name}", "seconds": "{0[0].seconds:.2f}", "beam = 1": "{0[1]:.2f}",
-               "forward passes": "{0[0].steps:,}", "tokens decoded": "{0[0].decoded:,}",
-               "nodes": "{0[0].nodes:,}"}  # fmt: skip
+    columns = {
+        "Method": "{0[0].name}",
+        "seconds": "{0[0].seconds:.2f}",
+        "beam = 1": "{0[1]:.2f}",
+        "forward passes": "{0[0].steps:,}",
+        "tokens decoded": "{0[0].decoded:,}",
+        "nodes": "{0[0].nodes:,}",
+    }
     beside = [(each, each.seconds / times[0].seconds) for each in times]
     tell.print_table(PrintableTable.of(beside, columns, words=["Method"]))
     return {"machine": about, "methods": [asdict(row) for row in times]}
 
 
 def time_attention(
-    tell: Reporter, grid: list[tuple[int, int, int]], levels: Sequence[tuple[int, int]],
-    heads: Sequence[int], shape: str | None, *, repeats: int, dtype: str, device: str,
+    tell: Reporter,
+    grid: list[tuple[int, int, int]],
+    levels: Sequence[tuple[int, int]],
+    heads: Sequence[int],
+    shape: str | None,
+    *,
+    repeats: int,
+    dtype: str,
+    device: str,
     ceiling_seconds: float | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Measure the attention operator alone.
 
     grid: rows, keys of the prefix, and keys of each row's own.
@@ -155,9 +179,12 @@ def time_attention(
         form = latent.FORMS[shape]
         told = f"{shape}: {form.heads} heads; {medians}"
         results = _report_each(
-            tell, latent.measure(grid, form, found, **how), table.latent_line, table.latent_table,
+            tell,
+            latent.measure(grid, form, found, **how),
+            table.latent_line,
+            table.latent_table,
             told,
-        )  # fmt: skip
+        )
     elif levels:
         parts = [cascade.LevelShape(*pair) for pair in levels]
         cascades = cascade.measure([rows for rows, *_ in grid], parts, sizes, found, **how)
@@ -166,16 +193,28 @@ def time_attention(
         shared = attention.measure(grid, sizes, found, **how)
         results = _report_each(tell, shared, table.attention_case_line, table.attention_table, told)
     return {
-        "bench": "latent" if shape else "levels" if levels else "attention", "machine": about,
-        "ceilings": asdict(found), "heads": asdict(latent.FORMS[shape] if shape else sizes),
+        "bench": "latent" if shape else "levels" if levels else "attention",
+        "machine": about,
+        "ceilings": asdict(found),
+        "heads": asdict(latent.FORMS[shape] if shape else sizes),
         "results": results,
-    }  # fmt: skip
+    }
 
 
 def time_prefill(
-    tell: Reporter, shape: str | None, model: str | None, sizes: Sequence[int], *, prefix: int,
-    passes: int, repeats: int, dtype: str, device: str, ceiling_seconds: float | None, **made: Any,
-) -> dict[str, Any]:  # fmt: skip
+    tell: Reporter,
+    shape: str | None,
+    model: str | None,
+    sizes: Sequence[int],
+    *,
+    prefix: int,
+    passes: int,
+    repeats: int,
+    dtype: str,
+    device: str,
+    ceiling_seconds: float | None,
+    **made: Any,
+) -> dict[str, Any]:
     """Measure passes over a few prompt tokens. made: how the engine is made."""
     built, tokenizer = _build_model(shape, model, dtype=dtype, device=device)
     found = ceilings.measure(built.device, built.dtype, ceiling_seconds)
@@ -186,10 +225,13 @@ def time_prefill(
     built.close()
     tell.print_table(pass_table(times))
     return {
-        "bench": "prefill", "machine": about, "model": built.spec.name, "ceilings": asdict(found),
+        "bench": "prefill",
+        "machine": about,
+        "model": built.spec.name,
+        "ceilings": asdict(found),
         "settings": made,
         "results": [asdict(each) | {"times_floor": each.times_floor} for each in times],
-    }  # fmt: skip
+    }
 
 
 def time_score(
@@ -215,16 +257,28 @@ def time_score(
     built.close()
     tell.print_table(score_table(times))
     return {
-        "bench": "score", "machine": about, "model": built.spec.name, "layers": deep,
-        "job": asdict(wanted), "results": [asdict(each) for each in times],
-    }  # fmt: skip
+        "bench": "score",
+        "machine": about,
+        "model": built.spec.name,
+        "layers": deep,
+        "job": asdict(wanted),
+        "results": [asdict(each) for each in times],
+    }
 
 
 def time_guesses(
-    tell: Reporter, shape: str | None, model: str | None, trace: str | None, *,
-    rows: Sequence[int], prefixes: Sequence[int], own_tokens: int, repeats: int,
-    kind: dict[str, Any], made: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    tell: Reporter,
+    shape: str | None,
+    model: str | None,
+    trace: str | None,
+    *,
+    rows: Sequence[int],
+    prefixes: Sequence[int],
+    own_tokens: int,
+    repeats: int,
+    kind: dict[str, Any],
+    made: dict[str, Any],
+) -> dict[str, Any]:
     """Measure jobs of recorded samples without guesses and with them.
 
     trace: a file of recorded samples. kind: how the model is loaded. made: how the engine is made.
@@ -249,15 +303,27 @@ def time_guesses(
     built.close()
     tell.print_table(gain_table(gains))
     return {
-        "bench": "speculate", "machine": about, "model": built.spec.name,
-        "trace": recorded.source, "settings": made, "results": [asdict(gain) for gain in gains],
-    }  # fmt: skip
+        "bench": "speculate",
+        "machine": about,
+        "model": built.spec.name,
+        "trace": recorded.source,
+        "settings": made,
+        "results": [asdict(gain) for gain in gains],
+    }
 
 
 def time_decoding(
-    tell: Reporter, cases: Sequence[Case], shape: str | None, model: str | None, title: str, *,
-    settings: Settings, ceiling_seconds: float | None, image_tokens: int = 0, **kind: Any,
-) -> tuple[list[WorkloadResult], dict[str, Any]]:  # fmt: skip
+    tell: Reporter,
+    cases: Sequence[Case],
+    shape: str | None,
+    model: str | None,
+    title: str,
+    *,
+    settings: Settings,
+    ceiling_seconds: float | None,
+    image_tokens: int = 0,
+    **kind: Any,
+) -> tuple[list[WorkloadResult], dict[str, Any]]:
     """Measure cases on a shape or a checkpoint.
 
     image_tokens: of an image that stands before each prefix, about; 0 for none.
@@ -299,11 +365,16 @@ def time_decoding(
     built.close()
     tell.print_table(table.results_table(results))
     return results, {
-        "tensor_parallel_size": ranks, "quantization": quantization,
-        "kv_cache_dtype": kind["kv_cache_dtype"], "machine": about, "model": built.spec.name,
-        "weights": "random" if shape else "checkpoint", "ceilings": asdict(found),
-        "settings": asdict(settings), "results": [asdict(each) for each in results],
-    }  # fmt: skip
+        "tensor_parallel_size": ranks,
+        "quantization": quantization,
+        "kv_cache_dtype": kind["kv_cache_dtype"],
+        "machine": about,
+        "model": built.spec.name,
+        "weights": "random" if shape else "checkpoint",
+        "ceilings": asdict(found),
+        "settings": asdict(settings),
+        "results": [asdict(each) for each in results],
+    }
 
 
 def tell_ratios(tell: Reporter, results: Sequence[WorkloadResult]) -> list[dict[str, Any]]:
@@ -342,16 +413,25 @@ def time_cluster(
         f"{wanted.problems} problems x {wanted.samples} samples below {wanted.prefix} tokens, "
         f"{shape or options.model}, {'GPUs' if places.device == 'cuda' else 'CPU workers'}"
     )
-    columns = {"Workers": "{0[0].workers}", "tokens/s": "{0[0].tokens_per_second:,.0f}",
-               "times one": "{0[1]:.2f}", "seconds": "{0[0].seconds:.2f}",
-               "prompt tokens": "{0[0].prompt_tokens:,}"}  # fmt: skip
+    columns = {
+        "Workers": "{0[0].workers}",
+        "tokens/s": "{0[0].tokens_per_second:,.0f}",
+        "times one": "{0[1]:.2f}",
+        "seconds": "{0[0].seconds:.2f}",
+        "prompt tokens": "{0[0].prompt_tokens:,}",
+    }
     one = found[0].tokens_per_second
     tell.print_table(
         PrintableTable.of([(each, each.tokens_per_second / one) for each in found], columns)
     )
     results = [asdict(e) | {"tokens_per_second": e.tokens_per_second} for e in found]
-    return {"bench": "cluster", "device": places.device, "job": asdict(wanted), **starts,
-            "results": results}  # fmt: skip
+    return {
+        "bench": "cluster",
+        "device": places.device,
+        "job": asdict(wanted),
+        **starts,
+        "results": results,
+    }
 
 
 def _headline(about: dict[str, Any]) -> str:

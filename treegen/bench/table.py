@@ -37,10 +37,30 @@ def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     """What workloads took in each mode, by workload."""
     order = list(dict.fromkeys(result.workload for result in results))
     several = len({workload.name for workload in order}) > 1
-    head = ("Job", "Prefix", "Problems", "Rows", "Mode", "tokens/s", "low-high", "step ms",
-            "roofline ms", "share", "GPU busy", "with prefill", "run s", "start-up s", "encode ms",
-            "prefill ms", "KV", "GPU",
-            "keys read", "saved", "read once", "kernels")  # fmt: skip
+    head = (
+        "Job",
+        "Prefix",
+        "Problems",
+        "Rows",
+        "Mode",
+        "tokens/s",
+        "low-high",
+        "step ms",
+        "roofline ms",
+        "share",
+        "GPU busy",
+        "with prefill",
+        "run s",
+        "start-up s",
+        "encode ms",
+        "prefill ms",
+        "KV",
+        "GPU",
+        "keys read",
+        "saved",
+        "read once",
+        "kernels",
+    )
     rows, remarks = [], []
     for result in sorted(results, key=lambda result: order.index(result.workload)):
         if result.skipped:
@@ -159,9 +179,20 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
     """The operator beside attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
-    head = ("Rows", "Prefix", "Suffix", *(f"{name} us" for name in shared), "low-high", "roofline",
-            "share", "prefix TFLOP/s", "of ceiling", *(f"{name} us" for name in unshared),
-            "over copies", "over reread")  # fmt: skip
+    head = (
+        "Rows",
+        "Prefix",
+        "Suffix",
+        *(f"{name} us" for name in shared),
+        "low-high",
+        "roofline",
+        "share",
+        "prefix TFLOP/s",
+        "of ceiling",
+        *(f"{name} us" for name in unshared),
+        "over copies",
+        "over reread",
+    )
     rows = [
         (
             f"{r.rows:,}",

@@ -52,10 +52,13 @@ VISION_SHAPES: Final = {
     ),
     "qwen3-vl-4b": VisionShape(SHAPES["qwen3-4b"], 24, 1024, 4096, (5, 11, 17)),
     "qwen3-vl-8b": VisionShape(
-        Shape("qwen3-8b", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936), 27, 1152, 4304,
+        Shape("qwen3-8b", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936),
+        27,
+        1152,
+        4304,
         (8, 16, 24),
     ),
-}  # fmt: skip
+}
 
 
 def check_alone(image_tokens: int, **others: object) -> None:
@@ -209,36 +212,51 @@ def _config(shape: VisionShape, markers: list[int]) -> Any:
     return AutoConfig.for_model(
         "qwen3_vl",
         text_config={
-            "vocab_size": text.vocab_size, "hidden_size": text.hidden,
-            "intermediate_size": text.intermediate, "num_hidden_layers": text.layers,
-            "num_attention_heads": text.q_heads, "num_key_value_heads": text.kv_heads,
-            "head_dim": text.head_dim, "max_position_embeddings": _CONTEXT,
-            "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+            "vocab_size": text.vocab_size,
+            "hidden_size": text.hidden,
+            "intermediate_size": text.intermediate,
+            "num_hidden_layers": text.layers,
+            "num_attention_heads": text.q_heads,
+            "num_key_value_heads": text.kv_heads,
+            "head_dim": text.head_dim,
+            "max_position_embeddings": _CONTEXT,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "pad_token_id": 1,
             "rope_parameters": {
-                "rope_type": "default", "rope_theta": 5e6,
+                "rope_type": "default",
+                "rope_theta": 5e6,
                 "mrope_section": [axes - 2 * (axes // 3), axes // 3, axes // 3],
             },
         },
         vision_config={
-            "depth": shape.depth, "hidden_size": shape.hidden, "num_heads": shape.heads,
-            "intermediate_size": shape.intermediate, "out_hidden_size": text.hidden,
-            "patch_size": shape.patch, "num_position_embeddings": shape.positions,
+            "depth": shape.depth,
+            "hidden_size": shape.hidden,
+            "num_heads": shape.heads,
+            "intermediate_size": shape.intermediate,
+            "out_hidden_size": text.hidden,
+            "patch_size": shape.patch,
+            "num_position_embeddings": shape.positions,
             "deepstack_visual_indexes": list(shape.deepstack),
         },
         tie_word_embeddings=text.tied,
-        image_token_id=image, vision_start_token_id=start, vision_end_token_id=end,
+        image_token_id=image,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
         video_token_id=video,
-    )  # fmt: skip
+    )
 
 
 def _write_processor(folder: Path, shape: VisionShape) -> None:
     """Write the files of a processor that takes images as large as they are."""
     token = (2 * shape.patch) ** 2  # pixels
     images = {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": shape.patch,
-        "merge_size": 2, "temporal_patch_size": 2,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": shape.patch,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
         "size": {"shortest_edge": 4 * token, "longest_edge": 2**16 * token},
-    }  # fmt: skip
+    }
     (folder / "preprocessor_config.json").write_text(json.dumps(images), encoding="utf-8")
     name = json.dumps({"processor_class": "Qwen3VLProcessor"})
     (folder / "processor_config.json").write_text(name, encoding="utf-8")

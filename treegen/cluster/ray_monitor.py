@@ -28,9 +28,13 @@ class RayMonitor:
         self._server = (host.strip("[]"), int(port))
         # A driver may be connected from a machine that is no node.
         self._raylet = next(
-            ((node["NodeManagerAddress"], int(node["NodeManagerPort"]))
-             for node in ray.nodes() if node["NodeID"] == own), None
-        )  # fmt: skip
+            (
+                (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+                for node in ray.nodes()
+                if node["NodeID"] == own
+            ),
+            None,
+        )
         self._last = time.monotonic()
         self._refused: float | None = None  # since when the server does not answer
         self._told = ""

@@ -178,10 +178,20 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 _NAMES: Final[Mapping[Any, str]] = {
-    int: "an integer", float: "a number", str: "text", bool: "True or False", None: "None",
-    NoneType: "None", abc.Callable: "a function", abc.Sequence: "a list", abc.Iterable: "a list",
-    abc.Collection: "a list", tuple: "a list", list: "a list", abc.Mapping: "a mapping",
-}  # fmt: skip
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
+    None: "None",
+    NoneType: "None",
+    abc.Callable: "a function",
+    abc.Sequence: "a list",
+    abc.Iterable: "a list",
+    abc.Collection: "a list",
+    tuple: "a list",
+    list: "a list",
+    abc.Mapping: "a mapping",
+}
 
 
 def _describe_annotation(kind: Any) -> str:

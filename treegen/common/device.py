@@ -73,9 +73,12 @@ class StagingBuffer:
         self._turn = 0
 
     def send(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device,
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
         write: Callable[[NDArray[Any]], None],
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """A tensor filled like those of `fill`, copied while the device does what it has to do."""
         if device.type != "cuda":
             made = torch.empty(*shape, dtype=dtype, device=device)
@@ -155,8 +158,10 @@ def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -
             whole[storage.data_ptr()] = copy(raw)
         there = torch.empty(0, dtype=tensor.dtype).set_(
             whole[storage.data_ptr()].untyped_storage(),
-            tensor.storage_offset(), tensor.shape, tensor.stride(),
-        )  # fmt: skip
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
         copies.append(there)
     return copies
 

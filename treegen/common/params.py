@@ -25,9 +25,12 @@ MAX_REPETITION = 1e4
 STRUCTURES = ("json_schema", "regex", "grammar", "choice")
 # By which a draw depends on the tokens before it, and the values that change nothing.
 PENALTIES: Mapping[str, Any] = {
-    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0, "bad_words": (),
-}  # fmt: skip
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words": (),
+}
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens mean nothing, and overflow
 
 
@@ -344,13 +347,29 @@ class SamplingParams:
         `n` and `max_tokens` are not among them, because each request has its own.
         """
         return (
-            self.temperature, self.top_p, self.top_k, self.min_p, self.stops,
-            tuple(self.stop_token_ids), self.ignore_eos, self.seed, self.logprobs,
-            self.include_stop, self.min_tokens, self.biases, self.confidence, self.min_confidence,
-            self.confidence_window, self.self_certainty,
-            self.max_thinking_tokens, self.reasoning_tags, self.thinking_end, self.logprobs_mode,
-            *self.penalties.items(), *(self.structure or ()),
-        )  # fmt: skip
+            self.temperature,
+            self.top_p,
+            self.top_k,
+            self.min_p,
+            self.stops,
+            tuple(self.stop_token_ids),
+            self.ignore_eos,
+            self.seed,
+            self.logprobs,
+            self.include_stop,
+            self.min_tokens,
+            self.biases,
+            self.confidence,
+            self.min_confidence,
+            self.confidence_window,
+            self.self_certainty,
+            self.max_thinking_tokens,
+            self.reasoning_tags,
+            self.thinking_end,
+            self.logprobs_mode,
+            *self.penalties.items(),
+            *(self.structure or ()),
+        )
 
     @property
     def reports_signals(self) -> bool:

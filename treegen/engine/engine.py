@@ -177,9 +177,16 @@ class Engine:
     def executor(self) -> ModelRunner:
         """What computes the passes of a run."""
         return ModelRunner(
-            self.model, self.cache, self.graphs, self.impl, self._ranks,
-            self.model.spec.vocab_size, self.guesser.executor, self.prefills, self.encodings,
-        )  # fmt: skip
+            self.model,
+            self.cache,
+            self.graphs,
+            self.impl,
+            self._ranks,
+            self.model.spec.vocab_size,
+            self.guesser.executor,
+            self.prefills,
+            self.encodings,
+        )
 
     def check_ready(self) -> None:
         """Raise InputError while another run is not finished, or if the model cannot be used."""

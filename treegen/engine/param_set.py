@@ -34,9 +34,11 @@ class ParamSet:
         own = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *own, strict=True) if stops or own else ((), (), ())
         return Bias(
-            np.array(token, np.int64), np.array(value, np.float32), np.array(until, np.int64),
+            np.array(token, np.int64),
+            np.array(value, np.float32),
+            np.array(until, np.int64),
             self.stopping.bad_words,
-        )  # fmt: skip
+        )
 
 
 def param_sets(

@@ -94,9 +94,13 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     source = _source(engine)
     ranks = engine.tensor_parallel_size
     spec = load_spec(
-        engine.model, dtype, device="cpu",  # dtype is settled
-        kv_cache_dtype=engine.kv_cache_dtype, ranks=ranks, **source,
-    )  # fmt: skip
+        engine.model,
+        dtype,
+        device="cpu",  # dtype is settled
+        kv_cache_dtype=engine.kv_cache_dtype,
+        ranks=ranks,
+        **source,
+    )
     if engine.speculates:
         from treegen.engine.speculative.speculation import check_speculation
 

@@ -81,8 +81,12 @@ def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
     known = found if type(found) is dict or isinstance(found, Mapping) else {}
     for name in task.filters:
         if not isinstance(known.get(name), Verdict):
-            raise _wrong(task, f"score of problem {problem.id!r}", f"gives {found!r:.80}; it must "
-                         f"give a Verdict for each filter: {', '.join(task.filters)}")  # fmt: skip
+            raise _wrong(
+                task,
+                f"score of problem {problem.id!r}",
+                f"gives {found!r:.80}; it must "
+                f"give a Verdict for each filter: {', '.join(task.filters)}",
+            )
     return found
 
 

@@ -235,9 +235,12 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
 
 
 def _image_tokens(
-    options: EngineOptions, directory: Path, config: PretrainedConfig, spec: ModelSpec,
+    options: EngineOptions,
+    directory: Path,
+    config: PretrainedConfig,
+    spec: ModelSpec,
     sizes: Sequence[tuple[int, int]],
-) -> dict[tuple[int, int], int]:  # fmt: skip
+) -> dict[tuple[int, int], int]:
     """Return how many tokens images of some sizes become, from the model's own processor.
 
     Raises:

@@ -81,9 +81,17 @@ def _write_and_attend(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend` on the batch of this pass."""
     return write_and_attend(
-        q_THK, k_TGK, v_TGV, resolve_proxy(keys), resolve_proxy(values), _current.get(),
-        scale=scale, window=window, softcap=softcap, sinks=sinks_H,
-    ).contiguous()  # fmt: skip
+        q_THK,
+        k_TGK,
+        v_TGV,
+        resolve_proxy(keys),
+        resolve_proxy(values),
+        _current.get(),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks_H,
+    ).contiguous()
 
 
 @_write_and_attend.register_fake
@@ -107,9 +115,17 @@ def _write_and_attend_latents(
 ) -> Tensor:
     """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
     return write_and_attend_latents(
-        q_THK, latent_TGR, rotated_TGP, resolve_proxy(keys), up_HXR, _current.get(),
-        scale=scale, window=window, softcap=softcap, sinks=sinks_H,
-    ).contiguous()  # fmt: skip
+        q_THK,
+        latent_TGR,
+        rotated_TGP,
+        resolve_proxy(keys),
+        up_HXR,
+        _current.get(),
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks_H,
+    ).contiguous()
 
 
 @_write_and_attend_latents.register_fake

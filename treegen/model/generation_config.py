@@ -11,22 +11,40 @@ from treegen.model.checkpoint.files import read_object
 
 # Settings that vLLM and transformers take from the file too, by names that SamplingParams shares.
 NAMES: Final = (
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size",
-    "presence_penalty", "frequency_penalty",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "presence_penalty",
+    "frequency_penalty",
+)
 _OF_DRAWS: Final = ("temperature", "top_p", "top_k", "min_p")
 
 
 # What else of the file changes the draws of `generate`, with the values that change nothing.
 _LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
-    "typical_p": (1,), "epsilon_cutoff": (0,), "eta_cutoff": (0,), "top_h": (), "sequence_bias": (),
-    "bad_words_ids": ([],), "suppress_tokens": ([],), "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (), "forced_eos_token_id": (), "exponential_decay_length_penalty": (),
-    "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "sequence_bias": (),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
     "guidance_scale": (1,),
-    "min_length": (0,), "min_new_tokens": (0,), "num_beams": (1,), "penalty_alpha": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0,),
     "watermarking_config": (),
-}  # fmt: skip
+}
 
 
 def difference_from_generate(directory: Path | None) -> str:

@@ -206,8 +206,11 @@ def _attention(
     pool = treegen.layers[call.layer]
     new = call.q_THK, call.k_TGK, call.v_TGV
     asked: AttendOptions = {
-        "scale": call.scale, "window": call.window, "softcap": call.softcap, "sinks": call.sinks_H
-    }  # fmt: skip
+        "scale": call.scale,
+        "window": call.window,
+        "softcap": call.softcap,
+        "sinks": call.sinks_H,
+    }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
             *new, pool.keys, get_up_projection(module), treegen, **asked

@@ -120,10 +120,14 @@ def load_model(
     check_weights(directory)
     added = None if adapter is None else find_adapter(adapter)
     spec = spec_of(
-        os.fspath(path), directory, config, kind,
-        kv_cache_dtype=kv_cache_dtype, trust_remote_code=trust_remote_code,
+        os.fspath(path),
+        directory,
+        config,
+        kind,
+        kv_cache_dtype=kv_cache_dtype,
+        trust_remote_code=trust_remote_code,
         ranks=ranks.size if ranks else 1,
-    )  # fmt: skip
+    )
     towers = spec.unreached if images else ()
     if images and (ranks is None or not ranks.rank):
         spec = replace(spec, unreached=())
@@ -134,14 +138,29 @@ def load_model(
     if stored is None and not is_gguf(directory):
         _refuse_bare_fp8(directory)
     module = _load_weights(
-        directory, config, spec, kind, target, trust_remote_code, ranks, stored, stays,
-        quantization, added, images, towers,
-    )  # fmt: skip
+        directory,
+        config,
+        spec,
+        kind,
+        target,
+        trust_remote_code,
+        ranks,
+        stored,
+        stays,
+        quantization,
+        added,
+        images,
+        towers,
+    )
     model = Model(
-        module, spec, kind, impl=impl, ranks=ranks,
+        module,
+        spec,
+        kind,
+        impl=impl,
+        ranks=ranks,
         fingerprint=fingerprint(directory, added.directory if added else None),
         quantization="fp8" if stays_8 or quantization == "fp8" else None,
-    )  # fmt: skip
+    )
     if check:
         check_model(model)
     if images:
@@ -197,17 +216,26 @@ def from_module(
     if module.dtype not in DTYPES.values():
         raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
     spec = spec_of(
-        name or config.model_type, None, config, module.dtype,
-        kv_cache_dtype=kv_cache_dtype, ranks=ranks.size if ranks else 1,
-    )  # fmt: skip
+        name or config.model_type,
+        None,
+        config,
+        module.dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        ranks=ranks.size if ranks else 1,
+    )
     prepare(module)
     if quantization == "fp8":
         quantize_matrices(module, module.device)
     module.set_attn_implementation(attention_of_text(config, ATTENTION))
     model = Model(
-        module, spec, module.dtype, fingerprint="", impl=impl, ranks=ranks,
+        module,
+        spec,
+        module.dtype,
+        fingerprint="",
+        impl=impl,
+        ranks=ranks,
         quantization="fp8" if quantization == "fp8" else None,
-    )  # fmt: skip
+    )
     if check:
         check_model(model)
     return model

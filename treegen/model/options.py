@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from treegen.common.drafter import DraftFunction
 
 LOADING: Final = (
-    "dtype", "quantization", "kv_cache_dtype", "device", "check", "revision", "trust_remote_code",
-    "tensor_parallel_size", "adapter", "images",
-)  # fmt: skip
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "device",
+    "check",
+    "revision",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "adapter",
+    "images",
+)
 """The options that matter to loading alone."""
 QUANTIZATIONS: Final = ("fp8", "mxfp4", "none")
 KV_CACHE_DTYPES: Final = ("auto", "fp8")

@@ -163,10 +163,13 @@ def pad_batch(batch: Batch) -> Batch:
         levels = replace(levels, positions_T=positions_T)
     rotary_AT = batch.rotary_AT
     return replace(
-        batch, tokens_T=longer(batch.tokens_T), positions_T=positions_T,
-        slots_T=longer(batch.slots_T), levels=levels,
+        batch,
+        tokens_T=longer(batch.tokens_T),
+        positions_T=positions_T,
+        slots_T=longer(batch.slots_T),
+        levels=levels,
         rotary_AT=None if rotary_AT is None else longer(rotary_AT),
-    )  # fmt: skip
+    )
 
 
 def build_warmup_batch(layers: Sequence[LayerKV], device: torch.device, impl: str = IMPL) -> Batch:
@@ -175,6 +178,10 @@ def build_warmup_batch(layers: Sequence[LayerKV], device: torch.device, impl: st
     one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     level = HostLevel(none, one * _COMPILED_ROWS, none[:, None], one, none, causal=False)
     return Batch(
-        zeros_T, zeros_T, zeros_T, zeros_T[:_LEAST_ROWS],
-        prepare_host([level], zeros_T, device, impl), layers,
-    )  # fmt: skip
+        zeros_T,
+        zeros_T,
+        zeros_T,
+        zeros_T[:_LEAST_ROWS],
+        prepare_host([level], zeros_T, device, impl),
+        layers,
+    )

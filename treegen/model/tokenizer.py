@@ -83,7 +83,9 @@ def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerB
     """
     directory = locate(options.model, options.revision, weights=False)
     config = read_config(
-        options.model, directory, revision=options.revision,
+        options.model,
+        directory,
+        revision=options.revision,
         trust_remote_code=options.trust_remote_code,
-    )  # fmt: skip
+    )
     return load_processor(directory, config, tokenizer)

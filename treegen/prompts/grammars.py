@@ -29,9 +29,11 @@ Structure = tuple[str, str]
 
 # What vLLM's server calls them, in a request and in its structured_outputs.
 _NAMES: Final = {
-    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
     "guided_choice": "choice",
-}  # fmt: skip
+}
 _WITHIN: Final = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "choice": "choice"}
 # Tokens of which a grammar often allows all or none. Beside those that llguidance knows, which are
 # for strings of JSON, these are for words in a regular expression: masks are made in half the time
@@ -45,8 +47,10 @@ _SECONDS_OF_LANES: Final = 0.5  # the time that all lanes of a grammar may take 
 _MOST_TOLD: Final = 200  # characters of what llguidance says
 _Made = TypeVar("_Made")
 JSON_SPACE: Final[Any] = {
-    "whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ",
-}  # fmt: skip
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 """How JSON is written: as by `json.dumps`, unless a schema has an `x-guidance` of its own.
 
 Where any white space may stand, a model may write nothing else until its limit."""

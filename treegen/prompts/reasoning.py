@@ -19,10 +19,18 @@ NAME: Final = "reasoning"
 
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")  # true or false
 # What every template is given, and no argument.
-_ALWAYS: Final = frozenset({
-    "messages", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token",
-    "raise_exception", "strftime_now",
-})  # fmt: skip
+_ALWAYS: Final = frozenset(
+    {
+        "messages",
+        "add_generation_prompt",
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+        "raise_exception",
+        "strftime_now",
+    }
+)
 _EFFORT: Final = "reasoning_effort"  # one of these words:
 _EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 

@@ -19,10 +19,18 @@ image of PIL."""
 Parts = Sequence[Mapping[str, Any]]
 """The content of a message as a list of parts."""
 _OWN_ARGUMENTS: Final = (
-    "conversation", "tokenize", "add_generation_prompt", "continue_final_message", "return_dict",
-    "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs",
+    "conversation",
+    "tokenize",
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_dict",
+    "return_tensors",
+    "padding",
+    "truncation",
+    "max_length",
+    "tokenizer_kwargs",
     "return_assistant_tokens_mask",
-)  # fmt: skip
+)
 
 MAX_TOKEN_ID = 2**31 - 1
 

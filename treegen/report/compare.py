@@ -290,8 +290,11 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
         )
     first, second = set(a.info.problem_ids), set(b.info.problem_ids)
     if first != second:
-        only = [f"{len(x - y):,} only in {view.path}" for x, y, view in
-                ((first, second, a), (second, first, b)) if x - y]  # fmt: skip
+        only = [
+            f"{len(x - y):,} only in {view.path}"
+            for x, y, view in ((first, second, a), (second, first, b))
+            if x - y
+        ]
         raise InputError(
             f"the runs are of different problems: {len(first & second):,} in common, "
             f"{' and '.join(only)}; run both with the same data= and limit="

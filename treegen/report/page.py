@@ -23,10 +23,23 @@ from treegen.report.view import RunView
 from treegen.runs.files import check_no_link
 
 _SCRIPTS: Final = (
-    "data.js", "elements.js", "export.js", "address.js", "spots.js", "table.js", "tree.js",
-    "picture.js", "sample_view.js", "samples.js", "problems.js", "searches.js", "prompts.js",
-    "across.js", "live.js", "main.js",
-)  # fmt: skip
+    "data.js",
+    "elements.js",
+    "export.js",
+    "address.js",
+    "spots.js",
+    "table.js",
+    "tree.js",
+    "picture.js",
+    "sample_view.js",
+    "samples.js",
+    "problems.js",
+    "searches.js",
+    "prompts.js",
+    "across.js",
+    "live.js",
+    "main.js",
+)
 
 
 @dataclass(frozen=True, slots=True)

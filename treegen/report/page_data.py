@@ -45,8 +45,13 @@ _DATA: Final = 2000
 
 # These stand for each fate, and for a problem's vote, in what the script reads.
 _DIGITS: Final = {
-    WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1",
-}  # fmt: skip
+    WRONG: "0",
+    RIGHT: "1",
+    INVALID: "2",
+    UNJUDGED: "3",
+    UNSOLVED: "0",
+    SOLVED: "1",
+}
 _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 
@@ -324,9 +329,13 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
             verdict = (sample.verdicts or {}).get(filter)
             logprob = 0.0 if sample.logprob is None else sample.logprob
             each = (
-                1, sample.num_tokens, verdict is not None, verdict is not None and verdict.correct,
-                logprob, sample.logprob is not None,
-            )  # fmt: skip
+                1,
+                sample.num_tokens,
+                verdict is not None,
+                verdict is not None and verdict.correct,
+                logprob,
+                sample.logprob is not None,
+            )
             mine[:] = [a + b for a, b in zip(mine, each, strict=True)]
         for below in node["below"]:
             mine[:] = [a + b for a, b in zip(mine, sums[below], strict=True)]

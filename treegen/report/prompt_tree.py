@@ -24,11 +24,19 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
         depth = 0 if parent is None else nodes[parent]["depth"] + 1
         nodes.append(
             {
-                "id": len(nodes), "parent_id": parent, "depth": depth, "text": text, "score": None,
-                "logprob": None, "n_tokens": 0, "leaf": leaf, "pruned": False,
-                "finish_reason": "given", **more,
+                "id": len(nodes),
+                "parent_id": parent,
+                "depth": depth,
+                "text": text,
+                "score": None,
+                "logprob": None,
+                "n_tokens": 0,
+                "leaf": leaf,
+                "pruned": False,
+                "finish_reason": "given",
+                **more,
             }
-        )  # fmt: skip
+        )
 
     stem = 0
     prompts = prompts_of(root) if root is not None else []

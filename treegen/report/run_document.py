@@ -95,10 +95,16 @@ def _searches(trees: tuple[StoredTree, ...]) -> str:
     solved = {True: "yes", False: "no", None: ""}
     several = any(tree.repeat for tree in trees)
     rows = [
-        [tree_name(t) if several else t.problem_id, t.method, solved[t.solved], t.answer or "",
-         f"{len(t.nodes):,}", f"{t.num_tokens:,}"]
+        [
+            tree_name(t) if several else t.problem_id,
+            t.method,
+            solved[t.solved],
+            t.answer or "",
+            f"{len(t.nodes):,}",
+            f"{t.num_tokens:,}",
+        ]
         for t in trees
-    ]  # fmt: skip
+    ]
     return format_table(
         ["Problem", "Search", "Solved", "Answer", "Nodes", "Tokens"], rows, right=(4, 5)
     )
@@ -153,10 +159,14 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
             votes.setdefault("(none)" if answer is None else answer, []).append(index)
         ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
         rows = [
-            [_clip(answer, 60), str(len(indices)), "*" if answer in vote.tied else "",
-             classify_sample(problem.samples[list(answers).index(indices[0])], filter)]
+            [
+                _clip(answer, 60),
+                str(len(indices)),
+                "*" if answer in vote.tied else "",
+                classify_sample(problem.samples[list(answers).index(indices[0])], filter),
+            ]
             for answer, indices in ranked
-        ]  # fmt: skip
+        ]
         lines.append(
             format_table([f"Answer by {filter}", "Votes", "Most", ""], rows, right=(1,)) + "\n"
         )

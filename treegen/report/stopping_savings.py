@@ -65,16 +65,31 @@ class Savings:
         last = self.majority[-1]
         rows = [
             [
-                row.name, f"{row.vote.value:.3f}", interval(row.vote.low, row.vote.high),
-                f"{row.samples:,.1f}", f"{row.tokens:,.0f}", f"{row.saved:.1%}",
-                f"{row.less:+.3f}", interval(row.low, row.high, signed=True),
+                row.name,
+                f"{row.vote.value:.3f}",
+                interval(row.vote.low, row.vote.high),
+                f"{row.samples:,.1f}",
+                f"{row.tokens:,.0f}",
+                f"{row.saved:.1%}",
+                f"{row.less:+.3f}",
+                interval(row.low, row.high, signed=True),
                 "" if row is last else f"{row.same_tokens:.3f}",
                 "" if row is last or row.same_vote is None else f"{row.same_vote:.1%}",
             ]
             for row in (*self.rules, last)
-        ]  # fmt: skip
-        head = ["Rule", "Vote", "95% interval", "Samples", "Tokens", "Saved", f"Less {last.name}",
-                "95% interval", "Majority of as many tokens", "Saved at this vote"]  # fmt: skip
+        ]
+        head = [
+            "Rule",
+            "Vote",
+            "95% interval",
+            "Samples",
+            "Tokens",
+            "Saved",
+            f"Less {last.name}",
+            "95% interval",
+            "Majority of as many tokens",
+            "Saved at this vote",
+        ]
         named = "all problems" if self.label == "all" else f"{self.label} problems"
         return f"{named} ({self.num_problems:,})\n{format_table(head, rows, range(1, len(head)))}"
 

@@ -15,8 +15,8 @@ __all__ = [
     "RunSettings",
     "SearchRunDir",
     "StopFlag",
-    "open_for_append",
     "graceful_signals",
     "model_identity",
+    "open_for_append",
     "versions",
 ]

@@ -13,32 +13,72 @@ _NUMBER: Final = (int, float)
 Types = Mapping[str, tuple[type, ...]]
 
 RECORD: Final[Types] = {
-    "text": _TEXT, "seed": (int,), "num_tokens": (int,), "prompt_tokens": (int,),
-    "logprob": (*_NUMBER, _NONE), "finish_reason": _TEXT, "stop": (str, int, _NONE),
-    "prompt_hash": (str,), "time": (str,), "thinking": (dict, _NONE), "dropped": (int,),
-    "confidence": (dict, _NONE), "self_certainty": (*_NUMBER, _NONE), "tokens": (list,),
-    "confidences": (list,), "choice_logprobs": (list,), "choice_tokens": (int,), "method": (str,),
+    "text": _TEXT,
+    "seed": (int,),
+    "num_tokens": (int,),
+    "prompt_tokens": (int,),
+    "logprob": (*_NUMBER, _NONE),
+    "finish_reason": _TEXT,
+    "stop": (str, int, _NONE),
+    "prompt_hash": (str,),
+    "time": (str,),
+    "thinking": (dict, _NONE),
+    "dropped": (int,),
+    "confidence": (dict, _NONE),
+    "self_certainty": (*_NUMBER, _NONE),
+    "tokens": (list,),
+    "confidences": (list,),
+    "choice_logprobs": (list,),
+    "choice_tokens": (int,),
+    "method": (str,),
     "choice_greedy": (list,),
-    "solved": (bool,), "answer": _TEXT, "best": _WHOLE, "candidates": (list,), "votes": (dict,),
-    "stopped": (str,), "error": _TEXT, "usage": (dict,), "nodes": (list,), "images": (list,),
+    "solved": (bool,),
+    "answer": _TEXT,
+    "best": _WHOLE,
+    "candidates": (list,),
+    "votes": (dict,),
+    "stopped": (str,),
+    "error": _TEXT,
+    "usage": (dict,),
+    "nodes": (list,),
+    "images": (list,),
     "verdicts": (dict,),
-}  # fmt: skip
+}
 """Of fields of records; others may be anything."""
 
 _PARTS: Final[Types] = {
-    "confidence": (*_NUMBER, _NONE), "tokens": (int,), "confidences": (*_NUMBER, _NONE),
-    "choice_logprobs": _NUMBER, "choice_greedy": (bool,), "candidates": (int,), "votes": _NUMBER,
-    "usage": _NUMBER, "nodes": (dict,), "thinking": (int, bool, _NONE), "images": (str,),
+    "confidence": (*_NUMBER, _NONE),
+    "tokens": (int,),
+    "confidences": (*_NUMBER, _NONE),
+    "choice_logprobs": _NUMBER,
+    "choice_greedy": (bool,),
+    "candidates": (int,),
+    "votes": _NUMBER,
+    "usage": _NUMBER,
+    "nodes": (dict,),
+    "thinking": (int, bool, _NONE),
+    "images": (str,),
     "verdicts": (dict,),
-}  # fmt: skip
+}
 """Of what is in them."""
 
 _NODE: Final[Types] = {
-    "id": (int,), "parent_id": _WHOLE, "depth": (int,), "text": _TEXT, "n_tokens": (int,),
-    "score": (*_NUMBER, _NONE), "logprob": (*_NUMBER, _NONE), "prior": (*_NUMBER, _NONE),
-    "leaf": (bool,), "pruned": (bool,), "pruned_because": _TEXT, "finish_reason": _TEXT,
-    "visits": (int,), "restart": (int,), "scores": (dict,),
-}  # fmt: skip
+    "id": (int,),
+    "parent_id": _WHOLE,
+    "depth": (int,),
+    "text": _TEXT,
+    "n_tokens": (int,),
+    "score": (*_NUMBER, _NONE),
+    "logprob": (*_NUMBER, _NONE),
+    "prior": (*_NUMBER, _NONE),
+    "leaf": (bool,),
+    "pruned": (bool,),
+    "pruned_because": _TEXT,
+    "finish_reason": _TEXT,
+    "visits": (int,),
+    "restart": (int,),
+    "scores": (dict,),
+}
 _VERDICT: Final[Types] = {"answer": _TEXT, "correct": (bool,), "credit": (*_NUMBER, _NONE)}
 _NESTED: Final[Mapping[str, Types]] = {"nodes": _NODE, "verdicts": _VERDICT}
 """Of what is in parts."""
@@ -46,13 +86,34 @@ _MOST: Final = 2**64
 
 FREE: Final[Types] = {
     **dict.fromkeys(
-        ("data", "split", "fewshot_file", "fewshot_data", "quantization", "revision", "speculate",
-         "draft_model", "adapter", "verifier_memory", "source"),
+        (
+            "data",
+            "split",
+            "fewshot_file",
+            "fewshot_data",
+            "quantization",
+            "revision",
+            "speculate",
+            "draft_model",
+            "adapter",
+            "verifier_memory",
+            "source",
+        ),
         _TEXT,
     ),
     **dict.fromkeys(
-        ("task", "model", "dtype", "kv_cache_dtype", "device", "sharing", "impl", "place",
-         "stop_when", "reasoning"),
+        (
+            "task",
+            "model",
+            "dtype",
+            "kv_cache_dtype",
+            "device",
+            "sharing",
+            "impl",
+            "place",
+            "stop_when",
+            "reasoning",
+        ),
         (str,),
     ),
     **dict.fromkeys(
@@ -61,8 +122,16 @@ FREE: Final[Types] = {
     **dict.fromkeys(("tensor_parallel_size", "concurrency", "stop_batch"), (int,)),
     **dict.fromkeys(("compile", "run_ahead"), _TRUTH),
     **dict.fromkeys(
-        ("eager", "reproducible", "check", "trust_remote_code", "score", "log_tokens",
-         "self_certainty", "images"),
+        (
+            "eager",
+            "reproducible",
+            "check",
+            "trust_remote_code",
+            "score",
+            "log_tokens",
+            "self_certainty",
+            "images",
+        ),
         (bool,),
     ),
     **dict.fromkeys(("memory", "limit"), (str, *_NUMBER, _NONE)),
@@ -70,13 +139,18 @@ FREE: Final[Types] = {
     "votes": (list,),
     **dict.fromkeys(("extra", "sources", "verifier_args"), (dict,)),
     **dict.fromkeys(("confidence", "judged_by"), (dict, _NONE)),
-}  # fmt: skip
+}
 """Of free settings: those of the fields that they are read into."""
 
 _FREE_PARTS: Final[Types] = {
-    "ids": (str,), "pass_ks": (int,), "maj_ks": (int,), "votes": (str,), "extra": (str,),
-    "sources": (str,), "confidence": (int, float, _NONE),
-}  # fmt: skip
+    "ids": (str,),
+    "pass_ks": (int,),
+    "maj_ks": (int,),
+    "votes": (str,),
+    "extra": (str,),
+    "sources": (str,),
+    "confidence": (int, float, _NONE),
+}
 _HOLDERS: Final = (dict, list)
 
 

@@ -53,9 +53,12 @@ class RunImage:
         """The same as JSON holds it."""
         width, height = self.size
         return {
-            "sha256": self.sha256, "name": self.name, "width": width, "height": height,
+            "sha256": self.sha256,
+            "name": self.name,
+            "width": width,
+            "height": height,
             "tokens": self.tokens,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,13 @@ from treegen.runs.files import Lock, format_os_error, sync_directory
 
 # The files that a run without records may have written. Other files are not the run's.
 _WRITTEN: Final = (
-    "run.json", "samples.jsonl", "trees.jsonl", "results.json", "progress.jsonl", "images.json",
-)  # fmt: skip
+    "run.json",
+    "samples.jsonl",
+    "trees.jsonl",
+    "results.json",
+    "progress.jsonl",
+    "images.json",
+)
 _FOLDERS: Final = ("images",)
 _REWRITTEN: Final = ("run.json", "results.json", "images.json")
 

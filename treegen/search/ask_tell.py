@@ -256,11 +256,17 @@ class AskTell(Closeable):
         before = DrawCounter()
         self._searches = [
             Search(
-                self._mail, each.content, name=each.name, params=params, budget=budget,
-                origin=None if each.is_named else before.origin_of_search(hash_prompt(each.content)),
+                self._mail,
+                each.content,
+                name=each.name,
+                params=params,
+                budget=budget,
+                origin=None
+                if each.is_named
+                else before.origin_of_search(hash_prompt(each.content)),
             )
             for each in name_problems(problems, _flat)
-        ]  # fmt: skip
+        ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """In the order of the problems; None for a search that has not ended."""
         self._closing = False

@@ -109,8 +109,10 @@ class Budget:
     def describe_exceeded(self, usage: SearchUsage) -> str | None:
         """A sentence on the limit that is reached; None if none is."""
         for name, spent in (
-            ("tokens", usage.tokens_decoded), ("calls", usage.calls), ("nodes", usage.nodes),
-        ):  # fmt: skip
+            ("tokens", usage.tokens_decoded),
+            ("calls", usage.calls),
+            ("nodes", usage.nodes),
+        ):
             limit = getattr(self, name)
             if limit is not None and spent >= limit:
                 return self.describe_limit(name)

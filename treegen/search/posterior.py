@@ -80,9 +80,12 @@ def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
     distance = ((means - MEAN) ** 2 / variances).sum(axis=1)
     distance -= precision * (centre - MEAN) ** 2
     evidence = -0.5 * (
-        np.log(variances).sum(axis=1) + np.log(precision) + distance + spreads / noise_var
+        np.log(variances).sum(axis=1)
+        + np.log(precision)
+        + distance
+        + spreads / noise_var
         + (sizes - 1).sum() * np.log(noise_var)
-    )  # fmt: skip
+    )
     weights = np.exp(evidence - evidence.max()).cumsum()
 
     def draw(size: float, mean: float) -> float:

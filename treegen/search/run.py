@@ -214,9 +214,14 @@ class SearchRun(Iterator[SearchResult], Closeable):
 
     def _begin(self, problem: SearchProblem, context: Context, origin: str | None) -> None:
         search = Search(
-            self.backend, problem.content, name=problem.name, params=self._params,
-            budget=self._budget, context=context, origin=origin,
-        )  # fmt: skip
+            self.backend,
+            problem.content,
+            name=problem.name,
+            params=self._params,
+            budget=self._budget,
+            context=context,
+            origin=origin,
+        )
         running = RunningSearch(self._loop, self._fn, search, self._note)
         running.task.add_done_callback(lambda task: self._on_task_done(running, task))
         self._running.add(running)

@@ -123,9 +123,14 @@ class Session(Closeable, NonCopyable):
             name, origin = str(self._num_roots), self.backend.new_origin(context, params.seed)
         self._num_roots += 1
         search = Search(
-            self.backend, flat, name=name, params=params, budget=budget, context=context,
+            self.backend,
+            flat,
+            name=name,
+            params=params,
+            budget=budget,
+            context=context,
             origin=origin,
-        )  # fmt: skip
+        )
         self._searches.add(search)
         self._live.append(search)
         if len(self._live) > self._looks_at:
@@ -211,10 +216,12 @@ class Session(Closeable, NonCopyable):
             started.advance()
         started.tickets = self.backend.new.copy()
         if not started.is_done and not started.tickets:
-            started.fail(InputError(
-                "what was started waits for nothing of this session; start calls of its own "
-                "nodes, such as node.sample(5)"
-            ))  # fmt: skip
+            started.fail(
+                InputError(
+                    "what was started waits for nothing of this session; start calls of its own "
+                    "nodes, such as node.sample(5)"
+                )
+            )
 
     @property
     def usage(self) -> Usage:

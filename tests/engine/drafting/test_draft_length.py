@@ -13,9 +13,15 @@ MOST = 8
 
 
 def drive(
-    cost: Callable[[int], float], rows: int, chance: float, steps: int, *, sync: float = 1.0,
-    pace: DraftLengthController | None = None, seed: int = 0,
-) -> tuple[float, float]:  # fmt: skip
+    cost: Callable[[int], float],
+    rows: int,
+    chance: float,
+    steps: int,
+    *,
+    sync: float = 1.0,
+    pace: DraftLengthController | None = None,
+    seed: int = 0,
+) -> tuple[float, float]:
     """Speed with guesses over speed without, and tokens of a row in a step.
 
     cost: seconds of a pass of so many tokens. sync: how much longer one takes that verifies.
@@ -26,9 +32,7 @@ def drive(
     for _ in range(steps):
         took, drawn = cost(rows), rows
         if pace.is_due(rows, 0, MOST):
-            num, expected = pace.choose_lengths(
-                np.full(rows, MOST), np.full(rows, chance), 0, MOST
-            )  # fmt: skip
+            num, expected = pace.choose_lengths(np.full(rows, MOST), np.full(rows, chance), 0, MOST)
             took *= sync
             if num.any():
                 took = cost(rows + int(num.sum())) * sync
@@ -55,11 +59,16 @@ def test_free_tokens_are_used(rows: int, least: float) -> None:
 @pytest.mark.parametrize(
     ("cost", "rows", "chance", "sync"),
     [
-        (flat, 1024, 0.9, 1.1), (flat, 150, 0.3, 1.2), (flat, 16, 0.0, 1.3), (flat, 64, 0.1, 1.2),
-        (float, 16, 0.8, 1.1), (float, 200, 0.5, 1.0), (lambda t: 0.5 + t / 20, 8, 0.2, 1.1),
+        (flat, 1024, 0.9, 1.1),
+        (flat, 150, 0.3, 1.2),
+        (flat, 16, 0.0, 1.3),
+        (flat, 64, 0.1, 1.2),
+        (float, 16, 0.8, 1.1),
+        (float, 200, 0.5, 1.0),
+        (lambda t: 0.5 + t / 20, 8, 0.2, 1.1),
         (lambda t: 1.0 if t <= 16 else 3.0, 16, 0.5, 1.1),
     ],
-)  # fmt: skip
+)
 def test_a_run_is_never_much_slower(
     cost: Callable[[int], float], rows: int, chance: float, sync: float
 ) -> None:

@@ -100,8 +100,15 @@ def test_variances_of_a_balanced_design_are_those_of_the_textbook() -> None:
 
 def test_variances_are_right_on_average_also_with_holes() -> None:
     rng = np.random.default_rng(2)
-    truth = {"problem": 0.04, "answer": 0.01, "judge": 0.02, "wording": 0.005,
-             "problem x judge": 0.01, "problem x wording": 0.004, REST: 0.02}  # fmt: skip
+    truth = {
+        "problem": 0.04,
+        "answer": 0.01,
+        "judge": 0.02,
+        "wording": 0.005,
+        "problem x judge": 0.01,
+        "problem x wording": 0.004,
+        REST: 0.02,
+    }
     sums = dict.fromkeys(truth, 0.0)
     for _ in range(60):
         n, k, j, w = 25, 3, 6, 6
@@ -115,8 +122,11 @@ def test_variances_are_right_on_average_also_with_holes() -> None:
             REST: rng.normal(0, math.sqrt(0.02), (n, k, j, w)),
         }
         y = sum(effects.values())
-        rows = [(float(y[i]), i[0], i[:2], i[2], i[3]) for i in np.ndindex(n, k, j, w)  # type: ignore[index]
-                if rng.random() < 0.8]  # fmt: skip
+        rows = [
+            (float(y[i]), i[0], i[:2], i[2], i[3])
+            for i in np.ndindex(n, k, j, w)  # type: ignore[index]
+            if rng.random() < 0.8
+        ]
         for name, value in components(cells(rows)).items():
             assert value is not None and value >= 0
             sums[name] += value / 60
@@ -186,9 +196,19 @@ def test_quantiles_of_few_judges_cover_uniform_effects_too(levels: int) -> None:
 def test_intervals_cover_the_mean_over_a_grid_of_designs() -> None:
     """The table in docs/judging.md. 1,000 runs each, so a true 0.95 is seen above 0.93."""
     worst = 1.0
-    designs = [(5, 2, 1, 3), (5, 2, 3, 3), (20, 4, 1, 1), (20, 1, 2, 3), (20, 2, 3, 3),
-               (100, 2, 1, 3), (100, 2, 2, 2), (100, 1, 3, 3), (100, 2, 5, 3), (100, 4, 3, 1),
-               (400, 2, 2, 1)]  # fmt: skip
+    designs = [
+        (5, 2, 1, 3),
+        (5, 2, 3, 3),
+        (20, 4, 1, 1),
+        (20, 1, 2, 3),
+        (20, 2, 3, 3),
+        (100, 2, 1, 3),
+        (100, 2, 2, 2),
+        (100, 1, 3, 3),
+        (100, 2, 5, 3),
+        (100, 4, 3, 1),
+        (400, 2, 2, 1),
+    ]
     for kind, design, judge in itertools.product(
         ("chances", "verdicts", "ties"), designs, (0.02, 0.15)
     ):
@@ -231,9 +251,16 @@ def test_corrections_are_those_of_ppi_python() -> None:
         told = correct_mean(y[:n].tolist(), f[:n].tolist(), f[n:].tolist())
         found += [told.weight, told.value]
     assert found == pytest.approx(
-        [1.0, 0.41262526715844317, 0.594278806361982, 0.40835112762202275,
-         0.31922741516649644, 0.5613581962178884], abs=1e-12,
-    )  # fmt: skip
+        [
+            1.0,
+            0.41262526715844317,
+            0.594278806361982,
+            0.40835112762202275,
+            0.31922741516649644,
+            0.5613581962178884,
+        ],
+        abs=1e-12,
+    )
 
 
 def test_a_correction_of_no_others_is_that_of_labels() -> None:

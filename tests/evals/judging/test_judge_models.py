@@ -55,8 +55,14 @@ def test_samples_give_their_memory_back_before_another_judge_is_loaded(
     done = treegen(*EVAL, "-o", tmp_path / "run", "--judge", tiny, "--judge", "demo").document
     assert done["runs"][0]["judged"]["done"] == 4
     name = tiny.name
-    assert loaded == ["load demo", "close demo", f"load {name}", f"close {name}",
-                      "load demo", "close demo"]  # fmt: skip
+    assert loaded == [
+        "load demo",
+        "close demo",
+        f"load {name}",
+        f"close {name}",
+        "load demo",
+        "close demo",
+    ]
 
 
 def test_a_judge_of_several_runs_is_loaded_once(
@@ -65,9 +71,21 @@ def test_a_judge_of_several_runs_is_loaded_once(
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "What is 2 + 2?", "answer": "4", "problem": "2 + 2?"}\n')
     done = treegen(
-        "eval", "jsonl", "simpleqa", "--data", data, "--model", "demo", *SMALL,
-        "-o", tmp_path / "runs", "--judge", tiny, "--rubric", "rating",
-    ).document  # fmt: skip
+        "eval",
+        "jsonl",
+        "simpleqa",
+        "--data",
+        data,
+        "--model",
+        "demo",
+        *SMALL,
+        "-o",
+        tmp_path / "runs",
+        "--judge",
+        tiny,
+        "--rubric",
+        "rating",
+    ).document
     assert [run["judged"]["done"] for run in done["runs"]] == [1, 1]
     assert loaded == ["load demo", "close demo", f"load {tiny.name}", f"close {tiny.name}"]
 
@@ -92,6 +110,7 @@ def test_a_task_with_code_of_its_own_is_judged_where_it_was_sampled(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN_TASK)
-    done = treegen("eval", f"{file}:Echo", "--model", "demo", *SMALL, "-o", tmp_path / "run",
-                   "--judge", "demo")  # fmt: skip
+    done = treegen(
+        "eval", f"{file}:Echo", "--model", "demo", *SMALL, "-o", tmp_path / "run", "--judge", "demo"
+    )
     assert done.document["runs"][0]["judged"]["done"] == 2, done.err

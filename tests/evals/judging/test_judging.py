@@ -69,9 +69,15 @@ def test_a_small_cache_computes_little_again(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", problems=8, samples=3)
     with treegen.LLM("demo", device="cpu", memory="3MiB", max_rows=8) as llm:
         found = treegen.judge(
-            run, "correctness", llm, wordings=2, verdicts="samples", repeats=3, max_tokens=4,
+            run,
+            "correctness",
+            llm,
+            wordings=2,
+            verdicts="samples",
+            repeats=3,
+            max_tokens=4,
             progress=False,
-        )  # fmt: skip
+        )
         (work,) = found.work.values()
         assert work["prompt_tokens_computed"] <= 1.1 * work["distinct"]
 
@@ -80,8 +86,21 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     tmp_path: Path, treegen: Command
 ) -> None:
     run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path, LETTERS)
-    asked = ("judge", run, "--judge", "demo", "--rubric", rubric, "--wordings", "1", *SMALL,
-             "--repeats", "2", "--max-tokens", "12")  # fmt: skip
+    asked = (
+        "judge",
+        run,
+        "--judge",
+        "demo",
+        "--rubric",
+        rubric,
+        "--wordings",
+        "1",
+        *SMALL,
+        "--repeats",
+        "2",
+        "--max-tokens",
+        "12",
+    )
     first = treegen(*asked).document
     assert first["done"] == first["planned"] == 24
     stored = lines_of(run)
@@ -91,8 +110,19 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     # More wordings and repeats add to what is there, and torn lines are drawn again.
     file = next((run / FOLDER).glob(f"*/{FILE}"))
     file.write_bytes(b"".join(stored)[:-30])
-    more = treegen("judge", run, "--judge", "demo", "--rubric", rubric, *SMALL,
-                   "--repeats", "3", "--max-tokens", "12").document  # fmt: skip
+    more = treegen(
+        "judge",
+        run,
+        "--judge",
+        "demo",
+        "--rubric",
+        rubric,
+        *SMALL,
+        "--repeats",
+        "3",
+        "--max-tokens",
+        "12",
+    ).document
     assert more["done"] == more["planned"] == 72
     whole = lines_of(run)
     assert whole[:23] == stored[:23] and len(whole) == 72
@@ -163,13 +193,28 @@ def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None
     run = small_run(tmp_path / "run", problems=4, samples=2)
     rubric = rubric_file(tmp_path)
     labels = tmp_path / "labels.jsonl"
-    rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": "good" if i % 2 else 0}
-            for i in range(3)]  # fmt: skip
+    rows = [
+        {"problem_id": f"p{i}", "sample_index": 0, "label": "good" if i % 2 else 0}
+        for i in range(3)
+    ]
     labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = treegen(
-        "judge", run, "--judge", "demo", "--judge", tiny, "--rubric", rubric, "--labels", labels,
-        "--weight", "3", "--weight", "1", *SMALL,
-    ).document  # fmt: skip
+        "judge",
+        run,
+        "--judge",
+        "demo",
+        "--judge",
+        tiny,
+        "--rubric",
+        rubric,
+        "--labels",
+        labels,
+        "--weight",
+        "3",
+        "--weight",
+        "1",
+        *SMALL,
+    ).document
     (summary,) = found["summaries"]
     assert len(summary["judges"]) == 2 and summary["variances"]["judge"] is not None
     alone = {row[0]: row[1] for row in summary["tables"][0]["rows"]}
@@ -182,8 +227,23 @@ def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None
 
 def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
-    done = treegen("eval", "gsm8k", "--limit", "2", "-n", "2", "--max-tokens", "16", "-o", run,
-                   "--judge", "demo", "--wordings", "1", *SMALL)  # fmt: skip
+    done = treegen(
+        "eval",
+        "gsm8k",
+        "--limit",
+        "2",
+        "-n",
+        "2",
+        "--max-tokens",
+        "16",
+        "-o",
+        run,
+        "--judge",
+        "demo",
+        "--wordings",
+        "1",
+        *SMALL,
+    )
     assert done.code == 0, done.err
     (document,) = done.document["runs"]
     assert document["judged"]["done"] == 4

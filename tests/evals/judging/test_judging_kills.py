@@ -17,10 +17,25 @@ from treegen.evals.judging.judgement_files import FILE, FOLDER, get_slot, read_r
 
 def command(run: Path, rubric: Path) -> list[str]:
     return [
-        sys.executable, "-m", "treegen", "judge", str(run), "--judge", "demo", "--rubric",
-        str(rubric), "--repeats", "6", "--max-tokens", "24", "--memory", "16MiB", "--max-rows", "8",
+        sys.executable,
+        "-m",
+        "treegen",
+        "judge",
+        str(run),
+        "--judge",
+        "demo",
+        "--rubric",
+        str(rubric),
+        "--repeats",
+        "6",
+        "--max-tokens",
+        "24",
+        "--memory",
+        "16MiB",
+        "--max-rows",
+        "8",
         "--quiet",
-    ]  # fmt: skip
+    ]
 
 
 def said(run: Path) -> dict[object, str]:
@@ -41,8 +56,9 @@ def kill_and_resume(tmp_path: Path, kills: int, *, problems: int) -> None:
     size = 0
     kept: dict[object, str] = {}
     for number in range(kills):
-        process = subprocess.Popen(command(killed, rubric), stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            command(killed, rubric), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         # Until it has written something, and then anywhere within a line or between two.
         wanted = size + 1 + rng.randrange(max(1, 300 * total // (2 * kills)))
         while process.poll() is None:

@@ -42,9 +42,14 @@ REPEATED = ("--repeats", "3")
     ],
 )
 def test_what_is_refused_before_a_model_is_loaded(
-    tmp_path: Path, treegen: Command, tiny: Path, no_weights: None, flags: tuple[str, ...],
-    told: str, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    treegen: Command,
+    tiny: Path,
+    no_weights: None,
+    flags: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(tmp_path)
     small_run(tmp_path / "run", problems=2, samples=1)
     small_run(tmp_path / "b", problems=2, samples=1)
@@ -65,8 +70,20 @@ def test_a_stored_judging_of_one_judge_has_no_jury(tmp_path: Path, treegen: Comm
 
 def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
     run, rubric = small_run(tmp_path / "run", problems=2, samples=1), rubric_file(tmp_path, LETTERS)
-    found = treegen("judge", run, "--judge", "demo", "--rubric", rubric, "--temperature", "0",
-                    "--max-tokens", "4", "--memory", "32MiB").document  # fmt: skip
+    found = treegen(
+        "judge",
+        run,
+        "--judge",
+        "demo",
+        "--rubric",
+        rubric,
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "4",
+        "--memory",
+        "32MiB",
+    ).document
     (name,) = found["summaries"][0]["judgings"]
     assert json.loads((run / FOLDER / name / "judging.json").read_text())["temperature"] == 0
 

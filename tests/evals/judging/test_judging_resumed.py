@@ -19,11 +19,27 @@ from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.pipeline import evaluation
 from treegen.llm import LLM
 
-EVAL = ("eval", "gsm8k", "--limit", "3", "-n", "2", "--model", "demo", "--max-tokens", "8",
-        "--memory", "32MiB")  # fmt: skip
+EVAL = (
+    "eval",
+    "gsm8k",
+    "--limit",
+    "3",
+    "-n",
+    "2",
+    "--model",
+    "demo",
+    "--max-tokens",
+    "8",
+    "--memory",
+    "32MiB",
+)
 PYTHON: dict[str, Any] = {
-    "limit": 2, "num_samples": 1, "max_tokens": 6, "memory": "32MiB", "progress": False,
-}  # fmt: skip
+    "limit": 2,
+    "num_samples": 1,
+    "max_tokens": 6,
+    "memory": "32MiB",
+    "progress": False,
+}
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +103,27 @@ def test_all_tasks_of_a_command_are_judged(
     data.write_text('{"question": "What is 2 + 2?", "answer": "4", "problem": "2 + 2?"}\n')
     runs = tmp_path / "runs"
     interrupt(monkeypatch)
-    treegen("eval", "jsonl", "simpleqa", "--data", data, "--model", "demo", "--memory", "32MiB",
-            "--max-tokens", "6", "-o", runs, "--judge", "demo", "--rubric", "rating",
-            "--wordings", "1")  # fmt: skip
+    treegen(
+        "eval",
+        "jsonl",
+        "simpleqa",
+        "--data",
+        data,
+        "--model",
+        "demo",
+        "--memory",
+        "32MiB",
+        "--max-tokens",
+        "6",
+        "-o",
+        runs,
+        "--judge",
+        "demo",
+        "--rubric",
+        "rating",
+        "--wordings",
+        "1",
+    )
     document = treegen("eval", "--resume", runs).document
     assert [run["judged"]["done"] for run in document["runs"]] == [1, 1]
 
@@ -99,8 +133,16 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
 ) -> None:
     run = tmp_path / "run"
     interrupt(monkeypatch)
-    treegen(*EVAL, "-o", run, "--judge", "demo", "--max-rows", "4", "--trust-remote-code",
-            )  # fmt: skip
+    treegen(
+        *EVAL,
+        "-o",
+        run,
+        "--judge",
+        "demo",
+        "--max-rows",
+        "4",
+        "--trust-remote-code",
+    )
     assert free(run)["judged_by"]["options"] == {"memory": "32MiB", "max_rows": 4}
     info = json.loads((run / "run.json").read_text())
     for kept, told in (
@@ -138,10 +180,27 @@ def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_judging_that_was_killed_says_what_lacks(tmp_path: Path, treegen: Command) -> None:
     run, rubric = small_run(tmp_path / "run", problems=2), rubric_file(tmp_path, LETTERS)
-    command = ("judge", run, "--judge", "demo", "--rubric", rubric, "--repeats", "2",
-               "--max-tokens", "8", "--memory", "16MiB", "--max-rows", "1")  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "treegen", *map(str, command)],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    command = (
+        "judge",
+        run,
+        "--judge",
+        "demo",
+        "--rubric",
+        rubric,
+        "--repeats",
+        "2",
+        "--max-tokens",
+        "8",
+        "--memory",
+        "16MiB",
+        "--max-rows",
+        "1",
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "treegen", *map(str, command)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     while not (files := [*run.glob(f"{FOLDER}/*/{FILE}")]) or not files[0].stat().st_size:
         assert process.poll() is None
         time.sleep(0.001)

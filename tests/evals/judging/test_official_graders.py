@@ -54,8 +54,11 @@ def test_mt_bench_rates_as_its_script() -> None:
     assert found["m1"]["first"] == pytest.approx(6.035714285714286)
     assert found["m1"]["second"] == pytest.approx(6.392857142857143)
     assert [mt_bench_rating(t) for t in ("[[7]] or [[8]]", "[6]", "[[x]] [4.5]", "7")] == [
-        7, 6, 4.5, -1
-    ]  # fmt: skip
+        7,
+        6,
+        4.5,
+        -1,
+    ]
     assert mt_bench_scores([("m", 1, "none")]) == {
         "m": {"first": None, "second": None, "average": None}
     }
@@ -105,8 +108,12 @@ def test_a_judging_with_an_official_reader_has_the_official_scores() -> None:
     (table,), found = official_tables(of_texts(said, numbers))
     assert found["mt_bench"]["name"] == mt_bench_scores([("a", 1, t) for t in said])["a"]["average"]
     assert table.rows == (("j", found["mt_bench"]["name"]),)
-    both = {"choices": {"A": 1, "B": 0, "C": 0.5}, "wordings": ["{{ answer_a }} {{ answer_b }}"],
-            "pairs": True, "reader": "mt-bench-pair"}  # fmt: skip
+    both = {
+        "choices": {"A": 1, "B": 0, "C": 0.5},
+        "wordings": ["{{ answer_a }} {{ answer_b }}"],
+        "pairs": True,
+        "reader": "mt-bench-pair",
+    }
     said = [t for t in texts(3000, 12) if "[[" in t]
     said = said[: len(said) // 2 * 2]
     (table,), found = official_tables(of_texts(said, both, pairs=True))

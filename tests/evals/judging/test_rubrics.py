@@ -108,9 +108,11 @@ def test_files_that_are_no_rubrics(tmp_path: Path) -> None:
 
 def test_an_order_that_prevents_sharing_is_told() -> None:
     rubric = load_rubric(
-        {**yaml.safe_load(RUBRIC), "wordings": ["{{ question }}{{ answer }}",
-                                               "{{ answer }} answers {{ question }}"]}
-    )  # fmt: skip
+        {
+            **yaml.safe_load(RUBRIC),
+            "wordings": ["{{ question }}{{ answer }}", "{{ answer }} answers {{ question }}"],
+        }
+    )
     assert rubric.describe_misplaced(1) == []
     (told,) = rubric.describe_misplaced(2)
     assert "wording 2 of 2" in told and "shows answer before question" in told

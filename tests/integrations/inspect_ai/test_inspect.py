@@ -127,9 +127,18 @@ def test_an_eval_gets_the_samples_of_generate(
     task = Task([Sample(question, id=place) for place, question in enumerate(QUESTIONS)])
     settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "top_k": 50}
     log = run(
-        task, model, tmp_path, epochs=3, num_choices=2, seed=5, stop_seqs=["q"], logprobs=True,
-        top_logprobs=3, prompt_logprobs=2, **settings,
-    )  # fmt: skip
+        task,
+        model,
+        tmp_path,
+        epochs=3,
+        num_choices=2,
+        seed=5,
+        stop_seqs=["q"],
+        logprobs=True,
+        top_logprobs=3,
+        prompt_logprobs=2,
+        **settings,
+    )
     llm = LLM(str(directory), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
     params = SamplingParams(n=6, seed=5, stop=["q"], logprobs=3, **settings)
@@ -182,8 +191,12 @@ def test_calls_at_the_same_time_share_steps_and_prompts(
 
 
 _SOME = ("hermes", "qwen3_coder", "harmony")
-_NAMED = {"hermes, bare": "hermes", "llama, bare": "llama", "command_r, 1": "command_r",
-          "pythonic": "pythonic"}  # fmt: skip
+_NAMED = {
+    "hermes, bare": "hermes",
+    "llama, bare": "llama",
+    "command_r, 1": "command_r",
+    "pythonic": "pythonic",
+}
 
 
 @pytest.mark.parametrize(
@@ -192,13 +205,16 @@ _NAMED = {"hermes, bare": "hermes", "llama, bare": "llama", "command_r, 1": "com
 )
 def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path, writer: str) -> None:
     with get_model(
-        f"treegen/{save_tool_model(tmp_path / 'model', writer)}", memoize=False, memory="32MiB",
+        f"treegen/{save_tool_model(tmp_path / 'model', writer)}",
+        memoize=False,
+        memory="32MiB",
         tool_format=_NAMED.get(writer),
-    ) as model:  # fmt: skip
+    ) as model:
         task = Task(
-            [Sample(QUESTION, target="42")], solver=[use_tools(add()), generate()],
+            [Sample(QUESTION, target="42")],
+            solver=[use_tools(add()), generate()],
             scorer=includes(),
-        )  # fmt: skip
+        )
         log = run(task, model, tmp_path, temperature=0, max_tokens=500, epochs=3)
     assert log.samples is not None
     for sample in log.samples:
@@ -254,10 +270,12 @@ def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
     schema = ResponseSchema(
         name="answer",
         json_schema=JSONSchema(
-            type="object", properties={"ok": JSONSchema(type="boolean")}, required=["ok"],
+            type="object",
+            properties={"ok": JSONSchema(type="boolean")},
+            required=["ok"],
             additionalProperties=False,
         ),
-    )  # fmt: skip
+    )
 
     async def ask(**settings: Any) -> list[str]:
         config = GenerateConfig(max_tokens=60, num_choices=4, seed=1, **settings)

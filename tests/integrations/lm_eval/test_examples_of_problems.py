@@ -30,18 +30,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "validation_by_name": {"validation_split": "validation", "fewshot_split": "validation"},
         "other": {"validation_split": "validation", "test_split": "test"},
         "train": {"training_split": "train", "test_split": "test"},
-        "given": {"test_split": "test", "fewshot_config": {
-            "sampler": "first_n", "samples": [{"q": "x?", "a": " y"}, {"q": "z?", "a": " y"}]}},
-    }  # fmt: skip
+        "given": {
+            "test_split": "test",
+            "fewshot_config": {
+                "sampler": "first_n",
+                "samples": [{"q": "x?", "a": " y"}, {"q": "z?", "a": " y"}],
+            },
+        },
+    }
     files = {name: str(folder / f"{name}.jsonl") for name in ("train", "validation", "test")}
     for name, own in variants.items():
         task = {
-            "task": f"shots_{name}", "dataset_path": "json", "num_fewshot": 2,
+            "task": f"shots_{name}",
+            "dataset_path": "json",
+            "num_fewshot": 2,
             "dataset_kwargs": {"data_files": files, "cache_dir": str(folder / "cache")},
-            "output_type": "generate_until", "doc_to_text": "{{q}}", "doc_to_target": "{{a}}",
+            "output_type": "generate_until",
+            "doc_to_text": "{{q}}",
+            "doc_to_target": "{{a}}",
             "generation_kwargs": {"until": ["\n"], "max_gen_toks": 2},
-            "metric_list": [{"metric": "exact_match"}], **own,
-        }  # fmt: skip
+            "metric_list": [{"metric": "exact_match"}],
+            **own,
+        }
         (folder / f"{name}.yaml").write_text(json.dumps(task))
     return folder
 
@@ -53,18 +63,28 @@ def llm() -> LLM:
 
 @pytest.mark.parametrize(
     ("name", "holds"),
-    [("test_alone", True), ("test_by_name", False), ("validation_alone", True),
-     ("validation_by_name", True), ("other", False), ("train", False), ("given", False)],
-)  # fmt: skip
+    [
+        ("test_alone", True),
+        ("test_by_name", False),
+        ("validation_alone", True),
+        ("validation_by_name", True),
+        ("other", False),
+        ("train", False),
+        ("given", False),
+    ],
+)
 def test_a_problem_among_its_own_examples_is_told(
     name: str, holds: bool, folder: Path, llm: LLM, tmp_path: Path
 ) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         treegen.evaluate(
-            f"lm-eval:shots_{name}@{folder}", llm, output=tmp_path / "run", progress=False,
+            f"lm-eval:shots_{name}@{folder}",
+            llm,
+            output=tmp_path / "run",
+            progress=False,
             allow_task_code=True,
-        )  # fmt: skip
+        )
     messages = {str(each.message) for each in told if each.category is ModelWarning}
     mine = [each for each in messages if "solved examples" in each]
     assert len(mine) == holds, messages

@@ -22,11 +22,15 @@ def test_a_folder_named_like_a_metric_is_not_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"q": "1+1?", "a": "2"}\n')
     task = {
-        "task": "sums", "dataset_path": "json", "output_type": "generate_until",
+        "task": "sums",
+        "dataset_path": "json",
+        "output_type": "generate_until",
         "dataset_kwargs": {"data_files": {"test": str(tmp_path / "data.jsonl")}},
-        "test_split": "test", "doc_to_text": "{{q}}", "doc_to_target": "{{a}}",
+        "test_split": "test",
+        "doc_to_text": "{{q}}",
+        "doc_to_target": "{{a}}",
         "metric_list": [{**metric, "aggregation": "mean", "higher_is_better": True}],
-    }  # fmt: skip
+    }
     (tmp_path / "sums.yaml").write_text(json.dumps(task))
     (tmp_path / "f9").mkdir()
     (tmp_path / "f9" / "f9.py").write_text(HOSTILE)

@@ -165,9 +165,16 @@ def test_texts_at_the_edges_are_scored_as_by_hf(tiny_llm: LLM, checkpoint: Path)
     # With its cache of logits, hf takes the wrong positions for texts that two contexts split.
     ours, theirs = TreegenLM(tiny_llm), hf(checkpoint, logits_cache=False)
     pairs = [
-        ("", "word"), ("<s>one", " two"), ("one ", "two"), ("a" * 300, " b"),
-        ("x", " y" * 40), ("<s>", "one two"), ("same", " a"), ("same", " a"), ("same", " a b"),
-    ]  # fmt: skip
+        ("", "word"),
+        ("<s>one", " two"),
+        ("one ", "two"),
+        ("a" * 300, " b"),
+        ("x", " y" * 40),
+        ("<s>", "one two"),
+        ("same", " a"),
+        ("same", " a"),
+        ("same", " a b"),
+    ]
     scored = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     got, want = ours.loglikelihood(scored), theirs.loglikelihood(scored)
     assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
@@ -474,8 +481,10 @@ def test_answers_of_rounded_numbers_are_kept_apart(checkpoint: Path, tmp_path: P
     assert len(kept) == 3
     rest = ("model_fingerprint", "model_dtype", "treegen_version")
     assert sorted(str({k: v for k, v in each.items() if k not in rest}) for each in kept) == [
-        "{'model_kv_cache_dtype': 'fp8'}", "{'model_quantization': 'fp8'}", "{}",
-    ]  # fmt: skip
+        "{'model_kv_cache_dtype': 'fp8'}",
+        "{'model_quantization': 'fp8'}",
+        "{}",
+    ]
 
 
 def test_a_torn_journal_is_mended_and_a_damaged_one_refused(
@@ -569,11 +578,16 @@ def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     drawn = lm_eval_tasks.write_tasks(tmp_path / "tasks", limit=2)
     kept = tmp_path / "kept"
     arguments: list[object] = [
-        "--model_args", f"pretrained=demo,dtype=float32,check=False,cache={kept}",
-        "--device", "cpu",
-        "--tasks", "local_gsm8k_cot_self_consistency,local_mmlu", "--log_samples",
-        "--gen_kwargs", "temperature=1.0,max_gen_toks=60",
-    ]  # fmt: skip
+        "--model_args",
+        f"pretrained=demo,dtype=float32,check=False,cache={kept}",
+        "--device",
+        "cpu",
+        "--tasks",
+        "local_gsm8k_cot_self_consistency,local_mmlu",
+        "--log_samples",
+        "--gen_kwargs",
+        "temperature=1.0,max_gen_toks=60",
+    ]
     lines = command(drawn, *arguments, "--output_path", tmp_path / "first")
     process = subprocess.Popen(
         lines, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

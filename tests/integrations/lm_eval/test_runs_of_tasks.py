@@ -80,9 +80,12 @@ def test_scores_and_requests_are_those_of_lm_eval(
 ) -> None:
     theirs = by_lm_eval(hf, name, folder)
     run = treegen.evaluate(
-        f"lm-eval:{name}@{folder}", llm, output=tmp_path / "run", progress=False,
+        f"lm-eval:{name}@{folder}",
+        llm,
+        output=tmp_path / "run",
+        progress=False,
         allow_task_code=True,
-    )  # fmt: skip
+    )
     report = run.view.report
     assert report is not None
     mine = rows_of(report)
@@ -144,9 +147,13 @@ def test_chat_prompts_are_those_of_lm_eval(
         )
         for name in names:
             run = treegen.evaluate(
-                f"lm-eval:{name}", llm, output=tmp_path / f"{name}{multiturn}",
-                progress=False, include_path=folder, **chat,
-            )  # fmt: skip
+                f"lm-eval:{name}",
+                llm,
+                output=tmp_path / f"{name}{multiturn}",
+                progress=False,
+                include_path=folder,
+                **chat,
+            )
             records = {record["problem_id"]: record for record in samples_of(run.path)}
             for sample in theirs["samples"][name]:
                 record = records[f"{name}/{sample['doc_id']}"]

@@ -103,19 +103,37 @@ def test_a_run_that_is_killed_twenty_times_ends_the_same(
     folder: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
     command = [
-        sys.executable, "-m", "treegen", "eval", "lm-eval:local_gsm8k", "--include-path",
-        str(folder), "--model", str(checkpoint), "--dtype", "float32", "--device", "cpu", "-n",
-        "200", "--temperature", "1", "--max-rows", "8", "--quiet",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "treegen",
+        "eval",
+        "lm-eval:local_gsm8k",
+        "--include-path",
+        str(folder),
+        "--model",
+        str(checkpoint),
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+        "-n",
+        "200",
+        "--temperature",
+        "1",
+        "--max-rows",
+        "8",
+        "--quiet",
+    ]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
     rng = random.Random(20)
     kills = 0
     while kills < 20:
         process = subprocess.Popen(
-            [*command, "-o", str(killed), "--resume"], stdout=subprocess.DEVNULL,
+            [*command, "-o", str(killed), "--resume"],
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
         before = _size(killed)
         while _size(killed) == before and process.poll() is None:
             time.sleep(0.01)
@@ -143,9 +161,17 @@ def test_many_samples_vote_by_filtered_answers_and_score_needs_no_model(
     folder: Path, llm: LLM, tmp_path: Path
 ) -> None:
     run = treegen.evaluate(
-        "lm-eval:local_gsm8k_cot", llm, output=tmp_path / "run", include_path=folder / "more",
-        num_samples=6, temperature=1.0, max_tokens=12, progress=False, maj_ks=[1, 6], pass_ks=[6],
-    )  # fmt: skip
+        "lm-eval:local_gsm8k_cot",
+        llm,
+        output=tmp_path / "run",
+        include_path=folder / "more",
+        num_samples=6,
+        temperature=1.0,
+        max_tokens=12,
+        progress=False,
+        maj_ks=[1, 6],
+        pass_ks=[6],
+    )
     report = run.view.report
     assert report is not None
     metrics = {(row.metric, row.filter): row.value for row in report.metrics}
@@ -170,8 +196,11 @@ def test_many_samples_vote_by_filtered_answers_and_score_needs_no_model(
 def test_filters_over_all_repeats_see_all_samples(folder: Path, llm: LLM, tmp_path: Path) -> None:
     name = "lm-eval:local_gsm8k_cot_self_consistency"
     about: dict[str, Any] = {
-        "include_path": folder / "more", "max_tokens": 4, "temperature": 2.0, "progress": False,
-    }  # fmt: skip
+        "include_path": folder / "more",
+        "max_tokens": 4,
+        "temperature": 2.0,
+        "progress": False,
+    }
     run = treegen.evaluate(name, llm, output=tmp_path / "run", **about)
     assert run.view.num_samples == 8  # the task's own repeats
     rows = {(row.filter, row.metric): row for row in metrics_of(run)}
@@ -185,18 +214,30 @@ def test_filters_over_all_repeats_see_all_samples(folder: Path, llm: LLM, tmp_pa
 
 def test_samples_stop_when_the_vote_is_decided(folder: Path, llm: LLM, tmp_path: Path) -> None:
     run = treegen.evaluate(
-        "lm-eval:local_triviaqa", llm, output=tmp_path / "run", include_path=folder,
-        num_samples=40, temperature=0.01, max_tokens=4, stop_when="decided", stop_batch=8,
+        "lm-eval:local_triviaqa",
+        llm,
+        output=tmp_path / "run",
+        include_path=folder,
+        num_samples=40,
+        temperature=0.01,
+        max_tokens=4,
+        stop_when="decided",
+        stop_batch=8,
         progress=False,
-    )  # fmt: skip
+    )
     assert run.results["complete"] and run.results["done"] < 160
 
 
 def test_a_group_weighs_by_size_as_it_says(folder: Path, llm: LLM, tmp_path: Path) -> None:
-    group = json.loads(json.dumps({
-        "group": "even", "task": ["local_stem", "local_arts"],
-        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": False}],
-    }))  # fmt: skip
+    group = json.loads(
+        json.dumps(
+            {
+                "group": "even",
+                "task": ["local_stem", "local_arts"],
+                "aggregate_metric_list": [{"metric": "acc", "weight_by_size": False}],
+            }
+        )
+    )
     (folder / "even.yaml").write_text(json.dumps(group))
     try:
         run = treegen.evaluate(
@@ -215,8 +256,11 @@ def test_options_of_the_data_are_those_of_lm_eval(folder: Path) -> None:
     task = get_task(f"lm-eval:local_mmlu@{folder}")
     options = TaskOptions
     assert [p.id for p in task.load(options(limit=2)).problems] == [
-        "local_stem/0", "local_stem/1", "local_arts/0", "local_arts/1",
-    ]  # fmt: skip
+        "local_stem/0",
+        "local_stem/1",
+        "local_arts/0",
+        "local_arts/1",
+    ]
     chosen = ["local_arts/3", "local_stem/1"]
     assert [p.id for p in task.load(options(ids=chosen)).problems] == chosen
     with pytest.raises(InputError, match="names their data"):
@@ -286,11 +330,18 @@ def test_names_in_one_word_are_all_of_lm_eval(
 ) -> None:
     out = tmp_path / "out"
     config = tmp_path / "run.yaml"
-    config.write_text(json.dumps({
-        "tasks": [str(folder / "piqa.yaml"), "lm-eval:local_copa,local_sciq"],
-        "include_path": str(folder), "model": str(checkpoint), "limit": 1,
-        "dtype": "float32", "device": "cpu",
-    }))  # fmt: skip
+    config.write_text(
+        json.dumps(
+            {
+                "tasks": [str(folder / "piqa.yaml"), "lm-eval:local_copa,local_sciq"],
+                "include_path": str(folder),
+                "model": str(checkpoint),
+                "limit": 1,
+                "dtype": "float32",
+                "device": "cpu",
+            }
+        )
+    )
     asked = ["eval", "--quiet", "--config", str(config), "-o", str(out)]
     done = CliRunner().invoke(cli, asked)
     assert done.exit_code == 0, done.output

@@ -44,18 +44,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drawn(folder: Path, llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four problems with three samples each."""
     return treegen.evaluate(
-        "lm-eval:local_mmlu_pro", llm, output=tmp_path_factory.mktemp("runs") / "drawn",
-        include_path=folder, num_samples=3, temperature=1.0, max_tokens=8, progress=False,
-    )  # fmt: skip
+        "lm-eval:local_mmlu_pro",
+        llm,
+        output=tmp_path_factory.mktemp("runs") / "drawn",
+        include_path=folder,
+        num_samples=3,
+        temperature=1.0,
+        max_tokens=8,
+        progress=False,
+    )
 
 
 @pytest.fixture(scope="module")
 def likely(folder: Path, llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four problems whose choices are scored."""
     return treegen.evaluate(
-        "lm-eval:local_arc_easy", llm, output=tmp_path_factory.mktemp("runs") / "likely",
-        include_path=folder, progress=False,
-    )  # fmt: skip
+        "lm-eval:local_arc_easy",
+        llm,
+        output=tmp_path_factory.mktemp("runs") / "likely",
+        include_path=folder,
+        progress=False,
+    )
 
 
 @pytest.mark.parametrize("kind", ["drawn", "likely"])
@@ -130,15 +139,24 @@ def test_workers_draw_the_samples_of_one_engine(
 ) -> None:
     with Cluster(str(checkpoint), workers=2, memory="64MiB", dtype="float32") as cluster:
         run = treegen.evaluate(
-            "lm-eval:local_mmlu_pro", cluster, output=tmp_path / "drawn", include_path=folder,
-            num_samples=3, temperature=1.0, max_tokens=8, progress=False,
-        )  # fmt: skip
+            "lm-eval:local_mmlu_pro",
+            cluster,
+            output=tmp_path / "drawn",
+            include_path=folder,
+            num_samples=3,
+            temperature=1.0,
+            max_tokens=8,
+            progress=False,
+        )
         assert_same_samples(run.path, drawn.path)
         assert run.results["report"] == drawn.results["report"]
         run = treegen.evaluate(
-            "lm-eval:local_arc_easy", cluster, output=tmp_path / "likely", include_path=folder,
+            "lm-eval:local_arc_easy",
+            cluster,
+            output=tmp_path / "likely",
+            include_path=folder,
             progress=False,
-        )  # fmt: skip
+        )
         for mine, other in zip(samples_of(run.path), samples_of(likely.path), strict=True):
             assert mine["problem_id"] == other["problem_id"]
             assert mine["choice_logprobs"] == pytest.approx(other["choice_logprobs"], abs=1e-5)

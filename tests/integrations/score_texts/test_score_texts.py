@@ -142,12 +142,17 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "meta",
     [
-        {"rows": "1", "tokens": 0, "seen": ""}, {"rows": 1.0, "tokens": 0, "seen": ""},
-        {"rows": 9, "tokens": 0, "seen": ""}, {"rows": True, "tokens": 0, "seen": ""},
-        {"rows": 1, "tokens": None, "seen": ""}, {"rows": 1, "tokens": 0, "seen": 3},
-        {"rows": 1}, [1, 2, ""], 5,
+        {"rows": "1", "tokens": 0, "seen": ""},
+        {"rows": 1.0, "tokens": 0, "seen": ""},
+        {"rows": 9, "tokens": 0, "seen": ""},
+        {"rows": True, "tokens": 0, "seen": ""},
+        {"rows": 1, "tokens": None, "seen": ""},
+        {"rows": 1, "tokens": 0, "seen": 3},
+        {"rows": 1},
+        [1, 2, ""],
+        5,
     ],
-)  # fmt: skip
+)
 def test_a_file_that_says_something_else_of_itself_is_refused(
     llm: LLM, tmp_path: Path, meta: Any
 ) -> None:

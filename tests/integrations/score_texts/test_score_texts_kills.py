@@ -46,8 +46,11 @@ class Calls(AbstractContextManager["Calls"]):
     def __init__(self, model: Path, texts: Path) -> None:
         self.server = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(model), str(texts)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
         assert self._told() == "ready"
 
     def __exit__(self, *_: object) -> None:

@@ -22,10 +22,18 @@ else:
 
 pytest.importorskip("llguidance")
 
-_TOOL = {"type": "function", "function": {"name": "add", "parameters": {
-    "type": "object", "properties": {"x": {"enum": [1, 20]}}, "required": ["x"],
-    "additionalProperties": False,
-}}}  # fmt: skip
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"enum": [1, 20]}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+}
 
 
 def _loaded(path: Path) -> LLM:
@@ -37,8 +45,10 @@ def _loaded(path: Path) -> LLM:
 def _asked(draw: random.Random) -> dict[str, Any]:
     """What to sample, in names that the server and SamplingParams share."""
     asked: dict[str, Any] = {
-        "n": draw.randint(1, 4), "seed": draw.randint(0, 9), "max_tokens": draw.randint(1, 20),
-    }  # fmt: skip
+        "n": draw.randint(1, 4),
+        "seed": draw.randint(0, 9),
+        "max_tokens": draw.randint(1, 20),
+    }
     if draw.random() < 0.5:
         asked |= {"temperature": draw.choice([0.0, 0.7]), "top_p": draw.choice([1.0, 0.9])}
     if draw.random() < 0.5:
@@ -93,11 +103,16 @@ async def _completion(client: Any, draw: random.Random, want: LLM) -> None:
 async def _call(client: Any, draw: random.Random) -> None:
     """A tool that must be called, told whole and in a stream."""
     body: dict[str, Any] = {
-        "model": "demo", "messages": [{"role": "user", "content": draw.choice(["1 + 1", "Bob"])}],
-        "tools": [_TOOL], "tool_choice": "required", "max_tokens": 120, "n": 2,
-        "seed": draw.randint(0, 9), "presence_penalty": draw.choice([0.0, 0.4]),
+        "model": "demo",
+        "messages": [{"role": "user", "content": draw.choice(["1 + 1", "Bob"])}],
+        "tools": [_TOOL],
+        "tool_choice": "required",
+        "max_tokens": 120,
+        "n": 2,
+        "seed": draw.randint(0, 9),
+        "presence_penalty": draw.choice([0.0, 0.4]),
         "parallel_tool_calls": False,
-    }  # fmt: skip
+    }
     whole = await client.chat.completions.create(**body)
     calls: dict[int, list[Any]] = {0: [], 1: []}
     ends: dict[int, str] = {}

@@ -96,10 +96,18 @@ def test_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) ->
 
 def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) -> None:
     got = client.chat.completions.create(
-        model="demo", messages=CHAT, n=2, seed=1, max_completion_tokens=12,  # type: ignore[arg-type]
-        logprobs=True, top_logprobs=3, temperature=0.8, top_p=0.9, logit_bias={"20": -5},
+        model="demo",
+        messages=CHAT,
+        n=2,
+        seed=1,
+        max_completion_tokens=12,  # type: ignore[arg-type]
+        logprobs=True,
+        top_logprobs=3,
+        temperature=0.8,
+        top_p=0.9,
+        logit_bias={"20": -5},
         user="me",
-    )  # fmt: skip
+    )
     params = SamplingParams(
         n=2, seed=1, max_tokens=12, logprobs=3, temperature=0.8, top_p=0.9, logit_bias={20: -5}
     )
@@ -113,13 +121,28 @@ def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LL
 
 
 def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference: LLM) -> None:
-    body = {"prompt": PROMPT, "n": 2, "seed": 3, "max_tokens": 20, "frequency_penalty": 1.5,
-            "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words": ["the"]}  # fmt: skip
+    body = {
+        "prompt": PROMPT,
+        "n": 2,
+        "seed": 3,
+        "max_tokens": 20,
+        "frequency_penalty": 1.5,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "bad_words": ["the"],
+    }
     usual = {"temperature": 0.4, "top_k": 9, "repetition_penalty": 1.9}
     params = SamplingParams(
-        n=2, seed=3, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.2,
-        no_repeat_ngram_size=3, bad_words=["the"], temperature=0.4, top_k=9,
-    )  # fmt: skip
+        n=2,
+        seed=3,
+        max_tokens=20,
+        frequency_penalty=1.5,
+        repetition_penalty=1.2,
+        no_repeat_ngram_size=3,
+        bad_words=["the"],
+        temperature=0.4,
+        top_k=9,
+    )
     (want,) = reference.generate([PROMPT], params)
     with listening(model, usual=usual) as running:
         found = running.post("completions", body).json()
@@ -128,17 +151,23 @@ def test_penalties_and_what_is_usual_are_those_of_generate(model: LLM, reference
 
 def test_structured_output_in_all_its_names(running: Running, reference: LLM) -> None:
     pytest.importorskip("llguidance")
-    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
-              "required": ["n"], "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
     body: dict[str, Any] = {"n": 3, "seed": 2, "max_tokens": 60}
     of_schema = SamplingParams(**body, json_schema=schema)
     named = {"name": "n", "schema": schema, "strict": True}
     for path, asked in (
         ("completions", {"prompt": PROMPT, "guided_json": schema}),
         ("completions", {"prompt": PROMPT, "structured_outputs": {"json": schema}}),
-        ("chat/completions", {
-            "messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}}),
-    ):  # fmt: skip
+        (
+            "chat/completions",
+            {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}},
+        ),
+    ):
         found = running.post(path, {**body, **asked}).json()["choices"]
         prompt: Any = asked.get("prompt", CHAT)
         (want,) = reference.generate([prompt], of_schema)
@@ -155,9 +184,13 @@ def test_structured_output_in_all_its_names(running: Running, reference: LLM) ->
 
 def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: LLM) -> None:
     body = {
-        "messages": CHAT, "n": 3, "seed": 5, "max_tokens": 40, "max_thinking_tokens": 6,
+        "messages": CHAT,
+        "n": 3,
+        "seed": 5,
+        "max_tokens": 40,
+        "max_thinking_tokens": 6,
         "chat_template_kwargs": {"reasoning": "on"},
-    }  # fmt: skip
+    }
     params = SamplingParams(n=3, seed=5, max_tokens=40, max_thinking_tokens=6)
     (want,) = reference.generate([CHAT], params, chat_template_kwargs={"enable_thinking": True})
     assert all(c.thinking is not None and c.thinking.is_forced for c in want)
@@ -189,8 +222,12 @@ def test_thinking_has_a_budget_and_is_given_apart(running: Running, reference: L
 
 def test_a_structured_answer_of_a_thinking_model_is_the_structure_alone(running: Running) -> None:
     pytest.importorskip("llguidance")
-    schema = {"type": "object", "properties": {"n": {"enum": ["</think>", 7]}, "m": {"const": 1}},
-              "required": ["n", "m"], "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": ["</think>", 7]}, "m": {"const": 1}},
+        "required": ["n", "m"],
+        "additionalProperties": False,
+    }
     body: dict[str, Any] = {
         "messages": CHAT,
         "n": 4,
@@ -243,9 +280,12 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     texts, reasons, usage = [""] * 6, [""] * 6, None
     tokens: list[list[str]] = [[] for _ in texts]
     for piece in client.completions.create(
-        prompt=[PROMPT, "Tom"], logprobs=1, stream=True, stream_options={"include_usage": True},
+        prompt=[PROMPT, "Tom"],
+        logprobs=1,
+        stream=True,
+        stream_options={"include_usage": True},
         **asked,
-    ):  # fmt: skip
+    ):
         usage = piece.usage
         for choice in piece.choices:
             texts[choice.index] += choice.text
@@ -270,9 +310,14 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
 def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     asked: dict[str, Any] = {
-        "model": "demo", "messages": CHAT, "n": 2, "seed": 1, "max_tokens": 9, "logprobs": True,
+        "model": "demo",
+        "messages": CHAT,
+        "n": 2,
+        "seed": 1,
+        "max_tokens": 9,
+        "logprobs": True,
         "tools": [tool],
-    }  # fmt: skip
+    }
     whole = client.chat.completions.create(**asked)
     told: dict[int, list[Any]] = {0: [], 1: []}
     for piece in client.chat.completions.create(stream=True, **asked):
@@ -290,14 +335,24 @@ def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None
 
 @pytest.mark.parametrize("writer", ["qwen3_coder", "mistral"])
 def test_tool_calls_are_found_whole_and_in_streams(tmp_path: Path, writer: str) -> None:
-    tool = {"type": "function", "function": {"name": "add", "parameters": {
-        "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
-    }}}  # fmt: skip
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+            },
+        },
+    }
     llm = LLM(str(save_tool_model(tmp_path / "model", writer)), memory="32MiB", dtype="float32")
     asked: dict[str, Any] = {
-        "model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0,
-        "max_tokens": 120, "tools": [tool],
-    }  # fmt: skip
+        "model": "demo",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 120,
+        "tools": [tool],
+    }
     with (
         listening(llm) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as client,
@@ -322,9 +377,11 @@ def test_a_model_is_made_to_call_a_tool(
 ) -> None:
     """The demo model has never seen a tool: without a grammar it calls none."""
     schema = {
-        "type": "object", "required": ["x"], "additionalProperties": False,
+        "type": "object",
+        "required": ["x"],
+        "additionalProperties": False,
         "properties": {"x": {"enum": [1, 20, 300]}, "is_big": {"type": "boolean"}},
-    }  # fmt: skip
+    }
     monkeypatch.setattr(running.served.replies, "format", TOOL_FORMATS["hermes"])
     monkeypatch.setattr(running.served.replies, "_is_warned", True)
     names = ("add", 'say "hi"')
@@ -332,17 +389,27 @@ def test_a_model_is_made_to_call_a_tool(
         {"type": "function", "function": {"name": name, "parameters": schema}} for name in names
     ]
     asked: dict[str, Any] = {
-        "model": "demo", "messages": CHAT, "tools": tools, "temperature": 1.0, "max_tokens": 400,
-        "seed": 5, "parallel_tool_calls": False,
-    }  # fmt: skip
+        "model": "demo",
+        "messages": CHAT,
+        "tools": tools,
+        "temperature": 1.0,
+        "max_tokens": 400,
+        "seed": 5,
+        "parallel_tool_calls": False,
+    }
     named = {"type": "function", "function": {"name": names[1]}}
     (free,) = client.chat.completions.create(**asked).choices
     assert free.message.tool_calls is None
     for choice, expected in (("required", set(names)), (named, {names[1]})):
         forced = {**asked, "tool_choice": choice}
         choices = client.chat.completions.create(**forced, n=6).choices
-        found = [[(c.function.name, json.loads(c.function.arguments))
-                  for c in each.message.tool_calls or []] for each in choices]  # fmt: skip
+        found = [
+            [
+                (c.function.name, json.loads(c.function.arguments))
+                for c in each.message.tool_calls or []
+            ]
+            for each in choices
+        ]
         for calls, each in zip(found, choices, strict=True):
             assert each.finish_reason == "tool_calls" and each.message.content is None
             ((name, arguments),) = calls
@@ -423,9 +490,10 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
 
 
 FORCED = {
-    "messages": CHAT, "tool_choice": "required",
+    "messages": CHAT,
+    "tool_choice": "required",
     "tools": [{"type": "function", "function": {"name": "add"}}],
-}  # fmt: skip
+}
 REFUSED: list[tuple[Any, int, str]] = [
     (b"", 400, "no JSON"),
     (b"[" * 9_000, 400, "no JSON"),
@@ -524,11 +592,19 @@ def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
 @pytest.mark.parametrize(
     ("given", "status"),
     [
-        (f"Bearer {KEY}", 200), (f"bearer {KEY}", 200), (f"BEARER  {KEY}", 200), (KEY, 401),
-        (f"Basic {KEY}", 401), ("Bearer", 401), (f"Bearer {KEY}x", 401),
-        (f"Bearer{KEY}", 401), ("", 401), (f"Bearer Bearer {KEY}", 401), ("Bearer \xe4", 401),
+        (f"Bearer {KEY}", 200),
+        (f"bearer {KEY}", 200),
+        (f"BEARER  {KEY}", 200),
+        (KEY, 401),
+        (f"Basic {KEY}", 401),
+        ("Bearer", 401),
+        (f"Bearer {KEY}x", 401),
+        (f"Bearer{KEY}", 401),
+        ("", 401),
+        (f"Bearer Bearer {KEY}", 401),
+        ("Bearer \xe4", 401),
     ],
-)  # fmt: skip
+)
 def test_keys_have_a_scheme_in_any_case(running: Running, given: str, status: int) -> None:
     headers = {b"authorization": given.encode("latin-1")}
     response = httpx2.get(f"{running.url}/v1/models", headers=headers)
@@ -548,18 +624,44 @@ def test_without_a_key_pages_of_other_sites_cannot_ask(model: LLM) -> None:
             return httpx2.post(url, content=json.dumps(ask), headers=head).status_code
 
         here = f":{running.port}"
-        for host in (f"127.0.0.1{here}", f"localhost{here}", f"LOCALHOST{here}", "localhost",
-                     f"[::1]{here}", "[::1]", "10.1.2.3", "localhost:80"):  # fmt: skip
+        for host in (
+            f"127.0.0.1{here}",
+            f"localhost{here}",
+            f"LOCALHOST{here}",
+            "localhost",
+            f"[::1]{here}",
+            "[::1]",
+            "10.1.2.3",
+            "localhost:80",
+        ):
             assert posted(host) == 200, host
-        for host in (f"evil.example{here}", "evil.example", f"127.0.0.1.evil.example{here}", "",
-                     f"localhost.evil.example{here}", "::1", "[127.0.0.1]", "127.1", "2130706433",
-                     "localhost:evil", "[::1]evil", "127.0.0.1:"):  # fmt: skip
+        for host in (
+            f"evil.example{here}",
+            "evil.example",
+            f"127.0.0.1.evil.example{here}",
+            "",
+            f"localhost.evil.example{here}",
+            "::1",
+            "[127.0.0.1]",
+            "127.1",
+            "2130706433",
+            "localhost:evil",
+            "[::1]evil",
+            "127.0.0.1:",
+        ):
             assert posted(host) == 403, host
             for path in ("/v1/models", "/metrics", "/health"):
                 assert httpx2.get(f"{running.url}{path}", headers={"host": host}).status_code == 403
         assert posted("localhost", "Application/JSON; charset=utf-8") == 200
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None,
-                     "", "text/plain; application/json", "application/jsonp"):  # fmt: skip
+        for kind in (
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data",
+            None,
+            "",
+            "text/plain; application/json",
+            "application/jsonp",
+        ):
             assert posted("localhost", kind) == 415, kind
     with listening(model) as running:  # what has a key may have any name
         head = {"host": "models.example", "authorization": f"Bearer {KEY}"}
@@ -621,9 +723,13 @@ def test_echo_tells_the_likeliest_tokens_of_a_prompt(
 
 def test_a_crowd_is_told_to_come_again(running: Running, client: openai.OpenAI) -> None:
     stream = client.completions.create(
-        model="demo", prompt=PROMPT, n=100, max_tokens=300, stream=True,
+        model="demo",
+        prompt=PROMPT,
+        n=100,
+        max_tokens=300,
+        stream=True,
         extra_body={"ignore_eos": True},
-    )  # fmt: skip
+    )
     next(iter(stream))
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(model="demo", prompt=PROMPT, n=90)
@@ -916,14 +1022,19 @@ async def _misbehave(port: int, way: int, draw: random.Random) -> None:
     ][way % 5]
     head = [
         f"POST /v1/{draw.choice(['completions', 'chat/completions'])} HTTP/1.1",
-        "Host: x", "Content-Type: application/json",
+        "Host: x",
+        "Content-Type: application/json",
         f"Authorization: Bearer {draw.choice([KEY, KEY, KEY, 'guess'])}",
-        draw.choice([
-            f"Content-Length: {len(body)}", f"Content-Length: {len(body) + 50}",
-            f"Content-Length: {max(len(body) - 50, 0)}", "Transfer-Encoding: chunked",
-            "Content-Length: many",
-        ]),
-    ]  # fmt: skip
+        draw.choice(
+            [
+                f"Content-Length: {len(body)}",
+                f"Content-Length: {len(body) + 50}",
+                f"Content-Length: {max(len(body) - 50, 0)}",
+                "Transfer-Encoding: chunked",
+                "Content-Length: many",
+            ]
+        ),
+    ]
     sent = ("\r\n".join(head) + "\r\n\r\n").encode() + body
     if draw.random() < 0.2:
         sent = sent[: draw.randrange(len(sent))]

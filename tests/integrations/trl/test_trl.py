@@ -45,10 +45,16 @@ def trainer_of(
 ) -> Any:
     settings = {"max_steps": 3, "max_completion_length": 10, "learning_rate": 1e-2, **settings}
     args = trl.GRPOConfig(
-        output_dir=str(directory), per_device_train_batch_size=8, num_generations=4,
-        report_to=[], use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
+        output_dir=str(directory),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+        disable_tqdm=True,
         **settings,
-    )  # fmt: skip
+    )
     return trl.GRPOTrainer(
         model=module,
         args=args,
@@ -116,9 +122,12 @@ def test_grpo_trains_on_the_rollouts(tmp_path: Path, gradient_checkpointing: boo
     # A training that is run again has the same rollouts.
     again = Checked()
     trainer_of(
-        tiny_module(), tmp_path, again, temperature=0.7,
+        tiny_module(),
+        tmp_path,
+        again,
+        temperature=0.7,
         gradient_checkpointing=gradient_checkpointing,
-    ).train()  # fmt: skip
+    ).train()
     assert again.results[0] == checked.results[0]
     assert [each["completion_ids"] for each in again.results] == [
         each["completion_ids"] for each in checked.results
@@ -137,9 +146,13 @@ def check_tree(result: RolloutResult, texts: Sequence[Sequence[int]]) -> None:
         for other in range(one):
             both = set(tree.path(one)) & set(tree.path(other))
             shared = next(
-                (at for at, pair in enumerate(zip(texts[one], texts[other], strict=False))
-                 if pair[0] != pair[1]), min(len(texts[one]), len(texts[other])),
-            )  # fmt: skip
+                (
+                    at
+                    for at, pair in enumerate(zip(texts[one], texts[other], strict=False))
+                    if pair[0] != pair[1]
+                ),
+                min(len(texts[one]), len(texts[other])),
+            )
             assert sum(len(tree.segments[at].tokens) for at in both) == shared
 
 
@@ -166,9 +179,12 @@ def test_greedy_rollouts_are_those_of_the_weights_of_now(tmp_path: Path, adapter
         served.eval()
         for ids, got in zip(result["prompt_ids"], result["completion_ids"], strict=True):
             whole = served.generate(
-                input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)),
-                max_new_tokens=10, do_sample=False, pad_token_id=2,
-            )  # fmt: skip
+                input_ids=torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids)),
+                max_new_tokens=10,
+                do_sample=False,
+                pad_token_id=2,
+            )
             assert whole[0, len(ids) :].tolist() == got
         served.train(was)
         if adapter == "merged":
@@ -179,9 +195,13 @@ def test_greedy_rollouts_are_those_of_the_weights_of_now(tmp_path: Path, adapter
     # What is drawn does not matter for the reward, so that the weights go on changing.
     draw = torch.Generator().manual_seed(0)
     trainer_of(
-        module, tmp_path, greedy, learning_rate=0.1, generation_kwargs={"do_sample": False},
+        module,
+        tmp_path,
+        greedy,
+        learning_rate=0.1,
+        generation_kwargs={"do_sample": False},
         reward=lambda completions, **_: torch.rand(len(completions), generator=draw).tolist(),
-    ).train()  # fmt: skip
+    ).train()
     assert len(seen) == 3
 
 
@@ -282,6 +302,9 @@ def test_a_tree_of_texts_that_end_within_each_other() -> None:
     tree = tree_of([[1, 2, 3], [1, 2], [1, 2, 3], [4], [1, 2, 5]])
     found = [(each.tokens, each.parent, each.samples) for each in tree.segments]
     assert found == [
-        ((1, 2), None, (0, 1, 2, 4)), ((3,), 0, (0, 2)), ((5,), 0, (4,)), ((4,), None, (3,)),
-    ]  # fmt: skip
+        ((1, 2), None, (0, 1, 2, 4)),
+        ((3,), 0, (0, 2)),
+        ((5,), 0, (4,)),
+        ((4,), None, (3,)),
+    ]
     assert tree.last == (1, 0, 1, 3, 2)

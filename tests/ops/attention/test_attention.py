@@ -212,9 +212,12 @@ def test_long_shared_keys(
 
 @pytest.mark.parametrize(
     ("layout", "heads", "dims"),
-    [("consecutive", (8, 4), (128, 128)), ("consecutive", (12, 4), (160, 96)),
-     ("paged", (12, 4), (160, 96))],
-)  # fmt: skip
+    [
+        ("consecutive", (8, 4), (128, 128)),
+        ("consecutive", (12, 4), (160, 96)),
+        ("paged", (12, 4), (160, 96)),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_rows_read_keys_that_lie_far_apart_from_copies(
     monkeypatch: pytest.MonkeyPatch,

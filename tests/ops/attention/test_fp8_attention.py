@@ -51,10 +51,15 @@ def test_attention_takes_the_numbers_that_are_stored(impl: str, seed: int) -> No
     keys, values, levels = paged(case, FP8)
     kind = torch.float16 if seed % 2 and by_triton else torch.float32
     out, lse = attend(
-        case.q.to(device, kind), keys.to(device), values.to(device),
-        [_to(level, device) for level in levels], case.positions.to(device),
-        impl=impl, return_lse=True, **options,
-    )  # type: ignore[call-overload]  # fmt: skip
+        case.q.to(device, kind),
+        keys.to(device),
+        values.to(device),
+        [_to(level, device) for level in levels],
+        case.positions.to(device),
+        impl=impl,
+        return_lse=True,
+        **options,
+    )  # type: ignore[call-overload]
     bound = 2**-9 if kind == torch.float16 else 2e-4 if impl == "invariant" else 2e-5
     torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=1e-3, atol=1e-3)
@@ -86,9 +91,22 @@ def test_the_kernel_writes_the_same() -> None:
     pools = [torch.zeros(4, 2, 8).to(FP8) for _ in range(2)]
     slots = torch.tensor([2, 0, 3])
     write_slots[(3,)](
-        k, v, *pools, slots, *k.stride()[:2], *v.stride()[:2], *pools[0].stride()[:2],
-        *pools[1].stride()[:2], G=2, K=8, V=8, ROOM_G=2, ROOM_K=8, ROOM_V=8, MOST=448.0,
-    )  # fmt: skip
+        k,
+        v,
+        *pools,
+        slots,
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *pools[0].stride()[:2],
+        *pools[1].stride()[:2],
+        G=2,
+        K=8,
+        V=8,
+        ROOM_G=2,
+        ROOM_K=8,
+        ROOM_V=8,
+        MOST=448.0,
+    )
     for pool, new in zip(pools, (k, v), strict=True):
         assert torch.equal(pool[slots].float(), rounded(new).float())
 

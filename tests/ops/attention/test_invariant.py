@@ -42,10 +42,15 @@ def check(case: Any, dtype: torch.dtype, *, page_size: int = 4, **options: Any) 
     if "sinks" in options:
         options["sinks"] = options["sinks"].to(DEVICE)
     out, lse = attend(
-        case.q.to(DEVICE, dtype), keys.to(DEVICE), values.to(DEVICE),
-        [on_device(level) for level in levels], case.positions.to(DEVICE), impl="invariant",
-        return_lse=True, **options,
-    )  # fmt: skip
+        case.q.to(DEVICE, dtype),
+        keys.to(DEVICE),
+        values.to(DEVICE),
+        [on_device(level) for level in levels],
+        case.positions.to(DEVICE),
+        impl="invariant",
+        return_lse=True,
+        **options,
+    )
     of_out, of_lse = TOLERANCE[dtype]
     torch.testing.assert_close(out.cpu().double(), want_out, rtol=of_out, atol=of_out)
     torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=of_lse, atol=of_lse)
@@ -77,12 +82,15 @@ def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 def test_heads_and_causal_spans(heads: tuple[int, int]) -> None:
-    groups = [[Group(0, 20, 33)],
-              [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)]]  # fmt: skip
+    groups = [
+        [Group(0, 20, 33)],
+        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
+    ]
     positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
     for dtype in DTYPES:
-        case = make_case(groups, positions, heads=heads, dims=(48, 32), causal=[False, True],
-                         round_to=dtype)  # fmt: skip
+        case = make_case(
+            groups, positions, heads=heads, dims=(48, 32), causal=[False, True], round_to=dtype
+        )
         check(case, dtype, page_size=16)
 
 
@@ -133,9 +141,12 @@ class Sequence16:
             width = max(map(len, table))
             first, last = ([group[at] for group in groups] for at in (0, 1))
             columns = (
-                first, last, [[*pages, *[0] * (width - len(pages))] for pages in table],
-                [high - low for *_, low, high in groups], [low for *_, low, _ in groups],
-            )  # fmt: skip
+                first,
+                last,
+                [[*pages, *[0] * (width - len(pages))] for pages in table],
+                [high - low for *_, low, high in groups],
+                [low for *_, low, _ in groups],
+            )
             q_start, q_stop, pages_GP, kv_len, kv_start = (
                 torch.tensor(column, dtype=torch.int32, device=DEVICE) for column in columns
             )
@@ -146,9 +157,15 @@ class Sequence16:
         )
         positions = torch.tensor(rows, device=DEVICE)
         return attend(
-            self.q[list(rows)], keys, values, levels, positions, impl="invariant", return_lse=True,
+            self.q[list(rows)],
+            keys,
+            values,
+            levels,
+            positions,
+            impl="invariant",
+            return_lse=True,
             **options,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,9 +173,11 @@ class Sequence16:
     ("heads", "options"), [((4, 2), {}), ((2, 2), {"window": 21}), ((4, 1), {"softcap": 5.0})]
 )
 def test_bits_of_a_row_are_its_own(
-    heads: tuple[int, int], options: dict[str, Any], dtype: torch.dtype,
+    heads: tuple[int, int],
+    options: dict[str, Any],
+    dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """In prefill and decoding, alone and beside others, shared or not, in units of any height."""
     rng = np.random.default_rng(heads[0])
     length = 900 if CUDA else 75

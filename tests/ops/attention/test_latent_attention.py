@@ -94,9 +94,14 @@ class Tree:
         assert self.block * per < 400
         both = [
             replace(level, kv_len_G=np.where(mine, 0, level.kv_len_G), memo={}),
-            replace(level, pages_GP=pages, kv_len_G=np.where(mine, level.kv_len_G, 0),
-                    copied=True, memo={}),
-        ]  # fmt: skip
+            replace(
+                level,
+                pages_GP=pages,
+                kv_len_G=np.where(mine, level.kv_len_G, 0),
+                copied=True,
+                memo={},
+            ),
+        ]
         return [*self.levels[:index], *both, *self.levels[index + 1 :]]
 
     def got(self, levels, impl="reference", *, expands=False, **options) -> Tensor:  # type: ignore[no-untyped-def]

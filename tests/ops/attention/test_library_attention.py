@@ -93,16 +93,25 @@ def check(case: Case, impl: str, *, page_size: int = 4, **options: Any) -> None:
         poison = 6e4 if impl == "flash4" else math.nan  # flash4 wants finite values everywhere
         keys, values, levels = paged(case, dtype, page_size, poison=poison)
         moved = [
-            replace(level, **{
-                name: getattr(level, name).to(device)
-                for name in ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
-            }) for level in levels
-        ]  # fmt: skip
+            replace(
+                level,
+                **{
+                    name: getattr(level, name).to(device)
+                    for name in ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
+                },
+            )
+            for level in levels
+        ]
         out, lse = attend(
-            case.q.to(device, dtype), keys.to(device), values.to(device), moved,
-            case.positions.to(device), impl=impl, return_lse=True,
+            case.q.to(device, dtype),
+            keys.to(device),
+            values.to(device),
+            moved,
+            case.positions.to(device),
+            impl=impl,
+            return_lse=True,
             **moved_options,
-        )  # fmt: skip
+        )
         assert out.dtype == dtype and lse.dtype == torch.float32
         bound = TOLERANCE[dtype]
         torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
@@ -132,8 +141,11 @@ def test_windows_and_sinks(impl: str, seed: int) -> None:
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_head_dimensions(impl: str, dim: int) -> None:
-    groups = [[Group(0, 9, 21)], [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-              [Group(i, i + 1, 1 + i, 39) for i in range(9)]]  # fmt: skip
+    groups = [
+        [Group(0, 9, 21)],
+        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
+        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
+    ]
     check(case_of(groups, [60] * 9, heads=(6, 2), dims=(dim, dim)), impl, page_size=16)
 
 

@@ -55,9 +55,15 @@ def check(case: Case, dtype: torch.dtype, *, page_size: int = 4, **options: Any)
     if "sinks" in options:
         options["sinks"] = options["sinks"].to(DEVICE)
     out, lse = attend(
-        case.q.to(DEVICE, dtype), keys.to(DEVICE), values.to(DEVICE), moved,
-        case.positions.to(DEVICE), impl="triton", return_lse=True, **options,
-    )  # fmt: skip
+        case.q.to(DEVICE, dtype),
+        keys.to(DEVICE),
+        values.to(DEVICE),
+        moved,
+        case.positions.to(DEVICE),
+        impl="triton",
+        return_lse=True,
+        **options,
+    )
     assert out.dtype == dtype
     bound = TOLERANCE[dtype]
     torch.testing.assert_close(out.cpu().double(), want_out, rtol=bound, atol=bound)
@@ -85,8 +91,11 @@ def test_window_cap_and_sinks(seed: int) -> None:
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 2), (4, 1)])
 @pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (96, 96), (129, 64), (256, 256)])
 def test_heads_and_dimensions(heads: tuple[int, int], dims: tuple[int, int]) -> None:
-    groups = [[Group(0, 9, 21)], [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-              [Group(i, i + 1, 1 + i, 39) for i in range(9)]]  # fmt: skip
+    groups = [
+        [Group(0, 9, 21)],
+        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
+        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
+    ]
     dtype = torch.bfloat16 if CUDA else torch.float16
     for kind in (torch.float32, dtype):
         case = make_case(groups, [60] * 9, heads=heads, dims=dims, round_to=kind)
@@ -190,9 +199,11 @@ def test_the_work_list_covers_every_row_and_key_once(seed: int) -> None:
                         seen[place] = origin + key
         want = {
             (row, int(level.pages_GP[g, key // 4]) * 4 + key % 4): int(level.kv_start_G[g]) + key
-            for level in host for g in range(level.start_G.size)
-            for row in range(level.start_G[g], level.stop_G[g]) for key in range(level.kv_len_G[g])
-        }  # fmt: skip
+            for level in host
+            for g in range(level.start_G.size)
+            for row in range(level.start_G[g], level.stop_G[g])
+            for key in range(level.kv_len_G[g])
+        }
         assert seen == want
 
 
@@ -273,16 +284,25 @@ def test_a_long_trunk_is_left_to_the_dense_kernel(
         groups, [keys + 60] * rows, heads=heads, dims=dims, round_to=torch.bfloat16, seed=rows
     )
     for depth in (1, 2, 3):
-        part = replace(case, groups=groups[:depth], keys=case.keys[:depth],
-                       values=case.values[:depth], causal=case.causal[:depth])  # fmt: skip
+        part = replace(
+            case,
+            groups=groups[:depth],
+            keys=case.keys[:depth],
+            values=case.values[:depth],
+            causal=case.causal[:depth],
+        )
         keys_of, values_of, levels = paged(part, torch.bfloat16, 64, shuffle=False)
         moved = [to_device(level) for level in levels]
         prepared = prepare(moved, part.positions.to(DEVICE), impl="triton")
         sinks = torch.randn(heads[0]) if depth == 3 else None
         out, lse = attend(
-            part.q.to(DEVICE, torch.bfloat16), keys_of.to(DEVICE), values_of.to(DEVICE), prepared,
-            sinks=None if sinks is None else sinks.to(DEVICE), return_lse=True,
-        )  # fmt: skip
+            part.q.to(DEVICE, torch.bfloat16),
+            keys_of.to(DEVICE),
+            values_of.to(DEVICE),
+            prepared,
+            sinks=None if sinks is None else sinks.to(DEVICE),
+            return_lse=True,
+        )
         want_out, want_lse = oracle(part, sinks=sinks)
         assert prepared.kernels[0] == "cudnn"
         bound = TOLERANCE[torch.bfloat16]
@@ -304,16 +324,23 @@ def test_a_prefill_pass_below_a_long_trunk(
         [Group(start, stop, stop - start, trunk) for start, stop in spans],
     ]
     case = make_case(
-        groups, [trunk + i for start, stop in spans for i in range(stop - start)],
-        heads=heads, dims=(width, width), causal=[False, True], round_to=torch.bfloat16,
-    )  # fmt: skip
+        groups,
+        [trunk + i for start, stop in spans for i in range(stop - start)],
+        heads=heads,
+        dims=(width, width),
+        causal=[False, True],
+        round_to=torch.bfloat16,
+    )
     keys, values, levels = paged(case, torch.bfloat16, 64, shuffle=False)
     moved = [to_device(level) for level in levels]
     prepared = prepare(moved, case.positions.to(DEVICE), impl="triton")
     out, lse = attend(
-        case.q.to(DEVICE, torch.bfloat16), keys.to(DEVICE), values.to(DEVICE), prepared,
+        case.q.to(DEVICE, torch.bfloat16),
+        keys.to(DEVICE),
+        values.to(DEVICE),
+        prepared,
         return_lse=True,
-    )  # fmt: skip
+    )
     want_out, want_lse = oracle(case)
     assert prepared.kernels == ("cudnn", "triton")
     bound = TOLERANCE[torch.bfloat16]
@@ -432,8 +459,13 @@ def test_runs_for_the_dense_kernel_are_what_all_rows_read(
     shape = WorkShape(padded, kv_heads, per_head, page, True)
     run = find_run(levels, shape, rows, processors=132)
     if run is None:  # where pages are shuffled, or there is too little to do
-        long = [np.diff(level.pages_GP[0]).max(initial=1) == 1 and level.stop_G[0] == rows
-                and not level.causal and level.kv_len_G[0] >= 1024 for level in levels]  # fmt: skip
+        long = [
+            np.diff(level.pages_GP[0]).max(initial=1) == 1
+            and level.stop_G[0] == rows
+            and not level.causal
+            and level.kv_len_G[0] >= 1024
+            for level in levels
+        ]
         assert not any(long) or rows * kv_heads * per_head < 2**13
         return
     level = levels[run.level]

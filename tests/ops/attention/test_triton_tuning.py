@@ -30,8 +30,13 @@ from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape, build_work_list
 KIB = 1 << 10
 CARDS = {"RTX 4090": (89, 99 * KIB), "H200": (90, 227 * KIB)}
 NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-FLAGS = {"HAS_POSITIONS": False, "HAS_WINDOW": False, "HAS_CAP": False, "HAS_SINKS": False,
-         "LATENT": False}  # fmt: skip
+FLAGS = {
+    "HAS_POSITIONS": False,
+    "HAS_WINDOW": False,
+    "HAS_CAP": False,
+    "HAS_SINKS": False,
+    "LATENT": False,
+}
 
 
 def compiled(
@@ -71,10 +76,18 @@ def test_units_fit_the_card(card: str, dtype: torch.dtype, width: int) -> None:
             continue
         chosen = choose_tuning(height, width, dtype, memory)
         constants = FLAGS | {
-            "H": 32, "PER_HEAD": min(height, 4), "D": width, "V": width, "BLOCK_D": width,
-            "BLOCK_V": width, "PAGE": 64, "BLOCK_M": height, "FOLD": 1,
-            "BLOCK_N": chosen.pop("BLOCK_N"), "LAST": height <= HEIGHTS[1],
-        }  # fmt: skip
+            "H": 32,
+            "PER_HEAD": min(height, 4),
+            "D": width,
+            "V": width,
+            "BLOCK_D": width,
+            "BLOCK_V": width,
+            "PAGE": 64,
+            "BLOCK_M": height,
+            "FOLD": 1,
+            "BLOCK_N": chosen.pop("BLOCK_N"),
+            "LAST": height <= HEIGHTS[1],
+        }
         assert (
             compiled(attend_units, dtype, constants, chosen, capability).metadata.shared <= memory
         )

@@ -125,9 +125,15 @@ def test_reproducible_samples_are_so_with_it() -> None:
     ways: list[tuple[Sharing, int]] = [("all", 64), ("off", 64), ("auto", 3)]
     for sharing, rows in ways:
         llm = LLM(
-            "demo", device="cuda", dtype="bfloat16", memory="256MiB", kv_cache_dtype="fp8",
-            reproducible=True, sharing=sharing, max_rows=rows,
-        )  # fmt: skip
+            "demo",
+            device="cuda",
+            dtype="bfloat16",
+            memory="256MiB",
+            kv_cache_dtype="fp8",
+            reproducible=True,
+            sharing=sharing,
+            max_rows=rows,
+        )
         params = SamplingParams(max_tokens=40, seed=4)
         found.append([(list(c.tokens), c.logprobs) for c in llm.run(TREE, params).completions])
     assert found[0] == found[1] == found[2]

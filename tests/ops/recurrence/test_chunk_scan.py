@@ -31,9 +31,12 @@ def case_of(shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     # Some heads forget nothing, others all but everything.
     decay = -(torch.rand(num, length, groups, heads, generator=generator) ** 4) * 40
     return (
-        normal(num, length, groups, heads, width), decay, normal(num, length, groups, keys),
-        normal(num, length, groups, keys), normal(num, groups, keys, heads, width),
-    )  # fmt: skip
+        normal(num, length, groups, heads, width),
+        decay,
+        normal(num, length, groups, keys),
+        normal(num, length, groups, keys),
+        normal(num, groups, keys, heads, width),
+    )
 
 
 def slow(x: Tensor, decay: Tensor, keys: Tensor, queries: Tensor, state: Tensor) -> list[Tensor]:

@@ -22,8 +22,12 @@ from triton.compiler import ASTSource, compile
 from treegen.ops.recurrence import gpu, kernels
 
 TYPES = {
-    torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", int: "i32", float: "fp32",
-}  # fmt: skip
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    int: "i32",
+    float: "fp32",
+}
 SHARED = {89: 99 << 10, 90: 227 << 10}  # bytes that a program may have, by compute capability
 
 
@@ -72,9 +76,14 @@ def test_every_kernel_compiles(
 ) -> None:
     found: dict[str, int] = {}
     names = (
-        "convolve", "read_bases", "read_lists", "step_states", "fold_lists", "convolve_runs",
+        "convolve",
+        "read_bases",
+        "read_lists",
+        "step_states",
+        "fold_lists",
+        "convolve_runs",
         "move_windows",
-    )  # fmt: skip
+    )
     for name in names:
         kernel = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, Compiles(kernel, capability, found))

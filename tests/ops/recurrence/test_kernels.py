@@ -122,8 +122,12 @@ def test_windows_move_on_from_slot_to_slot(width: int, has_bias: bool, dtype: to
     want = reference.convolve(x, weights, bias, want_windows, reads, writes).to(dtype)
     on = windows.to(DEVICE)
     got = gpu.convolve(
-        x.to(DEVICE), weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on,
-        reads.to(DEVICE), writes.to(DEVICE),
-    )  # fmt: skip
+        x.to(DEVICE),
+        weights.to(DEVICE),
+        None if bias is None else bias.to(DEVICE),
+        on,
+        reads.to(DEVICE),
+        writes.to(DEVICE),
+    )
     torch.testing.assert_close(got.cpu(), want)
     assert torch.equal(on.cpu(), want_windows)

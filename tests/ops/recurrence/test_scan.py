@@ -50,9 +50,16 @@ def tokens(case: Case, first: int, last: int, rows: slice = slice(None)) -> Delt
 
     one = steps[0]
     return DeltaInputs(
-        together("mixed_TC"), together("a_TH"), together("b_TH"), one.conv_CW, one.a_log_H,
-        one.dt_bias_H, one.strength, one.conv_bias_C, one.skip_H,
-    )  # fmt: skip
+        together("mixed_TC"),
+        together("a_TH"),
+        together("b_TH"),
+        one.conv_CW,
+        one.a_log_H,
+        one.dt_bias_H,
+        one.strength,
+        one.conv_bias_C,
+        one.skip_H,
+    )
 
 
 def pieces(
@@ -139,9 +146,14 @@ def test_convolutions_of_runs(width: int, seen: int, has_bias: bool, dtype: torc
         from treegen.ops.recurrence import gpu
 
         got = gpu.convolve_runs(
-            x.to(DEVICE), weights.to(DEVICE), None if bias is None else bias.to(DEVICE), on,
-            reads.to(DEVICE), writes.to(DEVICE), num_tokens,
-        )  # fmt: skip
+            x.to(DEVICE),
+            weights.to(DEVICE),
+            None if bias is None else bias.to(DEVICE),
+            on,
+            reads.to(DEVICE),
+            writes.to(DEVICE),
+            num_tokens,
+        )
         torch.testing.assert_close(got.cpu(), want)
         assert torch.equal(on.cpu(), want_windows)
 

@@ -75,7 +75,7 @@ def test_the_reference_draws_from_what_is_allowed(size: int) -> None:
     found = draw(logits, seeds, torch.zeros_like(seeds), params, masks=masks)
     want = draw(
         logits.masked_fill(~may, -torch.inf), seeds, torch.zeros_like(seeds), params
-    ).tokens_PN  # fmt: skip
+    ).tokens_PN
     assert found.tokens_PN.equal(want) and may.gather(1, want).all()
     torch.testing.assert_close(found.lse_P, logits.logsumexp(-1))
     told = logits.log_softmax(-1).gather(1, want)

@@ -64,12 +64,24 @@ def made_texts(
 
 
 CHOICES: list[dict[str, Any]] = [
-    {}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.5}, {"repetition_penalty": 1.7},
-    {"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3}, {"bad_words": ["c", "de", "fcd"]},
-    {"presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 0.6,
-     "no_repeat_ngram_size": 2, "bad_words": ["ee"], "logit_bias": {3: 5.0}, "min_tokens": 3},
+    {},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": -0.5},
+    {"repetition_penalty": 1.7},
+    {"no_repeat_ngram_size": 1},
+    {"no_repeat_ngram_size": 3},
+    {"bad_words": ["c", "de", "fcd"]},
+    {
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 0.6,
+        "no_repeat_ngram_size": 2,
+        "bad_words": ["ee"],
+        "logit_bias": {3: 5.0},
+        "min_tokens": 3,
+    },
     {"bad_words": [chr(97 + token) for token in range(VOCAB)]},  # nothing would be left
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("at_once", [2**24, 60])
@@ -142,8 +154,11 @@ def test_greedy_tokens_are_those_of_transformers(checkpoint: Path, options: dict
     stock = AutoModelForCausalLM.from_pretrained(checkpoint)
     prompts = ["Q: Bob has 14 pens. Bob has 14 pens. How", "Q: Bob has 14 pens.", "A: the the the"]
     tree = Node("", children=[Node(text, samples=2, id=text) for text in prompts], samples=0)
-    for how in ({"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2},
-                {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3}):  # fmt: skip
+    for how in (
+        {"repetition_penalty": 1.4},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 0.8, "no_repeat_ngram_size": 3},
+    ):
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, **how)
         for completion in llm.run(tree, params).completions:
             ids = torch.tensor([llm.tokenizer(completion.prompt_id)["input_ids"]])

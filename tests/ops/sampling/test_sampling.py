@@ -73,8 +73,10 @@ def test_log_probabilities_of_the_draw_are_those_that_are_drawn_from() -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(3)) * 2
     plain: dict[str, Any] = {"temperature": 0.7}
     kinds: list[dict[str, Any]] = [
-        plain, {"temperature": 1.5, "top_k": 8, "top_p": 0.8, "min_p": 0.05}, {"top_k": 1},
-    ]  # fmt: skip
+        plain,
+        {"temperature": 1.5, "top_k": 8, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 1},
+    ]
     params = [SamplingParams(**kind, logprobs_mode="processed_logprobs") for kind in kinds]
     params.append(SamplingParams(**plain, logprobs=3))
     seeds = torch.tensor([[row_seed(0, "p", i) for i in range(200)]] * 4)
@@ -164,9 +166,11 @@ def test_a_draw_does_not_depend_on_its_batch(rows: int, seed: int, data: st.Data
     for row in range(rows):
         for n in range(3):
             one = draw(
-                logits[row : row + 1], seeds[row : row + 1, n : n + 1],
-                steps[row : row + 1, n : n + 1], batch_of(params, 1),
-            )  # fmt: skip
+                logits[row : row + 1],
+                seeds[row : row + 1, n : n + 1],
+                steps[row : row + 1, n : n + 1],
+                batch_of(params, 1),
+            )
             assert one.tokens_PN[0, 0] == many.tokens_PN[row, n]
             assert one.logprobs_PN[0, 0] == many.logprobs_PN[row, n]
 
@@ -247,10 +251,11 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         Bias(np.array([3, 5]), np.array([-math.inf, -math.inf], np.float32), np.array([2, 2])),
         Bias(np.array([], np.int64), np.array([], np.float32), np.array([], np.int64)),
         Bias(
-            np.array([3, 5, 7]), np.array([-math.inf, 2.5, -4], np.float32),
+            np.array([3, 5, 7]),
+            np.array([-math.inf, 2.5, -4], np.float32),
             np.array([4, NO_END, NO_END]),
         ),
-    ]  # fmt: skip
+    ]
     params = [
         SamplingParams(temperature=0.7, top_p=0.9),
         SamplingParams(temperature=0),
@@ -305,9 +310,16 @@ def test_parameters_of_others_are_honoured_or_refused(
 
 def test_neutral_values_and_none_mean_nothing() -> None:
     neutral = SamplingParams(
-        stop=None, stop_token_ids=(), presence_penalty=0.0, frequency_penalty=0,
-        repetition_penalty=1.0, bad_words=[], logit_bias=None, min_tokens=0, seed=None,
-    )  # fmt: skip
+        stop=None,
+        stop_token_ids=(),
+        presence_penalty=0.0,
+        frequency_penalty=0,
+        repetition_penalty=1.0,
+        bad_words=[],
+        logit_bias=None,
+        min_tokens=0,
+        seed=None,
+    )
     assert neutral == SamplingParams() and not neutral.stops and not neutral.stop_token_ids
     texts = (text for text in ("a", "b"))
     assert SamplingParams(stop=texts).stops == ("a", "b")  # type: ignore[arg-type]

@@ -59,10 +59,16 @@ def test_one_image_in_every_form_is_one_image(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "a picture.png"
     file.write_bytes(png(image))
     forms = [
-        asked(image), asked(png(image)), asked(file), asked(str(file)), asked(url(image)),
-        asked(file.as_uri()), asked(str(file), kind="path"), asked(url(image), kind="url"),
+        asked(image),
+        asked(png(image)),
+        asked(file),
+        asked(str(file)),
+        asked(url(image)),
+        asked(file.as_uri()),
+        asked(str(file), kind="path"),
+        asked(url(image), kind="url"),
         asked(base64.b64encode(png(image)).decode(), kind="base64"),
-    ]  # fmt: skip
+    ]
     openai = asked(url(image))
     openai[0]["content"][0] = {"type": "image_url", "image_url": {"url": url(image)}}
     before = llm.engine.encodings.num_encoded if llm.engine.encodings else 0
@@ -207,8 +213,12 @@ def test_what_cannot_be_appended_is_told(llm: LLM, directory: Path) -> None:
         with pytest.raises(InputError, match=r"'extension': image .* cannot be read"):
             root.extend([{"type": "image", "image": "/no/such.png"}])
         with pytest.raises(InputError, match="must not have"):
-            root.extend([{"type": "image", "image": picture(1)},
-                         {"type": "text", "text": table_of(llm).marker}])  # fmt: skip
+            root.extend(
+                [
+                    {"type": "image", "image": picture(1)},
+                    {"type": "text", "text": table_of(llm).marker},
+                ]
+            )
     with LLM(str(directory), device="cpu", memory="4MiB").session(GREEDY) as session:
         root = session.root("Here: ", name="r")
         assert root.extend([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]).text
@@ -247,10 +257,17 @@ def test_async_llm_takes_images(directory: Path, llm: LLM) -> None:
 
 def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
     asks = pytest.importorskip("treegen.integrations.server.requests")
-    body = {"messages": [{"role": "user", "content": [
-        {"type": "image_url", "image_url": {"url": url(picture(1))}},
-        {"type": "text", "text": "What?"},
-    ]}]}  # fmt: skip
+    body = {
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_url", "image_url": {"url": url(picture(1))}},
+                    {"type": "text", "text": "What?"},
+                ],
+            }
+        ]
+    }
     assert asks._message(body["messages"][0]) == asked(url(picture(1)))[0]
     for bad in ("/etc/passwd", "file:///etc/passwd", "http://169.254.169.254/", None):
         part = {"type": "image_url", "image_url": {"url": bad}}
@@ -281,22 +298,35 @@ def broken(kind: str) -> Any:
     if kind == "animated":
         return png(image, "GIF", save_all=True, append_images=[picture(2)])
     return {
-        "empty": b"", "text": b"no image at all", "zero": Image.new("RGB", (0, 4)),
-        "deep": Image.fromarray(np.zeros((4, 4), np.float32)), "narrow": picture(1, 900, 2),
-        "url": "data:image/png;base64,%%%", "network": "https://example.org/a.png",
-        "missing": "/no/such/picture.png", "folder": "/tmp",
-    }[kind]  # fmt: skip
+        "empty": b"",
+        "text": b"no image at all",
+        "zero": Image.new("RGB", (0, 4)),
+        "deep": Image.fromarray(np.zeros((4, 4), np.float32)),
+        "narrow": picture(1, 900, 2),
+        "url": "data:image/png;base64,%%%",
+        "network": "https://example.org/a.png",
+        "missing": "/no/such/picture.png",
+        "folder": "/tmp",
+    }[kind]
 
 
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("truncated", "damaged"), ("bomb", "pixels"), ("animated", "animated; give one frame"),
-        ("empty", "empty"), ("text", "no image in a format"), ("zero", "no pixels"),
-        ("deep", "pixels of kind F"), ("narrow", "processor refuses"), ("url", "base64"),
-        ("network", "on the network"), ("missing", "/no/such/picture.png"), ("folder", "/tmp"),
+        ("truncated", "damaged"),
+        ("bomb", "pixels"),
+        ("animated", "animated; give one frame"),
+        ("empty", "empty"),
+        ("text", "no image in a format"),
+        ("zero", "no pixels"),
+        ("deep", "pixels of kind F"),
+        ("narrow", "processor refuses"),
+        ("url", "base64"),
+        ("network", "on the network"),
+        ("missing", "/no/such/picture.png"),
+        ("folder", "/tmp"),
     ],
-)  # fmt: skip
+)
 def test_images_that_cannot_be_used_are_refused(llm: LLM, kind: str, told: str) -> None:
     with pytest.raises(InputError) as caught:
         llm.plan(Node(asked(broken(kind)), id="asked"))
@@ -377,16 +407,20 @@ def test_families_without_images_are_refused_before_weights_load(tmp_path: Path)
 
 
 def test_options_that_do_not_go_with_images(directory: Path) -> None:
-    for other in ({"reproducible": True}, {"quantization": "fp8"},
-                  {"draft_model": str(directory)}):  # fmt: skip
+    for other in ({"reproducible": True}, {"quantization": "fp8"}, {"draft_model": str(directory)}):
         with pytest.raises(InputError, match=f"images does not go with {next(iter(other))}"):
             LLM(str(directory), images=True, device="cpu", **other)
 
 
 def test_malformed_parts_are_refused() -> None:
-    for part in ({"type": "image"}, {"type": "image", "image": 3}, {"type": "text"}, "text",
-                 {"type": "video", "video": "a.mp4"},
-                 {"type": "image", "image": b"", "path": "a"}):  # fmt: skip
+    for part in (
+        {"type": "image"},
+        {"type": "image", "image": 3},
+        {"type": "text"},
+        "text",
+        {"type": "video", "video": "a.mp4"},
+        {"type": "image", "image": b"", "path": "a"},
+    ):
         with pytest.raises(TreeError, match=r"content\[0\]\['content'\]\[0\]"):
             Node([{"role": "user", "content": [part]}])
 

@@ -45,9 +45,12 @@ class Stock:
         """The greedy answer to a chat."""
         given = self._inputs(messages)
         out = self.model.generate(
-            **given, max_new_tokens=STEPS, do_sample=False, return_dict_in_generate=True,
+            **given,
+            max_new_tokens=STEPS,
+            do_sample=False,
+            return_dict_in_generate=True,
             output_logits=True,
-        )  # fmt: skip
+        )
         num = given["input_ids"].shape[1]
         tokens = out.sequences[0, num:].tolist()
         logprobs = torch.cat(out.logits).log_softmax(-1)
@@ -78,9 +81,11 @@ class Stock:
             if part["type"] == "image"
         ]
         return self.processor(
-            text=[f"{text}{said}"], images=self._given(pictures), return_tensors="pt",
+            text=[f"{text}{said}"],
+            images=self._given(pictures),
+            return_tensors="pt",
             add_special_tokens=False,
-        )  # fmt: skip
+        )
 
     def _given(self, pictures: list[Any]) -> list[Any] | None:
         """Images as the processor takes them; Gemma's takes those of each prompt."""
@@ -159,9 +164,15 @@ def test_on_a_gpu_too(family: str, how: dict[str, Any], stock_of: Any) -> None:
     directory, stock = stock_of(family)
     root, prompts = tree_of(picture(1), picture(2, 30, 61))
     llm = LLM(
-        str(directory), images=True, device="cuda", dtype="float32", memory="64MiB", page_size=16,
-        prefill_chunk=16, **how,
-    )  # fmt: skip
+        str(directory),
+        images=True,
+        device="cuda",
+        dtype="float32",
+        memory="64MiB",
+        page_size=16,
+        prefill_chunk=16,
+        **how,
+    )
     result = llm.run(root, GREEDY)
     assert result.usage.impl == "triton"
     assert result.usage.images_encoded == 2

@@ -70,9 +70,13 @@ def _tasks(tmp_path: Path) -> TaskManager:
 
 def answers(model: Any, tasks: TaskManager, **how: Any) -> tuple[list[str], dict[str, Any]]:
     found = lm_eval.simple_evaluate(
-        model, tasks=["local_chartqa"], task_manager=tasks, log_samples=True, bootstrap_iters=0,
+        model,
+        tasks=["local_chartqa"],
+        task_manager=tasks,
+        log_samples=True,
+        bootstrap_iters=0,
         **how,
-    )  # fmt: skip
+    )
     samples = sorted(found["samples"]["local_chartqa"], key=lambda sample: sample["doc_id"])
     return [sample["resps"][0][0] for sample in samples], found["results"]["local_chartqa"]
 
@@ -84,9 +88,12 @@ def test_answers_and_scores_are_those_of_hf_multimodal(
     own = TreegenLM(str(model), images=True, device="cpu", memory="16MiB")
     mine, scores = answers(own, tasks, apply_chat_template=chat)
     want, theirs = answers(
-        "hf-multimodal", tasks, apply_chat_template=chat, batch_size=1,
+        "hf-multimodal",
+        tasks,
+        apply_chat_template=chat,
+        batch_size=1,
         model_args={"pretrained": str(model), "dtype": "float32", "device": "cpu"},
-    )  # fmt: skip
+    )
     assert mine == want
     assert len(set(mine)) == 3
     assert scores == theirs
@@ -109,11 +116,21 @@ def test_a_run_of_treegen_draws_the_same_answers(
     model: Path, tasks: TaskManager, tmp_path: Path, treegen: Command
 ) -> None:
     want, _ = answers(
-        TreegenLM(str(model), images=True, device="cpu", memory="16MiB"), tasks,
+        TreegenLM(str(model), images=True, device="cpu", memory="16MiB"),
+        tasks,
         apply_chat_template=True,
-    )  # fmt: skip
-    words = ("eval", tmp_path / "task.yaml", "--model", model, "--device", "cpu", "--memory",
-             "16MiB", "--apply-chat-template")  # fmt: skip
+    )
+    words = (
+        "eval",
+        tmp_path / "task.yaml",
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--memory",
+        "16MiB",
+        "--apply-chat-template",
+    )
     done = treegen(*words, "--images", "--allow-task-code", "-o", tmp_path / "run")
     assert done.code == 0, done.err
     lines = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())

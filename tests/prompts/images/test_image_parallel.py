@@ -60,9 +60,14 @@ def test_two_ranks_take_images(tmp_path: Path) -> None:
     directory = save_tiny_vision_model(tmp_path, "qwen2_vl", seed=1)
     one = LLM(str(directory), images=True, device="cpu", memory="16MiB")
     two = LLM(
-        str(directory), images=True, device="cpu", memory="16MiB", tensor_parallel_size=2,
-        prefill_chunk=16, page_size=4,
-    )  # fmt: skip
+        str(directory),
+        images=True,
+        device="cpu",
+        memory="16MiB",
+        tensor_parallel_size=2,
+        prefill_chunk=16,
+        page_size=4,
+    )
     try:
         check_same(one, two)
     finally:

@@ -55,9 +55,15 @@ def _begun(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     from treegen import evaluate
 
     evaluate(
-        "jsonl", model=str(model), data=str(data), images=True, output=str(out), num_samples=2,
-        max_tokens=4, extra={"messages_field": "chat"},
-    )  # fmt: skip
+        "jsonl",
+        model=str(model),
+        data=str(data),
+        images=True,
+        output=str(out),
+        num_samples=2,
+        max_tokens=4,
+        extra={"messages_field": "chat"},
+    )
     return out, folder
 
 

@@ -138,8 +138,15 @@ def test_pages_and_rows_that_fit() -> None:
     assert plan.row_pages(0, 4) == 3
     assert plan.get_single_row_pages(0, 4) == 2 + 1 + 3
     assert [plan.rows_that_fit(pages, 4) for pages in (5, 6, 8, 9, 12, 15, 16, 100)] == [
-        0, 1, 1, 2, 3, 3, 4, 6,
-    ]  # fmt: skip
+        0,
+        1,
+        1,
+        2,
+        3,
+        3,
+        4,
+        6,
+    ]
     folded = plan_of([[1] * 8 + [2, 3, 4], [1] * 8 + [5, 6, 7]], samples=3, sharing="off")
     # A child of a folded segment shares its full pages; a row copies the partly filled one.
     assert [folded.table_pages(segment, 4) for segment in folded.segments] == [2, 1, 1]
@@ -152,8 +159,11 @@ def test_ten_thousand_leaves_are_planned() -> None:
     base = rng.integers(0, 30_000, 2000)
     lists = [
         [*base, *([a] * 20), *([b] * 30), *([c] * 20), *([d] * 50)]
-        for a in range(10) for b in range(10) for c in range(10) for d in range(10)
-    ]  # fmt: skip
+        for a in range(10)
+        for b in range(10)
+        for c in range(10)
+        for d in range(10)
+    ]
     requests = [
         Request(str(i), np.array(tokens, dtype=np.int32), 40, 40, 256)
         for i, tokens in enumerate(lists)

@@ -25,11 +25,20 @@ pytest.importorskip("llguidance")
 
 # By the writer, what tells in a chat template that calls are written so.
 TEMPLATES = {
-    "hermes": "", "llama, bare": "", "nemotron": "", "minimax_m1": "", "granite": "",
+    "hermes": "",
+    "llama, bare": "",
+    "nemotron": "",
+    "minimax_m1": "",
+    "granite": "",
     "hunyuan": "",
-    "command_r": "<|START_ACTION|>", "command_r, 1": "Action:", "mistral": "[ARGS]",
-    "mistral, list": "[TOOL_CALLS]", "kimi_k2": "", "deepseek": "", "deepseek, V3": "```json",
-}  # fmt: skip
+    "command_r": "<|START_ACTION|>",
+    "command_r, 1": "Action:",
+    "mistral": "[ARGS]",
+    "mistral, list": "[TOOL_CALLS]",
+    "kimi_k2": "",
+    "deepseek": "",
+    "deepseek, V3": "```json",
+}
 NAMES = ("search", "get_weather", "add2")
 
 
@@ -97,8 +106,9 @@ def test_whatever_is_allowed_is_read_as_calls(writer: str, kind: str) -> None:
     tokenizer, rng = _tokenizer(writer, kind), Random(f"{writer}{kind}")
     properties = {"x": {"enum": [1, "two", None]}, "y": {"type": "boolean"}, "é": {"const": [1.5]}}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
-             for name in NAMES]  # fmt: skip
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema}} for name in NAMES
+    ]
     grammar = _grammar(tokenizer, call_grammar(tokenizer, _format(writer), tools))
     for _ in range(4):
         matcher, ids = grammar.start(), list[int]()

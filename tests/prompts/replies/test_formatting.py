@@ -122,9 +122,20 @@ def test_arguments_between_tags_have_the_types_that_are_declared(
     for name, value in want.items():
         found = tools.parse_argument("search", name, written)
         assert (found, type(found)) == (value, type(value))
-    either = ToolSchemas([{"name": "f", "parameters": {"properties": {
-        "x": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/no"}]}, "y": {"enum": ["1", "2"]},
-    }, "$defs": {"no": {"type": "null"}}}}])  # fmt: skip
+    either = ToolSchemas(
+        [
+            {
+                "name": "f",
+                "parameters": {
+                    "properties": {
+                        "x": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/no"}]},
+                        "y": {"enum": ["1", "2"]},
+                    },
+                    "$defs": {"no": {"type": "null"}},
+                },
+            }
+        ]
+    )
     assert (
         either.parse_argument("f", "x", "null") is None
         and either.parse_argument("f", "x", "7") == 7
@@ -135,19 +146,25 @@ def test_arguments_between_tags_have_the_types_that_are_declared(
 @pytest.mark.parametrize(
     ("marks", "name"),
     [
-        ("<tool_call>{'name'", "hermes"), ("<tool_call><function=x><parameter=y>", "qwen3_coder"),
+        ("<tool_call>{'name'", "hermes"),
+        ("<tool_call><function=x><parameter=y>", "qwen3_coder"),
         ("<tool_call>f<arg_key>", "glm"),
         ("<|start|>assistant<|channel|>final<|message|>", "harmony"),
-        ("[TOOL_CALLS]", "mistral"), ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<｜tool▁calls▁begin｜>", "deepseek"),
         ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2"),
-        ("<minimax:tool_call>", "minimax_m2"), ("<|tool_call>call:<tool_call|>", "gemma"),
-        ("<|START_ACTION|>", "command_r"), ("<|python_tag|>", "llama"),
-        ("<seed:tool_call><function=x><parameter=y>", "seed_oss"), ("tools", None),
+        ("<minimax:tool_call>", "minimax_m2"),
+        ("<|tool_call>call:<tool_call|>", "gemma"),
+        ("<|START_ACTION|>", "command_r"),
+        ("<|python_tag|>", "llama"),
+        ("<seed:tool_call><function=x><parameter=y>", "seed_oss"),
+        ("tools", None),
         ('<tool_calls>[{"name": "func_name1", "arguments": {}},...]</tool_calls>', "hunyuan"),
-        ("<tool_calls>{'name'", "minimax_m1"), ("<tool_call>f<tool_sep><arg_key>", "hy"),
+        ("<tool_calls>{'name'", "minimax_m1"),
+        ("<tool_call>f<tool_sep><arg_key>", "hy"),
         ("<tool_calls:opensource><tool_call:opensource>f<arg_key:opensource>", "hy"),
     ],
-)  # fmt: skip
+)
 def test_a_format_is_found_by_the_chat_template_or_the_tokens(marks: str, name: str | None) -> None:
     class Tokenizer:
         chat_template: Any = None

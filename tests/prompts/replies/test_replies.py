@@ -179,12 +179,15 @@ def test_a_tokenizer_says_how_its_model_writes() -> None:
         "fields": {
             "reasoning_content": {"open": "[THINK]", "close": "[/THINK]", "content": "text"},
             "tool_calls": {
-                "open": "[CALL]", "close": "[/CALL]", "repeats": True, "content": "json",
+                "open": "[CALL]",
+                "close": "[/CALL]",
+                "repeats": True,
+                "content": "json",
                 "transform": {"type": "function", "function": "{content}"},
             },
             "content": {"close": "</s>", "content": "text"},
         },
-    }  # fmt: skip
+    }
     prompt = tokenizer("user: add\nassistant: ")["input_ids"]
     replies = ReplyReader(tokenizer)
     said = _said(f"[THINK]Hm.[/THINK]I add.[CALL]{ADD}[/CALL]</s>")

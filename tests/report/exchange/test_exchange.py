@@ -46,8 +46,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with texts that trip over things, and problems of which some are not finished."""
     path = tmp_path_factory.mktemp("runs") / "made"
     done = [5, 5, 0, 3, 5, 5, 1]
-    return make_run(path, num_problems=7, num_samples=5, draw=hostile, done=done, seed=3,
-                    questions=HOSTILE[:6])  # fmt: skip
+    return make_run(
+        path, num_problems=7, num_samples=5, draw=hostile, done=done, seed=3, questions=HOSTILE[:6]
+    )
 
 
 def told(view: RunView) -> dict[Any, Any]:
@@ -250,8 +251,12 @@ def inspect_log(tmp_path_factory: pytest.TempPathFactory) -> EvalLog:
     for output in outputs:  # without it, the mock asks the network for a tokenizer
         output.usage = ModelUsage(input_tokens=9, output_tokens=4, total_tokens=13)
     samples = [Sample(id=i, input=f"What is {i} - {i}?", target="0") for i in range(5)]
-    task = Task(dataset=samples, solver=generate(), name="zero",
-                scorer=[includes(), match(location="any"), length(), words()])  # fmt: skip
+    task = Task(
+        dataset=samples,
+        solver=generate(),
+        name="zero",
+        scorer=[includes(), match(location="any"), length(), words()],
+    )
     model = get_model("mockllm/model", custom_outputs=outputs)
     folder = str(tmp_path_factory.mktemp("logs"))
     (log,) = eval(task, model=model, epochs=3, log_dir=folder, display="none", temperature=0.7)
@@ -281,8 +286,11 @@ def test_a_log_of_inspect_is_a_run_with_its_scores(inspect_log: EvalLog, tmp_pat
         assert (share.credit if share.credit is not None else float(share.correct)) == value[
             "share"
         ]
-    accuracy = {s.name: s.metrics["accuracy"].value for s in inspect_log.results.scores
-                if "accuracy" in s.metrics}  # fmt: skip
+    accuracy = {
+        s.name: s.metrics["accuracy"].value
+        for s in inspect_log.results.scores
+        if "accuracy" in s.metrics
+    }
     assert view.report is not None
     for name in ("includes", "match"):
         assert view.report.value("exact_match", name) == pytest.approx(accuracy[name])

@@ -36,9 +36,35 @@ DEEP: Any = []
 for _ in range(60):
     DEEP = [DEEP]
 VALUES: Sequence[Any] = (
-    None, True, False, -5, 0, 1, 1.7, -0.5, 2**70, 10**12, math.nan, math.inf, "", "no", "C", "0.5",
-    "..", "\x00", "\ud800", "x" * 5000, [], {}, [1], ["a", 2], {"a": 1}, DEEP, [[]], [None],
-)  # fmt: skip
+    None,
+    True,
+    False,
+    -5,
+    0,
+    1,
+    1.7,
+    -0.5,
+    2**70,
+    10**12,
+    math.nan,
+    math.inf,
+    "",
+    "no",
+    "C",
+    "0.5",
+    "..",
+    "\x00",
+    "\ud800",
+    "x" * 5000,
+    [],
+    {},
+    [1],
+    ["a", 2],
+    {"a": 1},
+    DEEP,
+    [[]],
+    [None],
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -149,11 +175,14 @@ def lm_eval_survives(kind: str, seed: int, folder: Path) -> bool:
 
 def samples() -> list[dict[str, Any]]:
     return [
-        inspect_sample(number, epoch, {"match": "C" if number % 2 else "I", "parts":
-                                       {"a": 0.5, "b": 1}, "said": "yes"})
+        inspect_sample(
+            number,
+            epoch,
+            {"match": "C" if number % 2 else "I", "parts": {"a": 0.5, "b": 1}, "said": "yes"},
+        )
         for number in range(3)
         for epoch in (1, 2)
-    ]  # fmt: skip
+    ]
 
 
 def inspect_survives(seed: int, folder: Path) -> bool:
@@ -233,7 +262,7 @@ def respond(**fields: Any) -> list[dict[str, Any]]:
         ([*change(), change(filter="b", resps=[["other"]])[1]], "line 4 has another document"),
         ([*exported_rows(), exported_rows()[0] | {"doc_id": 9}], "two problems with the id 'p0'"),
     ],
-)  # fmt: skip
+)
 def test_a_forged_line_is_named(rows: list[dict[str, Any]], told: str, tmp_path: Path) -> None:
     log = write_lm_eval(tmp_path / "log", {"task": rows})
     with pytest.raises(InputError, match=told):

@@ -172,8 +172,9 @@ def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> No
     except TreegenError:
         files = []
     assert all(file.resolve().is_relative_to(out) for file in files)
-    assert {name: each for name, each in content(tmp_path).items()
-            if not name.startswith("out/deep/")} == before  # fmt: skip
+    assert {
+        name: each for name, each in content(tmp_path).items() if not name.startswith("out/deep/")
+    } == before
 
 
 def test_the_time_of_a_run_is_a_time(tmp_path: Path) -> None:

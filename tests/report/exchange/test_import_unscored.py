@@ -58,15 +58,23 @@ def test_metrics_are_those_of_inspect(epochs: int, tmp_path: Path) -> None:
     stored = read_eval_log(str(log))
     assert stored.samples is not None
     theirs = [
-        {name: SampleScore(score=score, sample_id=sample.id, scorer=name)
-         for name, score in (sample.scores or {}).items()}
+        {
+            name: SampleScore(score=score, sample_id=sample.id, scorer=name)
+            for name, score in (sample.scores or {}).items()
+        }
         for sample in stored.samples
-    ]  # fmt: skip
+    ]
     found, _ = eval_results(
-        len(theirs), theirs, mean_score(),
-        [ScorerInfo("match", [mean()]), ScorerInfo("words", [mean()]),
-         ScorerInfo("parts", {"*": [mean()]})], None,
-    )  # fmt: skip
+        len(theirs),
+        theirs,
+        mean_score(),
+        [
+            ScorerInfo("match", [mean()]),
+            ScorerInfo("words", [mean()]),
+            ScorerInfo("parts", {"*": [mean()]}),
+        ],
+        None,
+    )
     wanted = {each.name: each.metrics["mean"].value for each in found.scores}
     (path,) = import_log(log, tmp_path / "run")
     view = load_run(path)

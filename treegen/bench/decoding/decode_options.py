@@ -45,10 +45,15 @@ class DecodeOptions:
     ) -> None:
         """Raise InputError for options of which one has no effect beside another."""
         check_alone(
-            image_tokens, grid=self.grid, refill=self.refill, speculate=self.speculate,
-            against=self.against, structured=self.structured, quantization=quantization,
+            image_tokens,
+            grid=self.grid,
+            refill=self.refill,
+            speculate=self.speculate,
+            against=self.against,
+            structured=self.structured,
+            quantization=quantization,
             tp=ranks > 1,
-        )  # fmt: skip
+        )
         several = self.problem_tokens or self.problems != 1
         if self.speculate:
             others = self.grid or self.refill or self.against or self.modes or self.new_tokens
@@ -89,7 +94,12 @@ class DecodeOptions:
         possible = [mode for mode in DECODE_MODES if ranks == 1 or mode not in ALONE]
         more = (*[OWN_STATES] * self.own_states, *[STRUCTURED] * self.structured, *self.against)
         return decode_cases(
-            self.rows or [1024], self.prefix or [2048], self.new_tokens or 64,
-            problems=self.problems, problem_tokens=self.problem_tokens,
-            modes=self.modes or possible, against=more, refill=self.refill,
-        )  # fmt: skip
+            self.rows or [1024],
+            self.prefix or [2048],
+            self.new_tokens or 64,
+            problems=self.problems,
+            problem_tokens=self.problem_tokens,
+            modes=self.modes or possible,
+            against=more,
+            refill=self.refill,
+        )

@@ -188,9 +188,11 @@ class Bench:
             else:
                 result = self._result(workload, mode, rows[mode], runs[mode])
                 yield replace(
-                    result, startup_seconds=startup[mode], device_bytes=peaks[mode] or None,
+                    result,
+                    startup_seconds=startup[mode],
+                    device_bytes=peaks[mode] or None,
                     encode_seconds=encode,
-                )  # fmt: skip
+                )
 
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
         """Run a workload.

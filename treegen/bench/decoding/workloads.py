@@ -172,9 +172,9 @@ class Workload:
 
         rng = np.random.default_rng(0)
         # Prompts are tokens of words. So finished samples are decoded after text, as in a real run.
-        ids = tokenizer(
-            "the quick brown fox jumps over a lazy dog", add_special_tokens=False
-        )["input_ids"]  # fmt: skip
+        ids = tokenizer("the quick brown fox jumps over a lazy dog", add_special_tokens=False)[
+            "input_ids"
+        ]
         words = np.unique([i for i in ids if i < vocab_size])
 
         def content(length: int, number: int) -> list[int]:

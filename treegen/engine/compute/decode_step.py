@@ -102,9 +102,16 @@ class DecodeStep:
         whole, layers = not self.draws_in_parts, self.cache.layers
         self.cache.note_tokens(slots_T, tokens_T)
         batch = Batch(
-            tokens_T, positions_T, slots_T, rows_T, self.levels, layers, self.states, whole,
+            tokens_T,
+            positions_T,
+            slots_T,
+            rows_T,
+            self.levels,
+            layers,
+            self.states,
+            whole,
             rotary_AT=inputs[ROTARY, None],
-        )  # fmt: skip
+        )
         return forward(batch)
 
     def draw(self, logits_TV: Tensor) -> Draws | DeferredDraws:

@@ -212,9 +212,17 @@ class ModelRunner:
             assert levels is not None
             rotary_AT = None if given.rotary is None else to_device(given.rotary, device)
             batch = Batch(
-                tokens_T, positions_T, slots_T, wanted_S, levels, cache.layers, states,
-                rotary_AT=rotary_AT, images=images, windowed=windowed,
-            )  # fmt: skip
+                tokens_T,
+                positions_T,
+                slots_T,
+                wanted_S,
+                levels,
+                cache.layers,
+                states,
+                rotary_AT=rotary_AT,
+                images=images,
+                windowed=windowed,
+            )
             if prefills is None:
                 cache.note_tokens(slots_T, tokens_T)
                 return self._model.forward(batch), levels
@@ -262,9 +270,16 @@ class ModelRunner:
             if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
                 texts = self.build_histories(levels, given.inputs[POSITION] + 1, rows.drawn)
             step = DecodeStep(
-                inputs_8T, drawn_P1, prepared, sampling, cache, states, texts, self._ranks,
+                inputs_8T,
+                drawn_P1,
+                prepared,
+                sampling,
+                cache,
+                states,
+                texts,
+                self._ranks,
                 self._vocab_size,
-            )  # fmt: skip
+            )
             if graphs is not None and given.graphs and graphs.off and self._ranks is not None:
                 # Others replay graphs, whose rows are padded, and this rank cannot.
                 raise ModelError(f"a rank cannot use CUDA graphs: {graphs.off}; try eager=True")

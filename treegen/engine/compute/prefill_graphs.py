@@ -138,9 +138,13 @@ def _with_inputs(batch: Batch, inputs: Sequence[Tensor]) -> Batch:
     tokens_T, positions_T, slots_T, wanted_S = inputs
     levels = replace(batch.levels, positions_T=positions_T)
     return replace(
-        batch, tokens_T=tokens_T, positions_T=positions_T, slots_T=slots_T, logits_at_S=wanted_S,
+        batch,
+        tokens_T=tokens_T,
+        positions_T=positions_T,
+        slots_T=slots_T,
+        logits_at_S=wanted_S,
         levels=levels,
-    )  # fmt: skip
+    )
 
 
 def _on_device(batch: Batch) -> Batch:

@@ -30,10 +30,16 @@ class _Key(NamedTuple):
 
 
 _KEYS: Final = (
-    _Key(8, True, 0.8), _Key(8, False, 0.7), _Key(5, True, 0.7), _Key(5, False, 0.6),
-    _Key(3, True, 0.6), _Key(2, True, 0.45), _Key(3, False, 0.45), _Key(2, False, 0.3),
+    _Key(8, True, 0.8),
+    _Key(8, False, 0.7),
+    _Key(5, True, 0.7),
+    _Key(5, False, 0.6),
+    _Key(3, True, 0.6),
+    _Key(2, True, 0.45),
+    _Key(3, False, 0.45),
+    _Key(2, False, 0.3),
     _Key(1, True, 0.2),
-)  # fmt: skip
+)
 _WINDOW: Final = max(key.size for key in _KEYS)
 _MOST_VOTES: Final = 100
 # Guesses are told apart by how many tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, or more.

@@ -54,9 +54,13 @@ class InFlightStep:
 
     @classmethod
     def of(
-        cls, slots: Ints, serials: Ints, draws: Draws, guesses: VerifyInput | None = None,
+        cls,
+        slots: Ints,
+        serials: Ints,
+        draws: Draws,
+        guesses: VerifyInput | None = None,
         keys: int = 0,
-    ) -> InFlightStep:  # fmt: skip
+    ) -> InFlightStep:
         """A flight that has begun to copy its draws to the host."""
         return cls(slots, serials, AsyncDraws(draws), guesses, keys)
 

@@ -121,9 +121,14 @@ class PassResultProcessor:
         self._run.usage.decoded_tokens += len(slots)
         guesses = flight.guesses if is_last is not None else None
         rows.append(
-            slots, mine.tokens, mine.logprobs, mine.top_tokens, mine.top_logprobs, mine.signals,
+            slots,
+            mine.tokens,
+            mine.logprobs,
+            mine.top_tokens,
+            mine.top_logprobs,
+            mine.signals,
             guesses.place_T[draws] if guesses is not None else None,
-        )  # fmt: skip
+        )
         tokens = mine.tokens
         if is_last is not None:
             slots, tokens = slots[is_last], tokens[is_last]

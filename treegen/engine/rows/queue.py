@@ -358,8 +358,13 @@ class RowQueue:
         """
         rows, phase = self._run.rows, self._run.rows.phase
         resuming = np.fromiter(self.resuming, dtype=np.int64)
-        places = {DRAWN: drawn, READY: self.ready, RESUMING: resuming, LIVE: self.order,
-                  ENDED: ended}  # fmt: skip
+        places = {
+            DRAWN: drawn,
+            READY: self.ready,
+            RESUMING: resuming,
+            LIVE: self.order,
+            ENDED: ended,
+        }
         for each, place in places.items():
             found = np.flatnonzero(phase == each)
             assert np.array_equal(np.sort(place), found), f"a row is in no queue: {each.name}"

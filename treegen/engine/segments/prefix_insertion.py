@@ -28,9 +28,12 @@ def insert_prefix(request: LiveRequest, name: str, cache: PagedCache, kept: Pref
         slots = [_copy_state(slot, cache.states) for slot in slots]
     end_state, last_state = slots
     kept.add(
-        name, request.spec.tokens, cache.pool.share(segment.table),
-        end_state=end_state, last_state=last_state,
-    )  # fmt: skip
+        name,
+        request.spec.tokens,
+        cache.pool.share(segment.table),
+        end_state=end_state,
+        last_state=last_state,
+    )
 
 
 def plan_prefix(

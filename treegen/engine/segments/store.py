@@ -176,10 +176,18 @@ class SegmentStore:
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
-        segment.kept = segment.kept or decide_cascade(
-            plan.sharing, rows, keys, plan.layer_bytes, plan.cost,
-            root=segment.parent is None, live_rows=rows,
-        )[0]  # fmt: skip
+        segment.kept = (
+            segment.kept
+            or decide_cascade(
+                plan.sharing,
+                rows,
+                keys,
+                plan.layer_bytes,
+                plan.cost,
+                root=segment.parent is None,
+                live_rows=rows,
+            )[0]
+        )
 
     def cascade_new(self, segment: LiveSegment) -> None:
         """Keep a segment that is all new, so that one pass computes it with what is below.

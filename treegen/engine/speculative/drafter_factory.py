@@ -61,10 +61,12 @@ class DrafterFactory:
         if options.draft_model is not None:
             inspect_draft_model(options, tokenizer, model.dtype)
             self._draft = load_model(
-                options.draft_model, device=str(model.device),
-                dtype=str(model.dtype).removeprefix("torch."), check=options.check,
+                options.draft_model,
+                device=str(model.device),
+                dtype=str(model.dtype).removeprefix("torch."),
+                check=options.check,
                 trust_remote_code=options.trust_remote_code,
-            )  # fmt: skip
+            )
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -62,9 +62,17 @@ class EvalSettings(BaseSettings):
     """
 
     FREE: ClassVar = (
-        "pass_ks", "maj_ks", "score", "log_tokens", "stop_when", "stop_batch", "self_certainty",
-        "votes", "sources", "judged_by",
-    )  # fmt: skip
+        "pass_ks",
+        "maj_ks",
+        "score",
+        "log_tokens",
+        "stop_when",
+        "stop_batch",
+        "self_certainty",
+        "votes",
+        "sources",
+        "judged_by",
+    )
 
     num_samples: int
     sampling: SamplingParams

@@ -10,9 +10,12 @@ from typing import Any, Final
 from treegen.errors import InputError
 
 _NAMES: Final[Mapping[Any, str]] = {
-    int: "a whole number", float: "a number", str: "text", bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "True or False",
     types.NoneType: "None",
-}  # fmt: skip
+}
 
 
 def check_choices(given: Mapping[str, Any], *kinds: type) -> None:

@@ -109,8 +109,13 @@ def judge_all(
             if deciding.left:
                 llm = models.get(each, listener)
 
-                def steps(stop: Stop, lines: Any = lines, llm: Any = llm, judging: Any = judging,
-                          work: JudgeUsage = work) -> Iterator[tuple[int, int]]:  # fmt: skip
+                def steps(
+                    stop: Stop,
+                    lines: Any = lines,
+                    llm: Any = llm,
+                    judging: Any = judging,
+                    work: JudgeUsage = work,
+                ) -> Iterator[tuple[int, int]]:
                     return run_judge(judging, found.answers, lines, llm, work, stop)
 
                 done, planned = follow(steps, "judgements")

@@ -285,15 +285,21 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
     found = []
     for mine, logprob in zip(tokens, logprobs, strict=True):
         longer = [
-            i for i, other in enumerate(tokens)
+            i
+            for i, other in enumerate(tokens)
             if len(other) > len(mine) and list(other[: len(mine)]) == list(mine)
-        ]  # fmt: skip
+        ]
         # Of those that go on, each counts once: not what is part of another one.
         first = [
-            i for i in longer
-            if not any(j != i and list(tokens[i][: len(tokens[j])]) == list(tokens[j]) and
-                       len(tokens[j]) < len(tokens[i]) for j in longer)
-        ]  # fmt: skip
+            i
+            for i in longer
+            if not any(
+                j != i
+                and list(tokens[i][: len(tokens[j])]) == list(tokens[j])
+                and len(tokens[j]) < len(tokens[i])
+                for j in longer
+            )
+        ]
         taken = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
         found.append(logprob + math.log(max(1 - taken, 1e-12)))
     return found

@@ -77,9 +77,11 @@ class JudgeSettings:
     def params(self, *, chat: bool = False) -> SamplingParams:
         """Return how texts are drawn; raises InputError if they cannot be so."""
         return SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
             reasoning_tags="auto" if chat else None,
-        )  # fmt: skip
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return what judgements depend on, but for wordings and repeats, which may grow."""

@@ -65,9 +65,12 @@ class Summary:
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(
-            self.variances, design_of(self.cells), half_width,
-            repeats=repeats, repeat_variance=variance,
-        )  # fmt: skip
+            self.variances,
+            design_of(self.cells),
+            half_width,
+            repeats=repeats,
+            repeat_variance=variance,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists."""
@@ -115,8 +118,9 @@ def summarise(
     ]
     title = f"{rubric.name}, {first.asked.verdicts}"
     if not rows:
-        return Summary(title, tuple(judged), tables=(_verdicts(judged),),
-                       notices=tuple(_notices(judged, None)))  # fmt: skip
+        return Summary(
+            title, tuple(judged), tables=(_verdicts(judged),), notices=tuple(_notices(judged, None))
+        )
     found = cells(rows)
     problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
     clusters: dict[int, str] | None = None
@@ -178,8 +182,16 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
-    head = ("Judge", "Mean", "Low", "High", "Stderr", "Problems alone", "Low, these judges",
-            "High, these judges")  # fmt: skip
+    head = (
+        "Judge",
+        "Mean",
+        "Low",
+        "High",
+        "Stderr",
+        "Problems alone",
+        "Low, these judges",
+        "High, these judges",
+    )
     return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
 
 
@@ -192,8 +204,16 @@ def _alone(judged: JudgementSet) -> Mean:
 
 
 def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
-    return (name, mean.value, mean.low, mean.high, mean.stderr, mean.naive, mean.low_given,
-            mean.high_given)  # fmt: skip
+    return (
+        name,
+        mean.value,
+        mean.low,
+        mean.high,
+        mean.stderr,
+        mean.naive,
+        mean.low_given,
+        mean.high_given,
+    )
 
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:

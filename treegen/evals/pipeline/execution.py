@@ -40,9 +40,14 @@ Before = Sequence[Callable[[], object]]
 _SHOWN = 5
 # What is told by the fingerprint of the weights, or chosen for the model that has them.
 _OF_WEIGHTS = (
-    "model", "revision", "dtype", "quantization", "kv_cache_dtype", "sharing",
+    "model",
+    "revision",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "sharing",
     "tensor_parallel_size",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,14 @@ def rescore_run(
 
 
 def score_run_with_verifier(
-    path: Path, asked: Mapping[str, Any], listener: Listener, follow: Follow, verifier: str,
-    settings: Mapping[str, Any], **how: Any,
-) -> int:  # fmt: skip
+    path: Path,
+    asked: Mapping[str, Any],
+    listener: Listener,
+    follow: Follow,
+    verifier: str,
+    settings: Mapping[str, Any],
+    **how: Any,
+) -> int:
     """Let a verifier score the samples of a run that it has not scored; returns the scores.
 
     settings: those that are not at their defaults; see `verifier_settings`.
@@ -93,9 +98,14 @@ def score_run_with_verifier(
 
 
 def pick_run_samples(
-    path: Path, asked: Mapping[str, Any], listener: Listener, follow: Follow, *,
-    most: int | None = None, trust_remote_code: bool = False,
-) -> int:  # fmt: skip
+    path: Path,
+    asked: Mapping[str, Any],
+    listener: Listener,
+    follow: Follow,
+    *,
+    most: int | None = None,
+    trust_remote_code: bool = False,
+) -> int:
     """Let the model of a run pick the most consistent sample of each problem; returns the picks.
 
     most: show it the first samples only.

@@ -162,8 +162,10 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
     if len({job.settings.budget for job in jobs}) > 1:
         raise InputError("the methods have different budgets; give all of them one with budget=")
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
-        raise InputError("the methods have different problems; give all of them the same data=, "
-                         "limit= and examples")  # fmt: skip
+        raise InputError(
+            "the methods have different problems; give all of them the same data=, "
+            "limit= and examples"
+        )
 
 
 def _check(job: SearchJob, facts: "ModelInfo") -> None:

@@ -83,9 +83,13 @@ def parse_pick(text: str, samples: Sequence[int]) -> int:
 
 
 def pick_samples(
-    job: "Job", run: RunDir, llm: "BaseLLM", *, most: int | None = None,
+    job: "Job",
+    run: RunDir,
+    llm: "BaseLLM",
+    *,
+    most: int | None = None,
     stop: Callable[[], object] = lambda: None,
-) -> Iterator[tuple[int, int]]:  # fmt: skip
+) -> Iterator[tuple[int, int]]:
     """Let the model pick for every problem that has no pick; yields (picks, problems) as they come.
 
     most: show the first samples of a problem only, as where a prompt would be too long.

@@ -74,9 +74,14 @@ async def _bfs(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.tree_of_thoughts import bfs
 
     return await bfs(
-        on.root, on.propose, on.evaluate, on.done, breadth=on.knobs.width,
-        solutions=_enough(on), **get_tree_limits(on),
-    )  # fmt: skip
+        on.root,
+        on.propose,
+        on.evaluate,
+        on.done,
+        breadth=on.knobs.width,
+        solutions=_enough(on),
+        **get_tree_limits(on),
+    )
 
 
 async def _dfs(on: MethodContext) -> "SearchOutcome":
@@ -85,9 +90,14 @@ async def _dfs(on: MethodContext) -> "SearchOutcome":
     given = on.knobs.prune_below
     prune = -math.inf if given is None else given
     return await dfs(
-        on.root, on.propose, on.evaluate, on.done, prune_below=prune,
-        solutions=_enough(on), **get_tree_limits(on),
-    )  # fmt: skip
+        on.root,
+        on.propose,
+        on.evaluate,
+        on.done,
+        prune_below=prune,
+        solutions=_enough(on),
+        **get_tree_limits(on),
+    )
 
 
 async def _best_first(on: MethodContext) -> "SearchOutcome":

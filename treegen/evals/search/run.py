@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from treegen.search.tree.result import SearchResult
 
 COSTS: Final = (
-    "tokens_decoded", "tokens_prefilled", "tokens_reprompted", "calls", "nodes", "seconds",
-)  # fmt: skip
+    "tokens_decoded",
+    "tokens_prefilled",
+    "tokens_reprompted",
+    "calls",
+    "nodes",
+    "seconds",
+)
 
 
 def run_searches(

@@ -36,9 +36,13 @@ _OWN: Final = ("choose", "arguments", "source", "repeats", "verifier_args")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
 # Values of runs from before there was a choice. run.json leaves these values out.
 _BEFORE: Final[dict[str, Any]] = {
-    "rollouts": 0, "choose": "best", "arguments": {}, "source": None, "repeats": 1,
+    "rollouts": 0,
+    "choose": "best",
+    "arguments": {},
+    "source": None,
+    "repeats": 1,
     "verifier_args": {},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

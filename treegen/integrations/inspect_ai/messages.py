@@ -40,10 +40,13 @@ def _template_message(message: ChatMessage) -> Message:
         found["reasoning_content"] = "\n".join(thoughts)
     if message.role == "assistant" and message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function",
-             "function": {"name": call.function, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function, "arguments": call.arguments},
+            }
             for call in message.tool_calls
-        ]  # fmt: skip
+        ]
     if message.role == "tool":
         if message.error is not None:
             found["content"] = f"Error: {message.error.message}"

@@ -12,19 +12,35 @@ from treegen.prompts.grammars import REQUESTED, parse_structure
 
 # Settings of SamplingParams, by their names in Inspect.
 _NAMES: Final = {
-    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
-    "seed": "seed", "num_choices": "n", "stop_seqs": "stop", "logit_bias": "logit_bias",
-    "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
-    "reasoning_tokens": "max_thinking_tokens", "prompt_logprobs": "prompt_logprobs",
-}  # fmt: skip
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "seed": "seed",
+    "num_choices": "n",
+    "stop_seqs": "stop",
+    "logit_bias": "logit_bias",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "reasoning_tokens": "max_thinking_tokens",
+    "prompt_logprobs": "prompt_logprobs",
+}
 _EXTRA: Final = (
-    "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
-    "no_repeat_ngram_size", "bad_words",
-)  # fmt: skip
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words",
+)
 _REFUSED: Final = (
-    "best_of", "modalities", "effort", "verbosity",
+    "best_of",
+    "modalities",
+    "effort",
+    "verbosity",
     "reasoning_mode",
-)  # fmt: skip
+)
 
 
 def sampling_params(

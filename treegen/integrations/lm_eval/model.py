@@ -182,8 +182,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         """Score the continuations of requests; a long context loses its first tokens."""
         if self._thinks:
-            raise InputError("enable_thinking is for answers that are drawn; for tasks that score "
-                             "given answers leave it out")  # fmt: skip
+            raise InputError(
+                "enable_thinking is for answers that are drawn; for tasks that score "
+                "given answers leave it out"
+            )
         pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
         scores = self._answers.scores(pairs)

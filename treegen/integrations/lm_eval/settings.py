@@ -12,10 +12,21 @@ from treegen.errors import InputError
 
 # Beside these there are `until`, `do_sample`, and max_gen_toks under its four names.
 _HONOURED: Final = (
-    "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos",
-    "logit_bias", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "no_repeat_ngram_size", "bad_words",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "logit_bias",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words",
+)
 # Settings of other engines, and the value with which each of them changes nothing.
 _NEUTRAL: Final[Mapping[str, object]] = {
     "num_beams": 1,
@@ -39,9 +50,14 @@ class GenSettings:
 
 
 def gen_settings(
-    gen_kwargs: Mapping[str, Any], *, max_gen_toks: int, seed: int, eos: str | None, thinks: bool,
+    gen_kwargs: Mapping[str, Any],
+    *,
+    max_gen_toks: int,
+    seed: int,
+    eos: str | None,
+    thinks: bool,
     usual: Mapping[str, Any] = MappingProxyType({}),
-) -> GenSettings:  # fmt: skip
+) -> GenSettings:
     """Return the settings that a request's gen_kwargs mean; None stands for a setting's absence.
 
     max_gen_toks, seed: where gen_kwargs have none.

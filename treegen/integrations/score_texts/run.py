@@ -94,8 +94,10 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
     """Note what columns are to be made with, or compare it with what made those that are there."""
     path = folder / "settings.json"
     settings: dict[str, Any] = {
-        "model": llm.fingerprint, "dtype": str(llm.model.dtype).removeprefix("torch."), "top": top,
-    }  # fmt: skip
+        "model": llm.fingerprint,
+        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "top": top,
+    }
     if not at.rows:
         write_json(path, settings)
         return

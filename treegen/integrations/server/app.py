@@ -126,9 +126,10 @@ class Server:
         host = request.headers.get("host", "")
         if self._api_key is None and not _is_address(host):
             raise HTTPException(
-                403, f"the server is asked as {host!r:.80}, which may be another site's name; ask "
+                403,
+                f"the server is asked as {host!r:.80}, which may be another site's name; ask "
                 "it by its address or as localhost, or start it with --api-key",
-            )  # fmt: skip
+            )
 
     async def _body(self, request: Request) -> dict[str, Any]:
         body = bytearray()
@@ -149,8 +150,9 @@ class Server:
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
         ask = parse_request(await self._body(request), is_chat=is_chat)
         if ask.model not in ("", self._name):
-            raise HTTPException(404, f"the model {ask.model!r:.80} is not served; this one is: "
-                                f"{self._name!r}")  # fmt: skip
+            raise HTTPException(
+                404, f"the model {ask.model!r:.80} is not served; this one is: {self._name!r}"
+            )
         llm, served = self._served.llm, self._served
         # A chat's answer may be as long as the model's context and half of the cache allow.
         most = min(llm.spec.context_length, llm.cache.pool.num_pages * llm.cache.page_size // 2)
@@ -200,9 +202,13 @@ class Server:
         return await asyncio.to_thread(lambda: _encode_json(answer.build_response(found, scores)))
 
     async def _models(self, request: Request) -> Response:
-        card = {"id": self._name, "object": "model", "created": self._started,
-                "owned_by": "treegen",
-                "max_model_len": self._served.llm.spec.context_length}  # fmt: skip
+        card = {
+            "id": self._name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "treegen",
+            "max_model_len": self._served.llm.spec.context_length,
+        }
         name = request.path_params.get("name")
         if name is None:
             return _json({"object": "list", "data": [card]})

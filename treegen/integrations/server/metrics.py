@@ -22,9 +22,11 @@ class Metrics(Collector):
         self._served, self._registry = served, CollectorRegistry()
         self._registry.register(self)
         self.requests = Counter(
-            "treegen_requests", "Requests, by path and status.", ["path", "status"],
+            "treegen_requests",
+            "Requests, by path and status.",
+            ["path", "status"],
             registry=self._registry,
-        )  # fmt: skip
+        )
 
     async def response(self, request: Request) -> Response:
         """All metrics as Prometheus reads them."""

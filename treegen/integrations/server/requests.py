@@ -16,20 +16,43 @@ from treegen.prompts.tree import Message
 
 # Names of SamplingParams that requests may have as they are; the last ones as vLLM's server has.
 _SAMPLING: Final = (
-    "temperature", "top_p", "seed", "n", "presence_penalty", "frequency_penalty",
-    "top_k", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "repetition_penalty",
-    "no_repeat_ngram_size", "bad_words", "max_thinking_tokens",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "seed",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "min_p",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words",
+    "max_thinking_tokens",
+)
 # What changes no answer.
 _HARMLESS: Final = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
     "prompt_cache_retention",
-)  # fmt: skip
+)
 _ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
 _ONLY_CHATS: Final = (
-    "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
-    "parallel_tool_calls", "chat_template_kwargs", "separate_reasoning",
-)  # fmt: skip
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+    "separate_reasoning",
+)
 _INSTEAD: Final = {
     "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
     '"low"}, or {"reasoning": "low"} for the name that the template has for it',
@@ -183,8 +206,9 @@ class CompletionRequest(BaseModel):
             return prompt
         if isinstance(prompt, list) and prompt and all(isinstance(p, str) for p in prompt):
             return prompt
-        raise RequestError("prompt must be a string, token ids, or a list of strings or of token ids",
-                       "prompt")  # fmt: skip
+        raise RequestError(
+            "prompt must be a string, token ids, or a list of strings or of token ids", "prompt"
+        )
 
     def params(
         self,
@@ -255,8 +279,9 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         if where[0] == "tool_choice":
             raise RequestError(
                 f"tool_choice {body['tool_choice']!r:.80} is not supported; use auto, none, "
-                'required, or {"type": "function", "function": {"name": NAME}}', "tool_choice",
-            ) from None  # fmt: skip
+                'required, or {"type": "function", "function": {"name": NAME}}',
+                "tool_choice",
+            ) from None
         raise RequestError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
     refused = {
         "logprobs must be a number, and in a chat true or false": ask.logprobs is not None

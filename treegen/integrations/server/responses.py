@@ -95,11 +95,16 @@ class CompletionResponse:
         ):
             named: dict[int, tuple[float, int | None]] = {token: (logprob, None)}
             named |= {each: (value, rank) for rank, (each, value) in enumerate(top[:num], 1)}
-            told.append({
-                str(each): {"logprob": value, "rank": rank,
-                            "decoded_token": self._text.token(prompt[:at], each)}
-                for each, (value, rank) in named.items()
-            })  # fmt: skip
+            told.append(
+                {
+                    str(each): {
+                        "logprob": value,
+                        "rank": rank,
+                        "decoded_token": self._text.token(prompt[:at], each),
+                    }
+                    for each, (value, rank) in named.items()
+                }
+            )
         return told
 
     def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
@@ -194,8 +199,11 @@ class CompletionResponse:
 
     def _usage(self) -> dict[str, int]:
         read = sum(map(len, self.prompts))
-        return {"prompt_tokens": read, "completion_tokens": self._num_drawn,
-                "total_tokens": read + self._num_drawn}  # fmt: skip
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": self._num_drawn,
+            "total_tokens": read + self._num_drawn,
+        }
 
     def _logprobs(
         self, before: Sequence[int], drawn: Completion | SampleDelta, offset: int = 0

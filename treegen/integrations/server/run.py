@@ -85,9 +85,13 @@ class _Protocol(H11Protocol):
 def config_of(app: Starlette) -> uvicorn.Config:
     """How uvicorn is to run the server's application; see `serve`."""
     return uvicorn.Config(
-        app, http=_Protocol, ws="none", log_level="warning", lifespan="off",
+        app,
+        http=_Protocol,
+        ws="none",
+        log_level="warning",
+        lifespan="off",
         timeout_keep_alive=_IDLE_SECONDS,
-    )  # fmt: skip
+    )
 
 
 class _GracefulServer(uvicorn.Server):

@@ -11,15 +11,25 @@ from treegen.errors import InputError
 
 # Settings of transformers' generation, by their names there.
 _NAMES: Final = {
-    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p",
-    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "stop_strings": "stop",
-    "repetition_penalty": "repetition_penalty", "no_repeat_ngram_size": "no_repeat_ngram_size",
-}  # fmt: skip
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "repetition_penalty": "repetition_penalty",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+}
 # What changes no sample, or is read elsewhere here.
 _KNOWN: Final = (
-    "do_sample", "eos_token_id", "pad_token_id", "bos_token_id", "cache_implementation",
+    "do_sample",
+    "eos_token_id",
+    "pad_token_id",
+    "bos_token_id",
+    "cache_implementation",
     "use_cache",
-)  # fmt: skip
+)
 
 
 def sampling_params(trainer: Any, *, seed: int) -> SamplingParams:

@@ -31,14 +31,40 @@ _PARTS: Final = re.compile(
     r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
 )
 # What is computed below, what the names of the tensors tell as well, and what merging does not see.
-_KNOWN: Final = frozenset({
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out",
-    "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha",
-    "lora_dropout", "modules_to_save", "peft_type", "peft_version", "r", "rank_pattern", "revision",
-    "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora", "bias",
-    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "megatron_core",
-    "ensure_weight_tying", "qalora_group_size",
-})  # fmt: skip
+_KNOWN: Final = frozenset(
+    {
+        "alpha_pattern",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "modules_to_save",
+        "peft_type",
+        "peft_version",
+        "r",
+        "rank_pattern",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+        "use_dora",
+        "use_rslora",
+        "bias",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "megatron_core",
+        "ensure_weight_tying",
+        "qalora_group_size",
+    }
+)
 
 
 def _is_number(value: Any) -> bool:
@@ -133,8 +159,9 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     config = read_object(directory / CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise ModelError(f"{directory} is an adapter of the kind {kind}; only LORA is merged; or "
-                         f"{_INSTEAD}")  # fmt: skip
+        raise ModelError(
+            f"{directory} is an adapter of the kind {kind}; only LORA is merged; or {_INSTEAD}"
+        )
     other = sorted(name for name, value in config.items() if value and name not in _KNOWN)
     if other:
         raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")

@@ -24,9 +24,14 @@ from torch import Tensor
 
 _STATE: Final = "weight.quant_state.bitsandbytes__"
 PARTS_4: Final = (
-    "weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax",
-    "weight.nested_quant_map", f"{_STATE}nf4", f"{_STATE}fp4",
-)  # fmt: skip
+    "weight",
+    "weight.absmax",
+    "weight.quant_map",
+    "weight.nested_absmax",
+    "weight.nested_quant_map",
+    f"{_STATE}nf4",
+    f"{_STATE}fp4",
+)
 """What is stored of a matrix in 4 bits, by the ends of its names."""
 PARTS_8: Final = ("weight", "SCB", "weight_format")
 """What is stored of a matrix in 8 bits."""
@@ -52,9 +57,12 @@ def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
     scales = parts["weight.absmax"]
     if "nested_offset" in state:
         scales = _dequantize_blocks(
-            scales, parts["weight.nested_quant_map"], parts["weight.nested_absmax"],
-            state["nested_blocksize"], 256,
-        ) + torch.tensor(float(state["nested_offset"]), device=scales.device)  # fmt: skip
+            scales,
+            parts["weight.nested_quant_map"],
+            parts["weight.nested_absmax"],
+            state["nested_blocksize"],
+            256,
+        ) + torch.tensor(float(state["nested_offset"]), device=scales.device)
     halves = torch.stack([pairs >> 4, pairs & 15], dim=1).reshape(-1)[:count]
     return _dequantize_blocks(
         halves, parts["weight.quant_map"], scales, state["blocksize"], 16

@@ -118,8 +118,11 @@ def _refuse_gguf(directory: Path) -> None:
 def _check_regular(directory: Path) -> None:
     """Raise ModelError for a pipe or a device in a directory, which other libraries would open."""
     try:
-        strange = [each for each in directory.iterdir() if each.exists()
-                   and not each.is_file() and not each.is_dir()]  # fmt: skip
+        strange = [
+            each
+            for each in directory.iterdir()
+            if each.exists() and not each.is_file() and not each.is_dir()
+        ]
     except OSError as error:
         raise ModelError(describe_read_error(directory, error)) from None
     if strange:

@@ -40,8 +40,9 @@ def is_template(value: Any) -> bool:
         return all(isinstance(text, str) for text in value.values())
     if isinstance(value, list):
         names = ("name", "template")
-        return all(isinstance(t, dict) and all(isinstance(t.get(n), str) for n in names)
-                   for t in value)  # fmt: skip
+        return all(
+            isinstance(t, dict) and all(isinstance(t.get(n), str) for n in names) for t in value
+        )
     return value is None or isinstance(value, str)
 
 
@@ -56,7 +57,8 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     "model_max_length": ("a number of tokens", is_length),
     "added_tokens_decoder": ("an object from ids to tokens", _are_added),
     "additional_special_tokens": (
-        "a list of tokens", lambda value: not isinstance(value, dict) and _are_tokens(value)
+        "a list of tokens",
+        lambda value: not isinstance(value, dict) and _are_tokens(value),
     ),
     "extra_special_tokens": _TOKENS,
     "chat_template": ("a text, or templates with their names", is_template),
@@ -69,7 +71,7 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     ),
     "auto_map": ("an object", lambda value: isinstance(value, dict)),
     "tokenizer_class": ("a name", lambda value: value is None or isinstance(value, str)),
-}  # fmt: skip
+}
 
 
 def check_fields(directory: Path) -> None:

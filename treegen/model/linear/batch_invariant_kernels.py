@@ -16,10 +16,19 @@ _INPUTS: Final = 64  # that are summed up at once
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _fixed_linear(
-    rows, weight, bias, out, num_rows,
-    N: tl.constexpr, K: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    rows,
+    weight,
+    bias,
+    out,
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One program: some outputs [BLOCK_N] of some rows [BLOCK_M].
 
     The matrix is the left side: tensor cores take 64 outputs at once, however few the rows.
@@ -39,9 +48,10 @@ def _fixed_linear(
     if HAS_BIAS:
         total += tl.load(bias + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
     tl.store(
-        out + m.to(tl.int64)[None, :] * N + n[:, None], total.to(out.dtype.element_ty),
+        out + m.to(tl.int64)[None, :] * N + n[:, None],
+        total.to(out.dtype.element_ty),
         mask=live_M[None, :] & live_N[:, None],
-    )  # fmt: skip
+    )
 
 
 def fixed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -52,7 +62,18 @@ def fixed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor)
     # Three products in TF32 are as exact as float32, and ten times as fast as its own.
     precision = "tf32x3" if rows.dtype == torch.float32 else "tf32"
     _fixed_linear[(triton.cdiv(num_rows, _ROWS), triton.cdiv(outputs, _OUTPUTS))](
-        rows.contiguous(), weight.contiguous(), weight if bias is None else bias, out, num_rows,
-        N=outputs, K=inputs, HAS_BIAS=bias is not None, PRECISION=precision,
-        BLOCK_M=_ROWS, BLOCK_N=_OUTPUTS, BLOCK_K=_INPUTS, num_warps=4, num_stages=3,
-    )  # fmt: skip
+        rows.contiguous(),
+        weight.contiguous(),
+        weight if bias is None else bias,
+        out,
+        num_rows,
+        N=outputs,
+        K=inputs,
+        HAS_BIAS=bias is not None,
+        PRECISION=precision,
+        BLOCK_M=_ROWS,
+        BLOCK_N=_OUTPUTS,
+        BLOCK_K=_INPUTS,
+        num_warps=4,
+        num_stages=3,
+    )

@@ -32,9 +32,15 @@ def _count(chosen, counts, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["room"])
 def _list_blocks(
-    counts, begins, blocks, room,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    counts,
+    begins,
+    blocks,
+    room,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Divide the pairs of each expert into blocks. There may be more places than blocks."""
     e = tl.arange(0, BLOCK_E)
     count_E = tl.load(counts + e, mask=e < E, other=0)
@@ -74,20 +80,42 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
     begins_E = torch.empty_like(counts_E)
     _count[grid](chosen, counts_E, num_pairs, E=experts, BLOCK=_PAIRS)
     _list_blocks[(triton.cdiv(room, _LISTED),)](
-        counts_E, begins_E, blocks_3B, room,
-        E=experts, BLOCK_E=triton.next_power_of_2(experts), ROWS=rows_of_block(num_pairs, experts),
-        BLOCK=_LISTED, num_warps=8,
-    )  # fmt: skip
+        counts_E,
+        begins_E,
+        blocks_3B,
+        room,
+        E=experts,
+        BLOCK_E=triton.next_power_of_2(experts),
+        ROWS=rows_of_block(num_pairs, experts),
+        BLOCK=_LISTED,
+        num_warps=8,
+    )
     _place[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
 
 
 @triton.jit(do_not_specialize=["room"])
 def _grouped_product(
-    rows, row_scales, weights, weight_scales, bias, order, blocks, out, room,
-    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, STRIDE_N: tl.constexpr,
-    STRIDE_K: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    rows,
+    row_scales,
+    weights,
+    weight_scales,
+    bias,
+    order,
+    blocks,
+    out,
+    room,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EACH: tl.constexpr,
+    STRIDE_N: tl.constexpr,
+    STRIDE_K: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block."""
     parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // parts
@@ -116,9 +144,10 @@ def _grouped_product(
         if HAS_BIAS:
             total += tl.load(bias + expert * N + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
         tl.store(
-            out + pair[None, :] * N + n[:, None], total.to(out.dtype.element_ty),
+            out + pair[None, :] * N + n[:, None],
+            total.to(out.dtype.element_ty),
             mask=live_M[None, :] & live_N[:, None],
-        )  # fmt: skip
+        )
 
 
 def grouped_product(
@@ -141,22 +170,42 @@ def grouped_product(
     narrow, wide = size <= 64, weights.element_size() == 1
     block_n = 64 if narrow and inputs >= 1024 and not wide else 128
     _grouped_product[(num_blocks(num_pairs, experts) * triton.cdiv(outputs, block_n),)](
-        rows.contiguous(), row_scales, weights, weight_scales, bias, order, blocks, out,
+        rows.contiguous(),
+        row_scales,
+        weights,
+        weight_scales,
+        bias,
+        order,
+        blocks,
+        out,
         blocks.shape[1],
-        N=outputs, K=inputs, EACH=each, STRIDE_N=1 if transposed else inputs,
-        STRIDE_K=outputs if transposed else 1, HAS_SCALES=row_scales is not None,
+        N=outputs,
+        K=inputs,
+        EACH=each,
+        STRIDE_N=1 if transposed else inputs,
+        STRIDE_K=outputs if transposed else 1,
+        HAS_SCALES=row_scales is not None,
         HAS_BIAS=bias is not None,
-        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32", ROWS=size,
-        BLOCK_N=block_n, BLOCK_K=128 if wide else 64,
-        num_warps=4 if narrow else 8, num_stages=3,
-    )  # fmt: skip
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+        ROWS=size,
+        BLOCK_N=block_n,
+        BLOCK_K=128 if wide else 64,
+        num_warps=4 if narrow else 8,
+        num_stages=3,
+    )
 
 
 @triton.jit
 def _weighted_sum(
-    pairs, chosen, weights, out,
-    D: tl.constexpr, X: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    pairs,
+    chosen,
+    weights,
+    out,
+    D: tl.constexpr,
+    X: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Some columns of one token: the sum of what its experts made, always in the same order."""
     token = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -176,6 +225,12 @@ def weighted_sum(pairs: Tensor, chosen: Tensor, weights: Tensor, experts: int, o
     if tokens:
         block = min(triton.next_power_of_2(width), _COLUMNS)
         _weighted_sum[(tokens, triton.cdiv(width, block))](
-            pairs, chosen.contiguous(), weights.contiguous(), out,
-            D=width, X=each, E=experts, BLOCK=block,
-        )  # fmt: skip
+            pairs,
+            chosen.contiguous(),
+            weights.contiguous(),
+            out,
+            D=width,
+            X=each,
+            E=experts,
+            BLOCK=block,
+        )

@@ -78,9 +78,16 @@ class GroupedExperts(nn.Module):
         stock: Any = self
         bias = getattr(self, f"{name}_bias") if stock.has_bias else None
         out: Tensor = grouped_product(
-            rows, None, getattr(self, name), None, bias, *routes, each, stock.is_transposed,
+            rows,
+            None,
+            getattr(self, name),
+            None,
+            bias,
+            *routes,
+            each,
+            stock.is_transposed,
             dtype,
-        )  # fmt: skip
+        )
         return out
 
 
@@ -182,9 +189,7 @@ def grouped_product(
     if rows.device.type == "cuda":
         from treegen.model.linear.expert_kernels import grouped_product as on_gpu
 
-        on_gpu(
-            rows, scale_M, weight, scale, bias_EN, order_S, blocks_3B, each, transposed, out
-        )  # fmt: skip
+        on_gpu(rows, scale_M, weight, scale, bias_EN, order_S, blocks_3B, each, transposed, out)
         return out
     for expert, begin, end in blocks_3B.T.tolist():
         if expert < 0:
@@ -201,10 +206,17 @@ def grouped_product(
 
 @grouped_product.register_fake
 def _(
-    rows: Tensor, scale_M: Tensor | None, weight: Tensor, scale: Tensor | None,
-    bias_EN: Tensor | None, order_S: Tensor, blocks_3B: Tensor, each: int, transposed: bool,
+    rows: Tensor,
+    scale_M: Tensor | None,
+    weight: Tensor,
+    scale: Tensor | None,
+    bias_EN: Tensor | None,
+    order_S: Tensor,
+    blocks_3B: Tensor,
+    each: int,
+    transposed: bool,
     dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     outputs = weight.shape[2 if transposed else 1]
     return rows.new_empty((order_S.shape[0], outputs), dtype=dtype)
 

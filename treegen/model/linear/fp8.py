@@ -165,10 +165,13 @@ def scaled_product(
     """
     if rows.device.type == "cuda":
         out = torch._scaled_mm(
-            rows, weight.t(), scale_M[:, None], scale_N[None],
+            rows,
+            weight.t(),
+            scale_M[:, None],
+            scale_N[None],
             out_dtype=like.dtype if like.dtype != torch.float32 else torch.bfloat16,
             use_fast_accum=True,
-        ).to(like.dtype)  # fmt: skip
+        ).to(like.dtype)
     else:
         out = (linear(rows.float(), weight.float()) * scale_M[:, None] * scale_N).to(like.dtype)
     out = out if bias is None else out + bias

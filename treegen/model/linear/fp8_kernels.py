@@ -12,7 +12,7 @@ _PER_WARP = 512  # numbers of a row that a warp holds
 @triton.jit(do_not_specialize=["rows"])
 def _silu_quantize(
     gate_up, rounded, scales, rows, most, least, F: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """Round a row of silu(gate) * up [F], gate_up [rows, 2 F], and write what to scale it by."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -35,6 +35,13 @@ def silu_quantize(
     if rows:
         block = triton.next_power_of_2(width)
         _silu_quantize[(rows,)](
-            gate_up, rounded, scales, rows, most, least, F=width, BLOCK=block,
+            gate_up,
+            rounded,
+            scales,
+            rows,
+            most,
+            least,
+            F=width,
+            BLOCK=block,
             num_warps=min(max(block // _PER_WARP, 1), 32),
-        )  # fmt: skip
+        )

@@ -133,8 +133,10 @@ class _FixedPart(MergedLinearPart, BatchInvariantLinear):
 
 
 _PARTS: Final[dict[type, type]] = {
-    nn.Linear: MergedLinearPart, Fp8Linear: _Fp8Part, BatchInvariantLinear: _FixedPart,
-}  # fmt: skip
+    nn.Linear: MergedLinearPart,
+    Fp8Linear: _Fp8Part,
+    BatchInvariantLinear: _FixedPart,
+}
 _ALONE: Final = {joined: alone for alone, joined in _PARTS.items()}
 
 

@@ -52,9 +52,14 @@ class Mxfp4Experts(GroupedExperts):
 
 @torch.library.custom_op("treegen::mxfp4_product", mutates_args=())
 def mxfp4_product(
-    halves_M2H: Tensor, weight: Tensor, scale: Tensor, bias_EN: Tensor | None, order_S: Tensor,
-    blocks_3B: Tensor, each: int,
-) -> Tensor:  # fmt: skip
+    halves_M2H: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias_EN: Tensor | None,
+    order_S: Tensor,
+    blocks_3B: Tensor,
+    each: int,
+) -> Tensor:
     """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
 
     halves_M2H: rows [S / each, 2, K / 2]: the numbers of even places, then those of odd ones.
@@ -81,9 +86,14 @@ def mxfp4_product(
 
 @mxfp4_product.register_fake
 def _(
-    halves_M2H: Tensor, weight: Tensor, scale: Tensor, bias_EN: Tensor | None, order_S: Tensor,
-    blocks_3B: Tensor, each: int,
-) -> Tensor:  # fmt: skip
+    halves_M2H: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias_EN: Tensor | None,
+    order_S: Tensor,
+    blocks_3B: Tensor,
+    each: int,
+) -> Tensor:
     return halves_M2H.new_empty(order_S.shape[0], weight.shape[1])
 
 

@@ -51,17 +51,33 @@ _EXPAND: tl.constexpr = tl.constexpr(
 def _dequantize_bytes(bytes_NH, factor_NH):
     """The numbers in the low and in the high halves of bytes, times a factor, in bfloat16."""
     return tl.inline_asm_elementwise(
-        _EXPAND, "=&r,=&r,=&r,=&r,r,r,r", [bytes_NH, factor_NH],
-        dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
-    )  # fmt: skip
+        _EXPAND,
+        "=&r,=&r,=&r,=&r,r,r,r",
+        [bytes_NH, factor_NH],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=4,
+    )
 
 
 @triton.jit(do_not_specialize=["room"])
 def _mxfp4_product(
-    halves, weights, scales, bias, order, blocks, out, room,
-    N: tl.constexpr, K: tl.constexpr, EACH: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    halves,
+    weights,
+    scales,
+    bias,
+    order,
+    blocks,
+    out,
+    room,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EACH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block."""
     parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     H: tl.constexpr = BLOCK_K // 2
@@ -97,9 +113,10 @@ def _mxfp4_product(
         if HAS_BIAS:
             total += tl.load(bias + expert * N + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
         tl.store(
-            out + pair[None, :] * N + n[:, None], total.to(out.dtype.element_ty),
+            out + pair[None, :] * N + n[:, None],
+            total.to(out.dtype.element_ty),
             mask=live_M[None, :] & live_N[:, None],
-        )  # fmt: skip
+        )
 
 
 def choose_num_stages(rows: int, capability: tuple[int, int]) -> int:
@@ -108,9 +125,15 @@ def choose_num_stages(rows: int, capability: tuple[int, int]) -> int:
 
 
 def mxfp4_product(
-    halves: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, order: Tensor,
-    blocks: Tensor, each: int, out: Tensor,
-) -> None:  # fmt: skip
+    halves: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    order: Tensor,
+    blocks: Tensor,
+    each: int,
+    out: Tensor,
+) -> None:
     """Fill out [S, N] as `treegen.model.linear.mxfp4.mxfp4_product` says."""
     (num_pairs, outputs), experts = out.shape, len(weight)
     if not num_pairs:
@@ -119,8 +142,21 @@ def mxfp4_product(
     # Four warps would read a step's bytes while others copy the next one's: with blocks of 64
     # inputs and four stages Triton 3.6 sets no barrier between, and sums were wrong.
     _mxfp4_product[(num_blocks(num_pairs, experts) * triton.cdiv(outputs, BLOCK_N),)](
-        halves.contiguous(), weight, scale, bias, order, blocks, out, blocks.shape[1],
-        N=outputs, K=halves[0].numel(), EACH=each, HAS_BIAS=bias is not None, ROWS=size,
-        BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=8,
+        halves.contiguous(),
+        weight,
+        scale,
+        bias,
+        order,
+        blocks,
+        out,
+        blocks.shape[1],
+        N=outputs,
+        K=halves[0].numel(),
+        EACH=each,
+        HAS_BIAS=bias is not None,
+        ROWS=size,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K,
+        num_warps=8,
         num_stages=choose_num_stages(size, torch.cuda.get_device_capability(halves.device)),
-    )  # fmt: skip
+    )

@@ -13,9 +13,15 @@ _ROWS: Final = 4  # of a program
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _largest(
-    scores, values, indices, num_rows,
-    E: tl.constexpr, NUM: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    scores,
+    values,
+    indices,
+    num_rows,
+    E: tl.constexpr,
+    NUM: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     """Some rows: the largest score that is left, so many times."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live_R = row < num_rows
@@ -39,6 +45,12 @@ def largest(scores: Tensor, values: Tensor, indices: Tensor) -> None:
     num_rows = values.numel() // num
     if num_rows:
         _largest[(triton.cdiv(num_rows, _ROWS),)](
-            scores.contiguous(), values, indices, num_rows,
-            E=width, NUM=num, BLOCK_E=triton.next_power_of_2(width), ROWS=_ROWS,
-        )  # fmt: skip
+            scores.contiguous(),
+            values,
+            indices,
+            num_rows,
+            E=width,
+            NUM=num,
+            BLOCK_E=triton.next_power_of_2(width),
+            ROWS=_ROWS,
+        )

@@ -186,8 +186,9 @@ class _Sharding:
             return
         cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
         if cut is None or type(part) is not nn.Linear:
-            raise self._make_error(f"{name} ({type(part).__name__}) has the plan {style!r}, which is "
-                                "not supported")  # fmt: skip
+            raise self._make_error(
+                f"{name} ({type(part).__name__}) has the plan {style!r}, which is not supported"
+            )
         cut(name, part)
         part.out_features, part.in_features = part.weight.shape
 
@@ -235,8 +236,9 @@ class _Sharding:
             return weight
         if style == ONE_OF_EXPERTS:
             if len(kept) % self.size:
-                raise self._make_error(f"{name} has {len(kept)} experts, which {self.size} does not "
-                                    "divide")  # fmt: skip
+                raise self._make_error(
+                    f"{name} has {len(kept)} experts, which {self.size} does not divide"
+                )
             kept = kept.chunk(self.size)[self.rank].clone()
         elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
             dim, pieces = _pieces(kept, style)

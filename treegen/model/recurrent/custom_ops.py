@@ -44,16 +44,31 @@ def _opaque(
 
 
 def _gated_delta(
-    mixed_TC: Tensor, b: Tensor, a: Tensor, conv: Tensor, a_log: Tensor, bias: Tensor,
-    windows: Tensor, states: Tensor, *options: Any,
-) -> Tensor:  # fmt: skip
+    mixed_TC: Tensor,
+    b: Tensor,
+    a: Tensor,
+    conv: Tensor,
+    a_log: Tensor,
+    bias: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    *options: Any,
+) -> Tensor:
     return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[2])
 
 
 def _mamba2(
-    mixed_TC: Tensor, dt: Tensor, conv: Tensor, conv_bias: Tensor | None, a_log: Tensor,
-    bias: Tensor, skip: Tensor, windows: Tensor, states: Tensor, *options: Any,
-) -> Tensor:  # fmt: skip
+    mixed_TC: Tensor,
+    dt: Tensor,
+    conv: Tensor,
+    conv_bias: Tensor | None,
+    a_log: Tensor,
+    bias: Tensor,
+    skip: Tensor,
+    windows: Tensor,
+    states: Tensor,
+    *options: Any,
+) -> Tensor:
     return mixed_TC.new_empty(mixed_TC.shape[0], states.shape[0], states.shape[1])
 
 

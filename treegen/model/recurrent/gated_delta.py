@@ -62,8 +62,14 @@ KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
     "OlmoHybridGatedDeltaNet": (_of_olmo, "o_norm", "o_proj"),
 }
 _NEEDED: Final = (
-    "conv1d", "A_log", "dt_bias", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim",
-)  # fmt: skip
+    "conv1d",
+    "A_log",
+    "dt_bias",
+    "num_k_heads",
+    "num_v_heads",
+    "head_k_dim",
+    "head_v_dim",
+)
 
 
 def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
@@ -97,9 +103,17 @@ def forward(
     given = project(layer, hidden_1TD[0])
     strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
     core_THV = operator(
-        given.mixed_TC, given.b_TH, given.a_TH, layer.conv1d.weight, layer.A_log, layer.dt_bias,
-        windows, states, layer.num_k_heads, strength,
-    )  # fmt: skip
+        given.mixed_TC,
+        given.b_TH,
+        given.a_TH,
+        layer.conv1d.weight,
+        layer.A_log,
+        layer.dt_bias,
+        windows,
+        states,
+        layer.num_k_heads,
+        strength,
+    )
     core = core_THV.reshape(-1, core_THV.shape[-1])
     core = getattr(layer, norm)(core, given.z.reshape(core.shape))
     out_TD: Tensor = getattr(layer, last)(core.view(hidden_1TD.shape[1], -1))
@@ -137,9 +151,13 @@ def _rule(
     q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
     a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
     found: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
-        q, k, parts[2].unflatten(-1, (spec.v_heads, -1)),
+        q,
+        k,
+        parts[2].unflatten(-1, (spec.v_heads, -1)),
         g=-given.a_log_H.float().exp() * softplus(a.float() + given.dt_bias_H),
         beta=b.sigmoid() * given.strength,
-        initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True,
-    )  # fmt: skip
+        initial_state=state,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
     return found

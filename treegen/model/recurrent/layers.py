@@ -144,11 +144,15 @@ class StateProbe:
             layer.forward(arguments, states)
         self.found[layer.index] = tuple(
             StateSpec(
-                kind, index, tuple(value.shape[1:]), str(value.dtype).removeprefix("torch."),
-                value.dtype.itemsize, is_stepwise=id(value) not in used.found,
+                kind,
+                index,
+                tuple(value.shape[1:]),
+                str(value.dtype).removeprefix("torch."),
+                value.dtype.itemsize,
+                is_stepwise=id(value) not in used.found,
             )
             for (kind, index), value in sorted(first.items())
-        )  # fmt: skip
+        )
         return out
 
 

@@ -28,14 +28,29 @@ from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 KNOWN: Final = frozenset(
     {
-        "BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer",
+        "BambaMixer",
+        "FalconH1Mixer",
+        "GraniteMoeHybridMambaLayer",
+        "NemotronHMamba2Mixer",
         "Zamba2MambaMixer",
     }
-)  # fmt: skip
+)
 _NEEDED: Final = (
-    "in_proj", "conv1d", "A_log", "dt_bias", "D", "norm", "out_proj", "num_heads", "n_groups",
-    "head_dim", "ssm_state_size", "intermediate_size", "time_step_limit", "activation",
-)  # fmt: skip
+    "in_proj",
+    "conv1d",
+    "A_log",
+    "dt_bias",
+    "D",
+    "norm",
+    "out_proj",
+    "num_heads",
+    "n_groups",
+    "head_dim",
+    "ssm_state_size",
+    "intermediate_size",
+    "time_step_limit",
+    "activation",
+)
 
 
 def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
@@ -43,9 +58,13 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     if not all(hasattr(layer, name) for name in _NEEDED):
         return None
     spec = DeltaSpec(
-        layer.n_groups, layer.num_heads, layer.ssm_state_size, layer.head_dim, dtype.itemsize,
+        layer.n_groups,
+        layer.num_heads,
+        layer.ssm_state_size,
+        layer.head_dim,
+        dtype.itemsize,
         corrects=False,
-    )  # fmt: skip
+    )
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     window = channels, layer.conv1d.weight.shape[-1]
     fits = has_state_shapes(states, dtype, window, (spec.v_heads, spec.v_dim, spec.k_dim))
@@ -73,9 +92,18 @@ def forward(
         [inner, projected.shape[-1] - inner - layer.num_heads, layer.num_heads], -1
     )
     core_THV = operator(
-        mixed[0], dt[0], layer.conv1d.weight, layer.conv1d.bias, layer.A_log, layer.dt_bias,
-        layer.D, windows, states, layer.n_groups, *map(float, layer.time_step_limit),
-    )  # fmt: skip
+        mixed[0],
+        dt[0],
+        layer.conv1d.weight,
+        layer.conv1d.bias,
+        layer.A_log,
+        layer.dt_bias,
+        layer.D,
+        windows,
+        states,
+        layer.n_groups,
+        *map(float, layer.time_step_limit),
+    )
     core = core_THV.reshape(1, -1, inner)
     # Falcon-H1 may do without a norm.
     is_bare = isinstance(layer.norm, torch.nn.Identity)
@@ -139,7 +167,9 @@ def _scan(
     out_NLGRV, last_NGKRV = chunk_scan(
         (x * step_NLH[..., None]).unflatten(2, groups),
         (step_NLH * -given.a_log_H.float().exp()).unflatten(2, groups),
-        k_NLGK, q_NLGK, state.unflatten(1, groups).transpose(2, 3),
-    )  # fmt: skip
+        k_NLGK,
+        q_NLGK,
+        state.unflatten(1, groups).transpose(2, 3),
+    )
     skipped = 0.0 if given.skip_H is None else given.skip_H.float()[:, None] * x
     return out_NLGRV.flatten(2, 3) + skipped, last_NGKRV.transpose(2, 3).flatten(1, 2)

@@ -71,9 +71,14 @@ def read_reward_model(
         ModelError: a weight is missing.
     """
     body, info = AutoModel.from_pretrained(
-        directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True,
-        trust_remote_code=False, output_loading_info=True,
-    )  # fmt: skip
+        directory,
+        config=config,
+        dtype=dtype,
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
     if info["missing_keys"]:
         raise ModelError(
             f"{directory} has no weights for {min(info['missing_keys'])}; download it again"
@@ -90,9 +95,11 @@ def read_reward_model(
     first, second = (_linear(found, name, directory, dtype) for name in ("score.0", "score.2"))
     marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
     return RewardModel(
-        body, nn.Sequential(first, nn.ReLU(), second), pooled=pooled,
+        body,
+        nn.Sequential(first, nn.ReLU(), second),
+        pooled=pooled,
         read_at=f"mark={_QWENS_MARK}" if marked else "",
-    )  # fmt: skip
+    )
 
 
 def _linear(

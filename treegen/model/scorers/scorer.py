@@ -178,9 +178,13 @@ def _read(
         # Older releases of transformers choose sdpa for such models, which drops the cap.
         capped = getattr(config, "attn_logit_softcapping", None)
         model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
-            directory, dtype=dtype, use_safetensors=True, local_files_only=True,
-            output_loading_info=True, **({"attn_implementation": "eager"} if capped else {}),
-        )  # fmt: skip
+            directory,
+            dtype=dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **({"attn_implementation": "eager"} if capped else {}),
+        )
     except ModelError:
         raise
     except Exception as error:

@@ -7,11 +7,11 @@ from treegen.ops.attention.registry import choose, register
 from treegen.ops.attention.types import AttentionOptions, Implementation, PreparedLevels
 
 __all__ = [
+    "AttentionOptions",
     "HostLevel",
     "Implementation",
     "Items",
     "Level",
-    "AttentionOptions",
     "PreparedLevels",
     "attend",
     "choose",

@@ -285,8 +285,10 @@ def _check_tensors(q_THD: Tensor, pairs: Sequence[KVPair], prepared: PreparedLev
             check_reads_fp8(prepared.impl)
         stored = FP8 if keys.dtype == FP8 else q_THD.dtype
         for name, tensor, dtype in (
-            ("q_THD", q_THD, q_THD.dtype), ("keys", keys, stored), ("values", values, stored),
-        ):  # fmt: skip
+            ("q_THD", q_THD, q_THD.dtype),
+            ("keys", keys, stored),
+            ("values", values, stored),
+        ):
             if tensor.dtype != dtype or tensor.device != device:
                 raise InputError(
                     f"{name} (level {index}) must be {dtype} on {device}, got "

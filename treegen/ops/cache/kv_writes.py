@@ -39,13 +39,28 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
     num_tokens, num_heads, k_dim = k_TGK.shape
     v_dim = v_TGV.shape[2]
     kernel[(num_tokens,)](
-        k_TGK, v_TGV, slots_k, slots_v, slots_T,
-        k_TGK.stride(0), k_TGK.stride(1), v_TGV.stride(0), v_TGV.stride(1),
-        slots_k.stride(0), slots_k.stride(1), slots_v.stride(0), slots_v.stride(1),
-        G=num_heads, K=k_dim, V=v_dim, ROOM_G=_next_power_of_2(num_heads),
-        ROOM_K=_next_power_of_2(k_dim), ROOM_V=_next_power_of_2(v_dim), MOST=_MOST if keys.dtype == FP8 else 0.0,
+        k_TGK,
+        v_TGV,
+        slots_k,
+        slots_v,
+        slots_T,
+        k_TGK.stride(0),
+        k_TGK.stride(1),
+        v_TGV.stride(0),
+        v_TGV.stride(1),
+        slots_k.stride(0),
+        slots_k.stride(1),
+        slots_v.stride(0),
+        slots_v.stride(1),
+        G=num_heads,
+        K=k_dim,
+        V=v_dim,
+        ROOM_G=_next_power_of_2(num_heads),
+        ROOM_K=_next_power_of_2(k_dim),
+        ROOM_V=_next_power_of_2(v_dim),
+        MOST=_MOST if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
-    )  # fmt: skip
+    )
 
 
 def _next_power_of_2(number: int) -> int:

@@ -18,5 +18,12 @@ from treegen.ops.recurrence.api import convolve, convolve_runs, fold_update_list
 from treegen.ops.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
 __all__ = [
-    "DeltaInputs", "DeltaStates", "RowSlots", "convolve", "convolve_runs", "fold_update_lists", "scan", "step",
-]  # fmt: skip
+    "DeltaInputs",
+    "DeltaStates",
+    "RowSlots",
+    "convolve",
+    "convolve_runs",
+    "fold_update_lists",
+    "scan",
+    "step",
+]

@@ -53,16 +53,41 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
-        mixed_TC, on.states, inputs[BASE], reads_2THV, num_rows, scale, **heads,
-        BLOCK_T=block_t, BLOCK_K=block_k, BLOCK_V=block_v, PRECISION=_precision(mixed_TC.dtype),
+        mixed_TC,
+        on.states,
+        inputs[BASE],
+        reads_2THV,
+        num_rows,
+        scale,
+        **heads,
+        BLOCK_T=block_t,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        PRECISION=_precision(mixed_TC.dtype),
         num_warps=8,
-    )  # fmt: skip
+    )
     block_h = _heads_at_once(spec)
     kernels.read_lists[spec.v_heads // block_h, num_rows](
-        mixed_TC, *_gates(given), reads_2THV, on.states, on.states.view(on.dtype), inputs[BASE],
-        inputs[LISTED], inputs[PAGES:], out, num_rows, scale, given.strength, **heads, **_get_page_arguments(on),
-        BLOCK_H=block_h, BLOCK_N=_READ, BLOCK_K=block_k, BLOCK_V=_next_power_of_2(spec.v_dim), num_warps=1,
-    )  # fmt: skip
+        mixed_TC,
+        *_gates(given),
+        reads_2THV,
+        on.states,
+        on.states.view(on.dtype),
+        inputs[BASE],
+        inputs[LISTED],
+        inputs[PAGES:],
+        out,
+        num_rows,
+        scale,
+        given.strength,
+        **heads,
+        **_get_page_arguments(on),
+        BLOCK_H=block_h,
+        BLOCK_N=_READ,
+        BLOCK_K=block_k,
+        BLOCK_V=_next_power_of_2(spec.v_dim),
+        num_warps=1,
+    )
     return out
 
 
@@ -71,9 +96,15 @@ def scan(
 ) -> Tensor:
     """What N sequences read after each of so many tokens; see `treegen.ops.recurrence.scan`."""
     mixed_TC = convolve_runs(
-        given.mixed_TC, given.conv_CW, given.conv_bias_C, on.windows, reads_N, writes_N, num_tokens,
+        given.mixed_TC,
+        given.conv_CW,
+        given.conv_bias_C,
+        on.windows,
+        reads_N,
+        writes_N,
+        num_tokens,
         activates=True,
-    )  # fmt: skip
+    )
     return _step_states(given, on, mixed_TC, reads_N, writes_N, num_tokens)
 
 
@@ -90,9 +121,19 @@ def _step_states(
     out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
     block_v = min(block_v, _OWN_VALUES)
     kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
-        mixed_TC, *_gates(given), on.states, reads_N, writes_N, out, num_tokens, _scale(on),
-        given.strength, **_heads(on), BLOCK_K=block_k, BLOCK_V=block_v,
-    )  # fmt: skip
+        mixed_TC,
+        *_gates(given),
+        on.states,
+        reads_N,
+        writes_N,
+        out,
+        num_tokens,
+        _scale(on),
+        given.strength,
+        **_heads(on),
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+    )
     return out
 
 
@@ -107,10 +148,13 @@ def _heads(on: DeltaStates) -> dict[str, Any]:
     """What kernels are told of heads."""
     spec = on.spec
     return {
-        "G": spec.k_heads, "H": spec.v_heads, "K": spec.k_dim, "V": spec.v_dim,
+        "G": spec.k_heads,
+        "H": spec.v_heads,
+        "K": spec.k_dim,
+        "V": spec.v_dim,
         **dict(zip(("Q_AT", "K_AT", "V_AT"), offsets(spec), strict=True)),
         "CORRECTS": spec.corrects,
-    }  # fmt: skip
+    }
 
 
 def _scale(on: DeltaStates) -> float:
@@ -136,14 +180,32 @@ def convolve_runs(
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
     parts = triton.cdiv(channels, _CHANNELS)
     kernels.convolve_runs[parts, num_rows](
-        mixed_TC, mixed_TC.stride(0), windows, reads_N, conv_CW.contiguous(),
-        conv_CW if bias_C is None else bias_C, out_TC, num_tokens, channels, W=width,
-        SEEN=conv_CW.shape[-1], BLOCK=_CHANNELS, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
-    )  # fmt: skip
+        mixed_TC,
+        mixed_TC.stride(0),
+        windows,
+        reads_N,
+        conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C,
+        out_TC,
+        num_tokens,
+        channels,
+        W=width,
+        SEEN=conv_CW.shape[-1],
+        BLOCK=_CHANNELS,
+        HAS_BIAS=bias_C is not None,
+        ACTIVATES=activates,
+    )
     kernels.move_windows[parts, len(reads_N)](
-        mixed_TC, mixed_TC.stride(0), windows, reads_N, writes_N, num_tokens, channels,
-        W=width, BLOCK=_CHANNELS,
-    )  # fmt: skip
+        mixed_TC,
+        mixed_TC.stride(0),
+        windows,
+        reads_N,
+        writes_N,
+        num_tokens,
+        channels,
+        W=width,
+        BLOCK=_CHANNELS,
+    )
     return out_TC
 
 
@@ -167,10 +229,23 @@ def convolve(
     is_whole = width * itemsize == torch.int64.itemsize and itemsize == 2
     whole = windows.view(torch.int64) if is_whole else windows
     kernels.convolve[triton.cdiv(channels, _CHANNELS), num_rows](
-        mixed_TC, mixed_TC.stride(0), windows, whole, reads_T, writes_T, conv_CW.contiguous(),
-        conv_CW if bias_C is None else bias_C, out_TC, channels, W=width, SEEN=conv_CW.shape[-1],
-        BLOCK=_CHANNELS, WHOLE=is_whole, HAS_BIAS=bias_C is not None, ACTIVATES=activates,
-    )  # fmt: skip
+        mixed_TC,
+        mixed_TC.stride(0),
+        windows,
+        whole,
+        reads_T,
+        writes_T,
+        conv_CW.contiguous(),
+        conv_CW if bias_C is None else bias_C,
+        out_TC,
+        channels,
+        W=width,
+        SEEN=conv_CW.shape[-1],
+        BLOCK=_CHANNELS,
+        WHOLE=is_whole,
+        HAS_BIAS=bias_C is not None,
+        ACTIVATES=activates,
+    )
     return out_TC
 
 
@@ -181,11 +256,25 @@ def fold(
     spec, num_rows = on.spec, len(base_F)
     block_k, block_v = _blocks(on)
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
-        on.states, on.states, on.states.view(on.dtype), base_F, target_F, listed_F,
-        pages_PF.contiguous(), num_rows, G=spec.k_heads, H=spec.v_heads, K=spec.k_dim, V=spec.v_dim,
-        **_get_page_arguments(on), BLOCK_N=_UPDATES, BLOCK_K=block_k, BLOCK_V=block_v,
-        PRECISION=_precision(on.dtype), num_warps=8,
-    )  # fmt: skip
+        on.states,
+        on.states,
+        on.states.view(on.dtype),
+        base_F,
+        target_F,
+        listed_F,
+        pages_PF.contiguous(),
+        num_rows,
+        G=spec.k_heads,
+        H=spec.v_heads,
+        K=spec.k_dim,
+        V=spec.v_dim,
+        **_get_page_arguments(on),
+        BLOCK_N=_UPDATES,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v,
+        PRECISION=_precision(on.dtype),
+        num_warps=8,
+    )
 
 
 def _blocks(on: DeltaStates) -> tuple[int, int]:
@@ -216,8 +305,12 @@ def _get_page_arguments(on: DeltaStates) -> dict[str, Any]:
     keys, values = page_offsets(spec)
     size = spec.state_bytes // (spec.pages * spec.k_heads)
     return {
-        "N": spec.page_tokens, "PAGE": size, "KEYS": keys, "VALUES": values, "SIZE": spec.itemsize,
-    }  # fmt: skip
+        "N": spec.page_tokens,
+        "PAGE": size,
+        "KEYS": keys,
+        "VALUES": values,
+        "SIZE": spec.itemsize,
+    }
 
 
 def _next_power_of_2(size: int) -> int:

@@ -28,10 +28,23 @@ def _softplus(x):
 
 @triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
 def convolve(
-    mixed, mixed_stride, windows, whole_windows, reads, writes, weights, bias, out, C,
-    W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
-):  # fmt: skip
+    mixed,
+    mixed_stride,
+    windows,
+    whole_windows,
+    reads,
+    writes,
+    weights,
+    bias,
+    out,
+    C,
+    W: tl.constexpr,
+    SEEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr,
+):
     """One program: some channels of one row. The window moves on by one token.
 
     A thread has whole channels, so it reads each place of a window before it writes there.
@@ -71,10 +84,21 @@ def convolve(
 
 @triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads",))
 def convolve_runs(
-    mixed, mixed_stride, windows, reads, weights, bias, out, num_tokens, C,
-    W: tl.constexpr, SEEN: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    mixed,
+    mixed_stride,
+    windows,
+    reads,
+    weights,
+    bias,
+    out,
+    num_tokens,
+    C,
+    W: tl.constexpr,
+    SEEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     ACTIVATES: tl.constexpr,
-):  # fmt: skip
+):
     """One program: some channels at one token of a sequence of so many. Windows stay as they are.
 
     Where a sequence reads from no slot, it begins.
@@ -95,9 +119,7 @@ def convolve_runs(
         channels_here = tl.where(token < ago, 0, C)
         here = tl.load(mixed + (row - ago) * mixed_stride + c, mask=c < channels_here, other=0.0)
         channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
-        old = tl.load(
-            windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0
-        )  # fmt: skip
+        old = tl.load(windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0)
         before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
         weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
         total += before.to(tl.float32) * weight.to(tl.float32)
@@ -108,9 +130,16 @@ def convolve_runs(
 
 @triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
 def move_windows(
-    mixed, mixed_stride, windows, reads, writes, num_tokens, C,
-    W: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    mixed,
+    mixed_stride,
+    windows,
+    reads,
+    writes,
+    num_tokens,
+    C,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One program: some channels of one sequence. Its window moves on by so many tokens.
 
     A thread has whole channels, and reads each place of a window before it writes there.
@@ -162,11 +191,25 @@ def _base_of(base, row, num_rows):
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_bases(
-    mixed, states, base, out, num_rows, scale,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    mixed,
+    states,
+    base,
+    out,
+    num_rows,
+    scale,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    Q_AT: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One program: what some rows read with keys and queries from one head of states they share.
 
     out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
@@ -209,10 +252,24 @@ def read_bases(
 
 @triton.jit
 def _updates(
-    gates, numbers, page_N, n, num, head_H, k, v,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, N: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+    gates,
+    numbers,
+    page_N,
+    n,
+    num,
+    head_H,
+    k,
+    v,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     """Keys, values and sums of gates of some updates of a list; zeros past its end.
 
     head_H: heads that have one key head.
@@ -223,30 +280,62 @@ def _updates(
     at_N = n % N
     sums_NH = tl.load(
         (gates + block_N // 4 + at_N * each)[:, None] + (head_H % each)[None, :],
-        mask=live[:, None], other=0.0,
-    )  # fmt: skip
+        mask=live[:, None],
+        other=0.0,
+    )
     k_NK = tl.load(
         (numbers + (block_N + KEYS) // SIZE + at_N * K)[:, None] + k[None, :],
-        mask=live[:, None] & (k < K)[None, :], other=0.0,
-    )  # fmt: skip
+        mask=live[:, None] & (k < K)[None, :],
+        other=0.0,
+    )
     u_NHV = tl.load(
         (numbers + (block_N + VALUES) // SIZE + at_N * (each * V))[:, None, None]
-        + ((head_H % each) * V)[None, :, None] + v[None, None, :],
-        mask=live[:, None, None] & (v < V)[None, None, :], other=0.0,
-    )  # fmt: skip
+        + ((head_H % each) * V)[None, :, None]
+        + v[None, None, :],
+        mask=live[:, None, None] & (v < V)[None, None, :],
+        other=0.0,
+    )
     return k_NK, u_NHV, sums_NH
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def read_lists(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, reads, gates, numbers, base, listed,
-    pages, out, num_rows, scale, strength,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
-    N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    mixed,
+    a,
+    a_stride,
+    b,
+    b_stride,
+    a_log,
+    dt_bias,
+    skip,
+    reads,
+    gates,
+    numbers,
+    base,
+    listed,
+    pages,
+    out,
+    num_rows,
+    scale,
+    strength,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    Q_AT: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    N: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-):  # fmt: skip
+):
     """One program: some heads of one row, which have one key head. It reads the row's list, and
     adds the token's update.
 
@@ -277,7 +366,7 @@ def read_lists(
     v_HV = tl.load(channels + V_AT + place_HV, mask=inside_HV, other=0.0).to(tl.float32)
     gate_H, beta_H = _gate(
         a, a_stride, b, b_stride, a_log, dt_bias, row, head_H, strength, CORRECTS
-    )  # fmt: skip
+    )
     last = tl.maximum(num - 1, 0)
     last_page = tl.load(pages + (last // N) * num_rows + row)
     new_page = tl.load(pages + (num // N) * num_rows + row)
@@ -301,9 +390,24 @@ def read_lists(
         k_NK, u_NHV, sums_NH = next_k.to(tl.float32), next_u.to(tl.float32), next_sums
         ahead = start + BLOCK_N + n
         next_k, next_u, next_sums = _updates(
-            gates, numbers, page_N, ahead, num, head_H, k, v,
-            G, H, K, V, N, PAGE, KEYS, VALUES, SIZE,
-        )  # fmt: skip
+            gates,
+            numbers,
+            page_N,
+            ahead,
+            num,
+            head_H,
+            k,
+            v,
+            G,
+            H,
+            K,
+            V,
+            N,
+            PAGE,
+            KEYS,
+            VALUES,
+            SIZE,
+        )
         ahead += BLOCK_N
         page_N = tl.load(pages + (ahead // N) * num_rows + row, mask=ahead < num, other=0)
         weight_NH = tl.where((start + n < num)[:, None], tl.exp(total_H[None, :] - sums_NH), 0.0)
@@ -321,12 +425,14 @@ def read_lists(
             second = first + BLOCK_N
             first_NHV = tl.load(
                 state_HV[None, :, :] + first[:, None, None] * V,
-                mask=(first < K)[:, None, None] & inside_HV[None, :, :], other=0.0,
-            )  # fmt: skip
+                mask=(first < K)[:, None, None] & inside_HV[None, :, :],
+                other=0.0,
+            )
             second_NHV = tl.load(
                 state_HV[None, :, :] + second[:, None, None] * V,
-                mask=(second < K)[:, None, None] & inside_HV[None, :, :], other=0.0,
-            )  # fmt: skip
+                mask=(second < K)[:, None, None] & inside_HV[None, :, :],
+                other=0.0,
+            )
             first_q = tl.load(queries + first, mask=first < K, other=0.0).to(tl.float32)
             second_q = tl.load(queries + second, mask=second < K, other=0.0).to(tl.float32)
             by_q_H = q_scale * decay_H
@@ -363,12 +469,32 @@ def read_lists(
 
 @triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
 def step_states(
-    mixed, a, a_stride, b, b_stride, a_log, dt_bias, skip, states, reads, writes, out, num_tokens,
-    scale, strength,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    Q_AT: tl.constexpr, K_AT: tl.constexpr, V_AT: tl.constexpr, CORRECTS: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
+    mixed,
+    a,
+    a_stride,
+    b,
+    b_stride,
+    a_log,
+    dt_bias,
+    skip,
+    states,
+    reads,
+    writes,
+    out,
+    num_tokens,
+    scale,
+    strength,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    Q_AT: tl.constexpr,
+    K_AT: tl.constexpr,
+    V_AT: tl.constexpr,
+    CORRECTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
     """One program: a part of one head of one sequence, whose state goes from one slot to another.
 
     A sequence has so many tokens, one after another. Where it reads from no slot, it begins.
@@ -393,9 +519,7 @@ def step_states(
         q_K *= _scale_of(q_K, scale, CORRECTS)
         k_K *= _scale_of(k_K, 1.0, CORRECTS)
         v_V = tl.load(at + V_AT + head * V + v, mask=v < V, other=0.0).to(tl.float32)
-        gate, beta = _gate(
-            a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS
-        )  # fmt: skip
+        gate, beta = _gate(a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS)
         s_KV *= tl.exp(gate)
         u_V = beta * v_V
         if CORRECTS:
@@ -410,12 +534,28 @@ def step_states(
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
 def fold_lists(
-    states, gates, numbers, base, target, listed, pages, num_rows,
-    G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    N: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    states,
+    gates,
+    numbers,
+    base,
+    target,
+    listed,
+    pages,
+    num_rows,
+    G: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """One program: a part of one head of one state, made of another one and a list."""
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -437,9 +577,24 @@ def fold_lists(
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
         k_NK, u_N1V, sums_N1 = _updates(
-            gates, numbers, page_N, n, num, head + tl.arange(0, 1), k, v,
-            G, H, K, V, N, PAGE, KEYS, VALUES, SIZE,
-        )  # fmt: skip
+            gates,
+            numbers,
+            page_N,
+            n,
+            num,
+            head + tl.arange(0, 1),
+            k,
+            v,
+            G,
+            H,
+            K,
+            V,
+            N,
+            PAGE,
+            KEYS,
+            VALUES,
+            SIZE,
+        )
         weight_N1 = tl.where((n < num)[:, None], tl.exp(total - sums_N1), 0.0)
         u_NV = tl.reshape(u_N1V, [BLOCK_N, BLOCK_V]).to(tl.float32) * weight_N1
         k_KN = tl.trans(k_NK.to(tl.float32))

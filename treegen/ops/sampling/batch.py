@@ -110,9 +110,13 @@ class SamplingBatch:
     def draws_in_blocks(self) -> bool:
         """Whether rows draw plainly, from all tokens or from those that a mask allows."""
         filters = (
-            self.top_p_P, self.top_k_P, self.min_p_P, self.biases, self.processed_P,
+            self.top_p_P,
+            self.top_k_P,
+            self.min_p_P,
+            self.biases,
+            self.processed_P,
             self.penalties,
-        )  # fmt: skip
+        )
         return not self.num_logprobs and all(column is None for column in filters)
 
     @property

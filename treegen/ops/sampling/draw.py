@@ -94,9 +94,14 @@ def draw(
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
-            logits_PV, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
-            params.greedy_P, forced_P, masks=masks,
-        )  # fmt: skip
+            logits_PV,
+            seeds_PN.contiguous(),
+            steps_PN.contiguous(),
+            params.temperature_P,
+            params.greedy_P,
+            forced_P,
+            masks=masks,
+        )
         signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # To sort, sum and search logits takes ten to twenty times the memory that they take.
@@ -122,10 +127,15 @@ def can_divide(device: torch.device) -> bool:
 
 
 def draw_vocab_parallel(
-    logits_PW: Tensor, seeds_PN: Tensor, steps_PN: Tensor, params: SamplingBatch,
-    forced_P: Tensor | None, part: tuple[int, int, int], gather: Callable[[Tensor], Tensor],
+    logits_PW: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    params: SamplingBatch,
+    forced_P: Tensor | None,
+    part: tuple[int, int, int],
+    gather: Callable[[Tensor], Tensor],
     total: Callable[[Tensor], Tensor],
-) -> Draws:  # fmt: skip
+) -> Draws:
     """`draw` on a GPU, of plain parameters, where each of several GPUs has a part of the logits.
 
     All of them get the draws. They exchange sums of blocks, not logits.
@@ -135,9 +145,16 @@ def draw_vocab_parallel(
     """
     kernels = _kernels()
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
-        logits_PW, seeds_PN.contiguous(), steps_PN.contiguous(), params.temperature_P,
-        params.greedy_P, forced_P, part=kernels.Part(*part), gather=gather, total=total,
-    )  # fmt: skip
+        logits_PW,
+        seeds_PN.contiguous(),
+        steps_PN.contiguous(),
+        params.temperature_P,
+        params.greedy_P,
+        forced_P,
+        part=kernels.Part(*part),
+        gather=gather,
+        total=total,
+    )
     return Draws(tokens_PN, logprobs_PN, lse_P, None, None)
 
 

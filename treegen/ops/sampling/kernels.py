@@ -40,9 +40,21 @@ def _mask_logits(x, at, there, bits, mine, words):
 
 @triton.jit(do_not_specialize_on_alignment=SUMS)
 def _block_sums(
-    logits, temperature, bits, masks, tops, plain, tempered, free, row_stride, words, V, B,
-    HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    logits,
+    temperature,
+    bits,
+    masks,
+    tops,
+    plain,
+    tempered,
+    free,
+    row_stride,
+    words,
+    V,
+    B,
+    HAS_MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """One program: one row and block. Sums are of exp(x - top), top being the block's largest.
 
     With masks, tops and tempered are of what may be drawn; free and plain are of all tokens.
@@ -82,11 +94,35 @@ def _uniform(seed, step):
     do_not_specialize=("N",), do_not_specialize_on_alignment=("seeds", "steps", "forced", *SUMS)
 )
 def _pick(
-    logits, temperature, greedy, forced, seeds, steps, bits, masks, tops, plain, tempered, free,
-    tokens, logprobs, lses, row_stride, words, V, B, N, FIRST, FIRST_BLOCK, MY_BLOCKS,
-    HAS_GREEDY: tl.constexpr, HAS_FORCED: tl.constexpr, HAS_MASK: tl.constexpr, ROOM: tl.constexpr,
+    logits,
+    temperature,
+    greedy,
+    forced,
+    seeds,
+    steps,
+    bits,
+    masks,
+    tops,
+    plain,
+    tempered,
+    free,
+    tokens,
+    logprobs,
+    lses,
+    row_stride,
+    words,
+    V,
+    B,
+    N,
+    FIRST,
+    FIRST_BLOCK,
+    MY_BLOCKS,
+    HAS_GREEDY: tl.constexpr,
+    HAS_FORCED: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One program: one of a row's N draws. The first token whose cumulative weight passes the
     target, or the token that is forced.
 
@@ -166,10 +202,18 @@ Exchange = Callable[[Tensor], Tensor]
 
 
 def draw_blocks(
-    logits_PV: Tensor, seeds_PN: Tensor, steps_PN: Tensor, temperature_P: Tensor,
-    greedy_P: Tensor | None, forced_P: Tensor | None = None, *, masks: Masks | None = None,
-    part: VocabPart | None = None, gather: Exchange | None = None, total: Exchange | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    logits_PV: Tensor,
+    seeds_PN: Tensor,
+    steps_PN: Tensor,
+    temperature_P: Tensor,
+    greedy_P: Tensor | None,
+    forced_P: Tensor | None = None,
+    *,
+    masks: Masks | None = None,
+    part: VocabPart | None = None,
+    gather: Exchange | None = None,
+    total: Exchange | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
     logits_PV: of any floating type.
@@ -197,22 +241,53 @@ def draw_blocks(
     stride = logits_PV.stride(0)
     if rows * draws:
         _block_sums[(rows, blocks)](
-            logits_PV, temperature_P, bits, index_P, sums[0], sums[1], sums[2], sums[-1], stride,
-            words, mine.size, blocks, HAS_MASK=masks is not None, BLOCK=BLOCK,
-        )  # fmt: skip
+            logits_PV,
+            temperature_P,
+            bits,
+            index_P,
+            sums[0],
+            sums[1],
+            sums[2],
+            sums[-1],
+            stride,
+            words,
+            mine.size,
+            blocks,
+            HAS_MASK=masks is not None,
+            BLOCK=BLOCK,
+        )
         if gather is not None:
             sums = gather(sums)
             blocks = sums.shape[-1]
         _pick[(rows * draws,)](
-            logits_PV, temperature_P, seeds_PN if greedy_P is None else greedy_P,
-            seeds_PN if forced_P is None else forced_P, seeds_PN, steps_PN, bits, index_P, sums[0],
-            sums[1], sums[2], sums[-1], result_PN2[..., 0],
-            *result_PN2.view(torch.float32)[..., 2:].unbind(-1), stride, words, mine.size, blocks,
-            draws, mine.first, mine.rank * my_blocks, my_blocks,
-            HAS_GREEDY=greedy_P is not None, HAS_FORCED=forced_P is not None,
+            logits_PV,
+            temperature_P,
+            seeds_PN if greedy_P is None else greedy_P,
+            seeds_PN if forced_P is None else forced_P,
+            seeds_PN,
+            steps_PN,
+            bits,
+            index_P,
+            sums[0],
+            sums[1],
+            sums[2],
+            sums[-1],
+            result_PN2[..., 0],
+            *result_PN2.view(torch.float32)[..., 2:].unbind(-1),
+            stride,
+            words,
+            mine.size,
+            blocks,
+            draws,
+            mine.first,
+            mine.rank * my_blocks,
+            my_blocks,
+            HAS_GREEDY=greedy_P is not None,
+            HAS_FORCED=forced_P is not None,
             HAS_MASK=masks is not None,
-            ROOM=triton.next_power_of_2(blocks), BLOCK=BLOCK,
-        )  # fmt: skip
+            ROOM=triton.next_power_of_2(blocks),
+            BLOCK=BLOCK,
+        )
         if total is not None:
             # All but one part have zeros, so the numbers come through whole, whatever their type.
             result_PN2 = total(result_PN2)

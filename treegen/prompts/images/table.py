@@ -34,9 +34,12 @@ _MOST_ID: Final = 2**31 - 1
 _MOST_BYTES: Final = 2**31  # of what processors have made, kept for as long as it may be needed
 _TABLE: Final = "treegen_images"  # the attribute of a tokenizer
 _NOT_IMAGE: Final = (
-    "input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids",
+    "input_ids",
+    "attention_mask",
+    "token_type_ids",
+    "mm_token_type_ids",
     "text_replacement_offsets",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -256,9 +259,11 @@ class ImageTable:
         """
         try:
             made = self._processor(
-                images=[picture], text=[self.marker], return_text_replacement_offsets=True,
+                images=[picture],
+                text=[self.marker],
+                return_text_replacement_offsets=True,
                 return_tensors="pt",
-            )  # fmt: skip
+            )
             text: str = made["text_replacement_offsets"][0][0]["replacement"]
             num = int((made["input_ids"] == self.placeholder).sum())
         except Exception as error:  # a processor may raise anything

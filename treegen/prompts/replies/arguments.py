@@ -12,10 +12,16 @@ from typing import Any, Final
 from treegen.prompts.replies.scan import NotACall
 
 _TYPES: Final = {
-    "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object",
-    "list": "array", "tuple": "array", "none": "null",
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "tuple": "array",
+    "none": "null",
     "NoneType": "null",
-}  # fmt: skip
+}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,4000}")
 _NUMBER: Final = re.compile(r"[+-]?[0-9.]{1,400}([eE][+-]?[0-9]{1,4})?")
 _LITERALS: Final = {"true": True, "false": False, "null": None}

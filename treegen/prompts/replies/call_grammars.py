@@ -32,30 +32,48 @@ class _CallSyntax:
 
 
 def _objects(
-    name: str = "name", arguments: str = "arguments", *, open: str = "", close: str = "",
-    between: str = ", ", before: str = "", after: str = "",
-) -> _CallSyntax:  # fmt: skip
+    name: str = "name",
+    arguments: str = "arguments",
+    *,
+    open: str = "",
+    close: str = "",
+    between: str = ", ",
+    before: str = "",
+    after: str = "",
+) -> _CallSyntax:
     call = (f'{before}{{"{name}": "', f'", "{arguments}": ', f"}}{after}")
     return _CallSyntax(call, open, close, between)
 
 
 # Of each format the ways to write, with a mark that the chat template has if it is this one.
 _WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
-    "hermes": (
-        ("", _objects(before="<tool_call>\n", after="\n</tool_call>", between="\n")),
-    ),
+    "hermes": (("", _objects(before="<tool_call>\n", after="\n</tool_call>", between="\n")),),
     "llama": (("", _objects(arguments="parameters", between="; ")),),
     "nemotron": (("", _objects(open="<TOOLCALL>[", close="]</TOOLCALL>")),),
-    "minimax_m1": (
-        ("", _objects(open="<tool_calls>\n", close="\n</tool_calls>", between="\n")),
-    ),
+    "minimax_m1": (("", _objects(open="<tool_calls>\n", close="\n</tool_calls>", between="\n")),),
     "granite": (("", _objects(open="<|tool_call|>[", close="]")),),
     "hunyuan": (("", _objects(open="<tool_calls>[", close="]</tool_calls>")),),
     "command_r": (
-        ("<|START_ACTION|>", _objects("tool_name", "parameters", open="<|START_ACTION|>[\n",
-                                      close="\n]<|END_ACTION|>", between=",")),
-        ("", _objects("tool_name", "parameters", open="Action: ```json\n[\n", close="\n]\n```",
-                      between=",")),
+        (
+            "<|START_ACTION|>",
+            _objects(
+                "tool_name",
+                "parameters",
+                open="<|START_ACTION|>[\n",
+                close="\n]<|END_ACTION|>",
+                between=",",
+            ),
+        ),
+        (
+            "",
+            _objects(
+                "tool_name",
+                "parameters",
+                open="Action: ```json\n[\n",
+                close="\n]\n```",
+                between=",",
+            ),
+        ),
     ),
     "mistral": (
         ("[ARGS]", _CallSyntax(("[TOOL_CALLS]", "[ARGS]", ""), between="", is_json=False)),
@@ -63,18 +81,47 @@ _WRITTEN: Final[Mapping[str, tuple[tuple[str, _CallSyntax], ...]]] = {
     ),
     # Calls are numbered, so there is one.
     "kimi_k2": (
-        ("", _CallSyntax(("<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>",
-                       "<|tool_call_end|>"), "<|tool_calls_section_begin|>",
-                      "<|tool_calls_section_end|>", is_json=False)),
+        (
+            "",
+            _CallSyntax(
+                (
+                    "<|tool_call_begin|>functions.",
+                    ":0<|tool_call_argument_begin|>",
+                    "<|tool_call_end|>",
+                ),
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+                is_json=False,
+            ),
+        ),
     ),
     "deepseek": (
-        ("```json", _CallSyntax(("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n",
-                              "\n```<｜tool▁call▁end｜>"), "<｜tool▁calls▁begin｜>",
-                             "<｜tool▁calls▁end｜>", "\n", is_json=False)),
-        ("", _CallSyntax(("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-                      "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "", is_json=False)),
+        (
+            "```json",
+            _CallSyntax(
+                (
+                    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+                    "\n```json\n",
+                    "\n```<｜tool▁call▁end｜>",
+                ),
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "\n",
+                is_json=False,
+            ),
+        ),
+        (
+            "",
+            _CallSyntax(
+                ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "",
+                is_json=False,
+            ),
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def call_grammar(
@@ -119,8 +166,10 @@ def call_grammar(
             )
         shown = json.dumps(each, ensure_ascii=False)[1:-1] if written.is_json else each
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
-        lines += [f"call_{index}: {head} arguments_{index} {tail}",
-                  f"arguments_{index}: %json {json.dumps(schema)}"]  # fmt: skip
+        lines += [
+            f"call_{index}: {head} arguments_{index} {tail}",
+            f"arguments_{index}: %json {json.dumps(schema)}",
+        ]
     more = ""
     if written.between is not None and name is None and not is_single:
         more = f" ({_literals(written.between, marks)} call)*"

@@ -44,35 +44,48 @@ class ToolFormat:
 _LLAMA_JSON: Final = partial(readers.json_calls, strict=True)
 _BARE_JSON: Final[tuple[tuple[str, Reader], ...]] = (("{", _LLAMA_JSON), ("[", _LLAMA_JSON))
 _QWEN: Final = TaggedCallReader(
-    call=("<function=", ">"), call_end="</function>",
-    key=("<parameter=", ">"), value=("", "</parameter>"), trims=True,
-)  # fmt: skip
+    call=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value=("", "</parameter>"),
+    trims=True,
+)
 _GLM: Final = TaggedCallReader(
-    call=("", ""), call_end="</tool_call>",
-    key=("<arg_key>", "</arg_key>"), value=("<arg_value>", "</arg_value>"),
-)  # fmt: skip
+    call=("", ""),
+    call_end="</tool_call>",
+    key=("<arg_key>", "</arg_key>"),
+    value=("<arg_value>", "</arg_value>"),
+)
 _MINIMAX: Final = TaggedCallReader(
-    call=('<invoke name="', '">'), call_end="</invoke>",
-    key=('<parameter name="', '">'), value=("", "</parameter>"), end="</minimax:tool_call>",
-)  # fmt: skip
+    call=('<invoke name="', '">'),
+    call_end="</invoke>",
+    key=('<parameter name="', '">'),
+    value=("", "</parameter>"),
+    end="</minimax:tool_call>",
+)
 
 
 def _dsml(wrapper: str) -> TaggedCallReader:
     return TaggedCallReader(
-        call=('<｜DSML｜invoke name="', '">'), call_end="</｜DSML｜invoke>",
-        key=('<｜DSML｜parameter name="', '"'), value=("", "</｜DSML｜parameter>"),
-        end=f"</｜DSML｜{wrapper}>", typed={' string="true">': False, ' string="false">': True},
-    )  # fmt: skip
+        call=('<｜DSML｜invoke name="', '">'),
+        call_end="</｜DSML｜invoke>",
+        key=('<｜DSML｜parameter name="', '"'),
+        value=("", "</｜DSML｜parameter>"),
+        end=f"</｜DSML｜{wrapper}>",
+        typed={' string="true">': False, ' string="false">': True},
+    )
 
 
 def _hy(suffix: str) -> TaggedCallReader:
     """Return the reader of Hunyuan's calls between tags, whose names may all have a suffix."""
     return TaggedCallReader(
-        call=(f"<tool_call{suffix}>", ""), after_name=f"<tool_sep{suffix}>",
+        call=(f"<tool_call{suffix}>", ""),
+        after_name=f"<tool_sep{suffix}>",
         key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>"),
         value=(f"<arg_value{suffix}>", f"</arg_value{suffix}>"),
-        call_end=f"</tool_call{suffix}>", end=f"</tool_calls{suffix}>",
-    )  # fmt: skip
+        call_end=f"</tool_call{suffix}>",
+        end=f"</tool_calls{suffix}>",
+    )
 
 
 def _gemma(quote: str, end: str) -> Reader:
@@ -81,100 +94,141 @@ def _gemma(quote: str, end: str) -> Reader:
 
 _FORMATS: Final = (
     ToolFormat(
-        "harmony", (("<|channel|>", "<|message|>"),),
-        {"<|channel|>": partial(marked_formats.harmony, is_start=False),
-         "<|start|>": partial(marked_formats.harmony, is_start=True)},
-        dropped=marked_formats.HARMONY_ENDS, inner=("<|message|>", "<|constrain|>"), has_channels=True,
+        "harmony",
+        (("<|channel|>", "<|message|>"),),
+        {
+            "<|channel|>": partial(marked_formats.harmony, is_start=False),
+            "<|start|>": partial(marked_formats.harmony, is_start=True),
+        },
+        dropped=marked_formats.HARMONY_ENDS,
+        inner=("<|message|>", "<|constrain|>"),
+        has_channels=True,
     ),
     ToolFormat(
-        "seed_oss", (("<seed:tool_call>",),),
+        "seed_oss",
+        (("<seed:tool_call>",),),
         {"<seed:tool_call>": readers.make_closed_reader(_QWEN, "</seed:tool_call>")},
     ),
     ToolFormat(
-        "qwen3_coder", (("<function=", "<parameter="),),
-        {"<tool_call>": readers.make_closed_reader(_QWEN, "</tool_call>"),
-         # The tag around a call is sometimes forgotten.
-         "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools)},
+        "qwen3_coder",
+        (("<function=", "<parameter="),),
+        {
+            "<tool_call>": readers.make_closed_reader(_QWEN, "</tool_call>"),
+            # The tag around a call is sometimes forgotten.
+            "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools),
+        },
     ),
     ToolFormat(
-        "hy", (("<tool_sep>", "<arg_key>"), ("<tool_call:opensource>",)),
+        "hy",
+        (("<tool_sep>", "<arg_key>"), ("<tool_call:opensource>",)),
         {"<tool_calls>": _hy(""), "<tool_calls:opensource>": _hy(":opensource")},
     ),
     ToolFormat("glm", (("<arg_key>",),), {"<tool_call>": _GLM}),
     ToolFormat("minimax_m2", (("<minimax:tool_call>",),), {"<minimax:tool_call>": _MINIMAX}),
     ToolFormat(
-        "deepseek_dsml", (("｜DSML｜",),),
+        "deepseek_dsml",
+        (("｜DSML｜",),),
         {f"<｜DSML｜{name}>": _dsml(name) for name in ("function_calls", "tool_calls")},
         inner=("｜DSML｜",),
     ),
     ToolFormat(
-        "deepseek", (("<｜tool▁calls▁begin｜>",),),
+        "deepseek",
+        (("<｜tool▁calls▁begin｜>",),),
         {"<｜tool▁calls▁begin｜>": readers.deepseek_calls},
-        inner=("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>",
-               "<｜tool▁sep｜>"),
+        inner=(
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+        ),
     ),
     ToolFormat(
-        "kimi_k2", (("<|tool_call_begin|>",),),
+        "kimi_k2",
+        (("<|tool_call_begin|>",),),
         {"<|tool_calls_section_begin|>": readers.kimi_calls},
-        inner=("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
-               "<|tool_call_argument_begin|>"),
+        inner=(
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_call_argument_begin|>",
+        ),
     ),
     ToolFormat(
-        "mistral", (("[TOOL_CALLS]",),), {"[TOOL_CALLS]": readers.mistral_calls},
+        "mistral",
+        (("[TOOL_CALLS]",),),
+        {"[TOOL_CALLS]": readers.mistral_calls},
         inner=("[CALL_ID]", "[ARGS]"),
     ),
     ToolFormat(
-        "command_r", (("<|START_ACTION|>",), ("Action:", "tool_name", "directly_answer")),
-        {"<|START_ACTION|>": partial(readers.json_calls, end="<|END_ACTION|>"),
-         "Action:": readers.fenced_calls},
+        "command_r",
+        (("<|START_ACTION|>",), ("Action:", "tool_name", "directly_answer")),
+        {
+            "<|START_ACTION|>": partial(readers.json_calls, end="<|END_ACTION|>"),
+            "Action:": readers.fenced_calls,
+        },
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
         inner=("<|END_ACTION|>",),
     ),
     ToolFormat(
-        "gemma", (("<start_function_call>",), ("<|tool_call>", "<tool_call|>")),
-        {"<start_function_call>": _gemma("<escape>", "<end_function_call>"),
-         "<|tool_call>": _gemma('<|"|>', "<tool_call|>")},
+        "gemma",
+        (("<start_function_call>",), ("<|tool_call>", "<tool_call|>")),
+        {
+            "<start_function_call>": _gemma("<escape>", "<end_function_call>"),
+            "<|tool_call>": _gemma('<|"|>', "<tool_call|>"),
+        },
         inner=("<escape>", "<end_function_call>", '<|"|>', "<tool_call|>"),
     ),
     ToolFormat(
-        "lfm2", (("<|tool_call_start|>",),),
+        "lfm2",
+        (("<|tool_call_start|>",),),
         {"<|tool_call_start|>": partial(readers.python_calls, ends=("<|tool_call_end|>",))},
         inner=("<|tool_call_end|>",),
     ),
     ToolFormat(
-        "olmo3", (("<function_calls>",),),
+        "olmo3",
+        (("<function_calls>",),),
         {"<function_calls>": partial(readers.python_calls, ends=("</function_calls>",))},
     ),
     ToolFormat(
-        "nemotron", (("<TOOLCALL>",),),
+        "nemotron",
+        (("<TOOLCALL>",),),
         {"<TOOLCALL>": partial(readers.json_calls, end="</TOOLCALL>")},
     ),
     ToolFormat(
-        "hunyuan", (("<tool_calls>[",),),
+        "hunyuan",
+        (("<tool_calls>[",),),
         {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
         dropped=("<answer>\n", "\n</answer>", "<answer>", "</answer>"),
     ),
     ToolFormat(
-        "minimax_m1", (("<tool_calls>",),),
+        "minimax_m1",
+        (("<tool_calls>",),),
         {"<tool_calls>": partial(readers.json_calls, end="</tool_calls>")},
     ),
     ToolFormat(
-        "granite", (("<|tool_call|>",),),
+        "granite",
+        (("<|tool_call|>",),),
         {"<|tool_call|>": readers.json_calls},
     ),
     ToolFormat(
-        "hermes", (("<tool_call>",),),
-        {"<tool_call>": partial(readers.json_calls, end="</tool_call>")}, _BARE_JSON,
+        "hermes",
+        (("<tool_call>",),),
+        {"<tool_call>": partial(readers.json_calls, end="</tool_call>")},
+        _BARE_JSON,
         inner=("</tool_call>",),
     ),
     ToolFormat(
-        "llama", (("<|python_tag|>",), ("<|python_start|>",)),
-        {"<|python_tag|>": readers.json_calls,
-         "<|python_start|>": partial(readers.python_calls, ends=("<|python_end|>",))},
-        (*_BARE_JSON, ("[", readers.python_calls)), inner=("<|python_end|>",),
+        "llama",
+        (("<|python_tag|>",), ("<|python_start|>",)),
+        {
+            "<|python_tag|>": readers.json_calls,
+            "<|python_start|>": partial(readers.python_calls, ends=("<|python_end|>",)),
+        },
+        (*_BARE_JSON, ("[", readers.python_calls)),
+        inner=("<|python_end|>",),
     ),
     ToolFormat("pythonic", (), {}, (("[", readers.python_calls),)),
-)  # fmt: skip
+)
 
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {each.name: each for each in _FORMATS}
 """How models write tool calls, by name. A model is known by the first one whose marks it has."""

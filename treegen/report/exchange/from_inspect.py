@@ -68,8 +68,9 @@ def read_inspect(path: Path) -> ExternalLog:
     scores = _scores(log.samples, notices)
     filters = list(dict.fromkeys(name for mine in scores for name in mine))
     done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
-    failed = sum(bool(each.error) for each, mine in zip(log.samples, scores, strict=True)
-                 if not mine)  # fmt: skip
+    failed = sum(
+        bool(each.error) for each, mine in zip(log.samples, scores, strict=True) if not mine
+    )
     if failed:
         notices.append(f"{failed:,} samples ended with an error and no score; left out")
     if filters and (num_left := len(log.samples) - len(done) - failed):

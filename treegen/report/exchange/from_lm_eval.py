@@ -290,9 +290,13 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
         for name, value in line.values.items():
             key = line.row.filter, name
             found[key] = found.get(key, True) and (_is_nan(value) or _is_share(value))
-    none = {key for key in found if not any(
-        line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
-    )}  # fmt: skip
+    none = {
+        key
+        for key in found
+        if not any(
+            line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
+        )
+    }
     pairs = [key for key, is_share in found.items() if is_share and key not in none]
     for name in sorted({name for _, name in found} - {name for _, name in pairs}):
         notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
@@ -351,14 +355,24 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     problem_id = _problem(line).id
     if row.by_response is not None:
         for told, text in zip(row.by_response, row.resps[0], strict=True):
-            verdict = {} if told.correct is None else {
-                name: ForeignVerdict(answer=told.answer, correct=told.correct, credit=told.credit)
-                for name, _ in own.values()
-            }  # fmt: skip
+            verdict = (
+                {}
+                if told.correct is None
+                else {
+                    name: ForeignVerdict(
+                        answer=told.answer, correct=told.correct, credit=told.credit
+                    )
+                    for name, _ in own.values()
+                }
+            )
             yield {
-                "problem_id": problem_id, "index": told.index, "text": text, "verdicts": verdict,
-                "num_tokens": told.tokens, "finish_reason": told.finish_reason or "",
-            }  # fmt: skip
+                "problem_id": problem_id,
+                "index": told.index,
+                "text": text,
+                "verdicts": verdict,
+                "num_tokens": told.tokens,
+                "finish_reason": told.finish_reason or "",
+            }
         return
     answer: str | None
     if _is_chosen(row):

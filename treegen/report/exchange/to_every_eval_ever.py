@@ -56,8 +56,9 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     }
     aggregate = where / f"{name}.json"
     for path, content in (
-        (samples, text), (aggregate, json.dumps(whole, indent=2, allow_nan=False) + "\n"),
-    ):  # fmt: skip
+        (samples, text),
+        (aggregate, json.dumps(whole, indent=2, allow_nan=False) + "\n"),
+    ):
         with replace_file(path) as file:
             file.write(content.encode())
     return [aggregate, samples]

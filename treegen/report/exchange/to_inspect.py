@@ -52,8 +52,12 @@ except ImportError:
     ) from None
 
 _STOPS: Final = {"stop": "stop", "length": "max_tokens"}
-_TURNS: Final = {"system": ChatMessageSystem, "user": ChatMessageUser,
-                 "assistant": ChatMessageAssistant, "tool": ChatMessageTool}  # fmt: skip
+_TURNS: Final = {
+    "system": ChatMessageSystem,
+    "user": ChatMessageUser,
+    "assistant": ChatMessageAssistant,
+    "tool": ChatMessageTool,
+}
 
 
 def write(run: ExportedRun, path: Path) -> list[Path]:
@@ -188,14 +192,28 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
         reasoning_tokens=sample.thinking.num_tokens if sample.thinking else None,
     )
     stop: Any = _STOPS.get(sample.finish_reason, "stop" if sample.searched else "unknown")
-    kept = ("seed", "logprob", "prompt_hash", "finish_reason", "dropped", "confidence",
-            "self_certainty", "stop", "choice_logprobs")  # fmt: skip
+    kept = (
+        "seed",
+        "logprob",
+        "prompt_hash",
+        "finish_reason",
+        "dropped",
+        "confidence",
+        "self_certainty",
+        "stop",
+        "choice_logprobs",
+    )
     metadata = {name: record[name] for name in kept if record.get(name) is not None}
     ended = record.get("time")
     turns = [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
-    tree = next(
-        (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)), None
-    ) if run.view.searched else None  # fmt: skip
+    tree = (
+        next(
+            (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)),
+            None,
+        )
+        if run.view.searched
+        else None
+    )
     return EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
@@ -251,8 +269,10 @@ def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
         yield SpanBeginEvent(
             id=name, parent_id=above, span_id=name, type="node", name=f"node {node['id']}", **when
         )
-        data = {key: replace_surrogates(value) if isinstance(value, str) else value
-                for key, value in node.items()}  # fmt: skip
+        data = {
+            key: replace_surrogates(value) if isinstance(value, str) else value
+            for key, value in node.items()
+        }
         yield InfoEvent(source="treegen", data=data, span_id=name, **when)
         open_nodes += [name, *reversed(below.get(node["id"], []))]
 

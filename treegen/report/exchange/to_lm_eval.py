@@ -158,12 +158,16 @@ def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) 
     if right:
         row[metric] = math.fsum(right) / len(right)
     row[BY_RESPONSE] = [
-        {"index": sample.index, "tokens": sample.num_tokens,
-         "finish_reason": sample.finish_reason,
-         "answer": None if verdict is None or verdict.answer is None
-         else replace_surrogates(verdict.answer),
-         "correct": None if verdict is None else verdict.correct,
-         "credit": None if verdict is None else verdict.credit}
+        {
+            "index": sample.index,
+            "tokens": sample.num_tokens,
+            "finish_reason": sample.finish_reason,
+            "answer": None
+            if verdict is None or verdict.answer is None
+            else replace_surrogates(verdict.answer),
+            "correct": None if verdict is None else verdict.correct,
+            "credit": None if verdict is None else verdict.credit,
+        }
         for sample, verdict in zip(problem.samples, verdicts, strict=True)
-    ]  # fmt: skip
+    ]
     return row

@@ -53,9 +53,16 @@ def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
         [each.right.high - each.right.value for each in bins],
     ]
     axes.errorbar(
-        [each.mean for each in bins], values, yerr=spread, fmt="o-", markersize=4, capsize=3,
-        color=BLUE, label=label, zorder=3,
-    )  # fmt: skip
+        [each.mean for each in bins],
+        values,
+        yerr=spread,
+        fmt="o-",
+        markersize=4,
+        capsize=3,
+        color=BLUE,
+        label=label,
+        zorder=3,
+    )
 
 
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
@@ -113,9 +120,13 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         figure.legend(loc="outside upper center", ncols=4, fontsize=8)
 
     return Plot(
-        "share_accuracy", f"Vote share against accuracy, {_INTERVALS}", told, draw, (6.4, 4.0),
+        "share_accuracy",
+        f"Vote share against accuracy, {_INTERVALS}",
+        told,
+        draw,
+        (6.4, 4.0),
         lambda figure: _spots(places, figure),
-    )  # fmt: skip
+    )
 
 
 def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -144,9 +155,13 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         figure.legend(loc="outside upper center", ncols=3, fontsize=9)
 
     return Plot(
-        "difficulty_votes", "Difficulty against votes", told, draw, (6.4, 4.0),
+        "difficulty_votes",
+        "Difficulty against votes",
+        told,
+        draw,
+        (6.4, 4.0),
         lambda figure: _spots(places, figure),
-    )  # fmt: skip
+    )
 
 
 def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
@@ -167,9 +182,13 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
     return Plot(
-        "tokens_accuracy", f"Tokens against accuracy, {_INTERVALS}", told, draw, (6.4, 4.0),
+        "tokens_accuracy",
+        f"Tokens against accuracy, {_INTERVALS}",
+        told,
+        draw,
+        (6.4, 4.0),
         lambda figure: _spots(places, figure),
-    )  # fmt: skip
+    )
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:
@@ -186,13 +205,20 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
         width = 1 + (high - low) // 30
         bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
         for values, label, colour, line, at in (
-            (rights, "right", GREEN, "-", middle[0]), (wrong, "wrong", ORANGE, "--", middle[1]),
-        ):  # fmt: skip
+            (rights, "right", GREEN, "-", middle[0]),
+            (wrong, "wrong", ORANGE, "--", middle[1]),
+        ):
             weights = np.full(len(values), 1 / len(values))
             axes.hist(
-                values, bins=bins, weights=weights, histtype="step", color=colour, linestyle=line,
-                linewidth=1.8, label=f"{label} ({len(values):,})",
-            )  # fmt: skip
+                values,
+                bins=bins,
+                weights=weights,
+                histtype="step",
+                color=colour,
+                linestyle=line,
+                linewidth=1.8,
+                label=f"{label} ({len(values):,})",
+            )
             axes.axvline(at, color=colour, linestyle=":", linewidth=1)
         axes.set_xlabel("generated tokens, dotted at the medians")
         axes.set_ylabel("share of its kind")

@@ -48,8 +48,9 @@ def comparison_plots(found: Comparison) -> list[Plot]:
         if len(ranked) <= MANY:
             axes.bar(range(len(ranked)), ranked, color=colours, width=1.0)
         else:
-            axes.fill_between(range(len(ranked)), ranked, step="mid", color=BLUE, linewidth=0,
-                              rasterized=True)  # fmt: skip
+            axes.fill_between(
+                range(len(ranked)), ranked, step="mid", color=BLUE, linewidth=0, rasterized=True
+            )
         axes.axhline(first.value, color=BLUE, linestyle="--", label=f"mean {first.value:+.3f}")
         axes.set_xlabel("problems, best for the second run first")
         axes.set_ylabel(f"{first.metric}: difference")

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
-    "#009e73", "#d55e00", "#e69f00", "#1b87cf", "#56b4e9", "#8c8c8c", "#cc79a7",
-)  # fmt: skip
+    "#009e73",
+    "#d55e00",
+    "#e69f00",
+    "#1b87cf",
+    "#56b4e9",
+    "#8c8c8c",
+    "#cc79a7",
+)
 # Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
 COLOUR_MAP: Final = "cividis"
 # More points than these are drawn as pixels: a browser takes long to read them as shapes.
@@ -161,16 +167,29 @@ def _style() -> Iterator[None]:
     except ImportError:
         raise InputError(f"plots need matplotlib; install it with: {install('report')}") from None
     settings: dict[Any, Any] = {
-        "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK,
-        "axes.titlecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
-        "legend.labelcolor": _INK, "legend.framealpha": 0.0,
-        "figure.facecolor": "white", "axes.facecolor": "white",
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-        "grid.alpha": 0.25, "grid.color": _INK, "axes.axisbelow": True, "axes.titlesize": 11,
-        "axes.prop_cycle": cycler(color=CYCLE), "font.size": 10,
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "axes.edgecolor": _INK,
+        "axes.titlecolor": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "legend.labelcolor": _INK,
+        "legend.framealpha": 0.0,
+        "figure.facecolor": "white",
+        "axes.facecolor": "white",
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "grid.color": _INK,
+        "axes.axisbelow": True,
+        "axes.titlesize": 11,
+        "axes.prop_cycle": cycler(color=CYCLE),
+        "font.size": 10,
         # A dollar sign in a label begins no formula. The salt keeps ids the same in every file.
-        "text.parse_math": False, "svg.hashsalt": "treegen",
-    }  # fmt: skip
+        "text.parse_math": False,
+        "svg.hashsalt": "treegen",
+    }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # Labels may be in any script. A box in place of a letter needs no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing")

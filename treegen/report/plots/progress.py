@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS: Final = {
-    RIGHT: GREEN, WRONG: ORANGE, INVALID: GREY, UNJUDGED: SKY, SOLVED: GREEN, UNSOLVED: ORANGE,
-}  # fmt: skip
+    RIGHT: GREEN,
+    WRONG: ORANGE,
+    INVALID: GREY,
+    UNJUDGED: SKY,
+    SOLVED: GREEN,
+    UNSOLVED: ORANGE,
+}
 
 
 def finish_plot(view: RunView) -> Plot:
@@ -67,9 +72,11 @@ def lengths_plot(view: RunView) -> Plot:
         bins = range(everything[0], everything[-1] + width + 1, width)
         axes.hist(
             [np.array(found[name]) for name in names],
-            bins=[edge - 0.5 for edge in bins], stacked=True,
-            color=[_COLOURS[name] for name in names], label=names,
-        )  # fmt: skip
+            bins=[edge - 0.5 for edge in bins],
+            stacked=True,
+            color=[_COLOURS[name] for name in names],
+            label=names,
+        )
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("generated tokens")
@@ -150,12 +157,16 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         axes = figure.subplots()
         for place, (_, shared, apart) in enumerate(pairs):
             for offset, value, colour, label in (
-                (-0.2, shared, GREEN, "with sharing"), (0.2, apart, GREY, "one prompt per sample"),
-            ):  # fmt: skip
+                (-0.2, shared, GREEN, "with sharing"),
+                (0.2, apart, GREY, "one prompt per sample"),
+            ):
                 bar = axes.barh(
-                    place + offset, value, height=0.36, color=colour,
+                    place + offset,
+                    value,
+                    height=0.36,
+                    color=colour,
                     label=label if place == 0 else None,
-                )  # fmt: skip
+                )
                 axes.bar_label(bar, labels=[f" {value:,}"], fontsize=9)
         axes.set_yticks(range(len(pairs)), [name for name, _, _ in pairs])
         axes.invert_yaxis()

@@ -102,13 +102,22 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 dashed = "--" if passed else "-"
                 label = f"{curve.metric}, {name}" if len(curves_of) > 1 else curve.metric
                 axes.plot(
-                    curve.ks, [v.value for v in curve.values], dashed, color=colour, marker="o",
-                    markersize=3.5, label=label,
-                )  # fmt: skip
+                    curve.ks,
+                    [v.value for v in curve.values],
+                    dashed,
+                    color=colour,
+                    marker="o",
+                    markersize=3.5,
+                    label=label,
+                )
                 axes.fill_between(
-                    curve.ks, [v.low for v in curve.values], [v.high for v in curve.values],
-                    color=colour, alpha=0.15, linewidth=0,
-                )  # fmt: skip
+                    curve.ks,
+                    [v.low for v in curve.values],
+                    [v.high for v in curve.values],
+                    color=colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
         most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
         if most > 12:
             axes.set_xscale("log")
@@ -140,11 +149,22 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
             lines = (("maj@k", group.majority, BLUE), ("stop when decided", group.rules, ORANGE))
             for label, points, colour in lines:
                 tokens = [point.tokens for point in points]
-                axes.plot(tokens, [p.vote.value for p in points], color=colour, marker="o",
-                          markersize=3, label=label)  # fmt: skip
-                axes.fill_between(tokens, [p.vote.low for p in points],
-                                  [p.vote.high for p in points], color=colour, alpha=0.12,
-                                  linewidth=0)  # fmt: skip
+                axes.plot(
+                    tokens,
+                    [p.vote.value for p in points],
+                    color=colour,
+                    marker="o",
+                    markersize=3,
+                    label=label,
+                )
+                axes.fill_between(
+                    tokens,
+                    [p.vote.low for p in points],
+                    [p.vote.high for p in points],
+                    color=colour,
+                    alpha=0.12,
+                    linewidth=0,
+                )
             axes.set_xscale("log")
             axes.set_title(f"{group.label} ({group.num_problems:,})", fontsize=9)
             axes.set_ylim(-0.02, 1.02)
@@ -204,9 +224,14 @@ def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | N
     for place, (_, value, low, high) in zip(places, rows, strict=True):
         if low is not None and high is not None:
             axes.errorbar(
-                [value], [place], xerr=[[value - low], [high - value]],
-                fmt="o", markersize=4, color=ORANGE, capsize=3,
-            )  # fmt: skip
+                [value],
+                [place],
+                xerr=[[value - low], [high - value]],
+                fmt="o",
+                markersize=4,
+                color=ORANGE,
+                capsize=3,
+            )
     axes.set_yticks(places, [plain_label(row[0]) for row in rows])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -249,9 +274,15 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
                 axes.bar(places, values, bottom=bottom, color=colour, label=label, width=0.85)
             else:
                 axes.fill_between(
-                    places, bottom, top, color=colour, label=label, step="mid", linewidth=0,
+                    places,
+                    bottom,
+                    top,
+                    color=colour,
+                    label=label,
+                    step="mid",
+                    linewidth=0,
                     rasterized=len(shares) > MANY,
-                )  # fmt: skip
+                )
             bottom = top
         if len(shares) <= _NAMED:
             names = [plain_label(share.problem_id, 14) for share in shares]

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 # Names of costs in records, with their heads.
 _COSTS = {
-    "tokens_prefilled": "Prefilled", "tokens_reprompted": "Reprompted", "calls": "Calls",
-    "nodes": "Nodes", "seconds": "Seconds",
-}  # fmt: skip
+    "tokens_prefilled": "Prefilled",
+    "tokens_reprompted": "Reprompted",
+    "calls": "Calls",
+    "nodes": "Nodes",
+    "seconds": "Seconds",
+}
 
 
 def methods_of(views: Sequence[RunView]) -> list[str]:
@@ -94,9 +97,17 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
             ]
         )
     head = [
-        "Run", "Method", "Budget", "Solved", "Share", "95% interval", "Tokens", "Most",
-        "Per solution", *_COSTS.values(),
-    ]  # fmt: skip
+        "Run",
+        "Method",
+        "Budget",
+        "Solved",
+        "Share",
+        "95% interval",
+        "Tokens",
+        "Most",
+        "Per solution",
+        *_COSTS.values(),
+    ]
     return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
 
 
@@ -135,9 +146,14 @@ def solved_plot(view: RunView) -> Plot | None:
         axes = figure.subplots()
         axes.step(at, [each.value for each in found], where="post", color=CYCLE[0])
         axes.fill_between(
-            at, [each.low for each in found], [each.high for each in found], step="post",
-            color=CYCLE[0], alpha=0.15, linewidth=0,
-        )  # fmt: skip
+            at,
+            [each.low for each in found],
+            [each.high for each in found],
+            step="post",
+            color=CYCLE[0],
+            alpha=0.15,
+            linewidth=0,
+        )
         axes.set_xlabel("decoded tokens of a search")
         axes.set_ylabel("share of searches")
         axes.set_ylim(-0.02, 1.02)
@@ -174,16 +190,24 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         markers = "osD^vPX*"
         for place, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
-            y, low, high = ([getattr(s, part) for _, s in points]
-                            for part in ("value", "low", "high"))  # fmt: skip
+            y, low, high = (
+                [getattr(s, part) for _, s in points] for part in ("value", "low", "high")
+            )
             colour = CYCLE[place % len(CYCLE)]
-            axes.plot(x, y, color=colour, marker=markers[place % len(markers)], markersize=5,
-                      label=plain_label(name))  # fmt: skip
+            axes.plot(
+                x,
+                y,
+                color=colour,
+                marker=markers[place % len(markers)],
+                markersize=5,
+                label=plain_label(name),
+            )
             if len(points) > 1:
                 axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
             else:
-                axes.errorbar(x, y, yerr=[[y[0] - low[0]], [high[0] - y[0]]], color=colour,
-                              capsize=3)  # fmt: skip
+                axes.errorbar(
+                    x, y, yerr=[[y[0] - low[0]], [high[0] - y[0]]], color=colour, capsize=3
+                )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.xaxis.set_minor_formatter("{x:,.0f}")

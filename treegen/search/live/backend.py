@@ -170,9 +170,13 @@ class LiveBackend:
             )
         rows = 1 if params.temperature == 0 else len(indices)
         spec = Request(
-            key, context.tail(), len(indices), rows, min(params.max_tokens, room),
+            key,
+            context.tail(),
+            len(indices),
+            rows,
+            min(params.max_tokens, room),
             origin=search.origin_of(key),
-        )  # fmt: skip
+        )
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
         param_set = self._param_set(params)

@@ -29,11 +29,19 @@ from treegen.search.tree.result import SearchOutcome
 
 @check_argument_types
 async def ab_mcts(
-    root: SearchNode, generate: Step | Mapping[str, Step], evaluate: Evaluate, done: Done, *,
-    iterations: int, rule: Rule = "m", batch: int = 1, depth: int | None = None,
-    refine: bool = False, state: State = text_state,
+    root: SearchNode,
+    generate: Step | Mapping[str, Step],
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    iterations: int,
+    rule: Rule = "m",
+    batch: int = 1,
+    depth: int | None = None,
+    refine: bool = False,
+    state: State = text_state,
     observed: dict[SearchNode, list[float]] | None = None,
-) -> SearchOutcome:  # fmt: skip
+) -> SearchOutcome:
     """Generate nodes one by one, each below the node that Thompson sampling finds worth it.
 
     From the root down, each node has as options a new child (wider) and every child that it has

@@ -33,10 +33,20 @@ Reflect = Callable[[SearchNode, float], Awaitable[str]]
 
 @check_argument_types
 async def lats(
-    root: SearchNode, propose: ProposeAfter, evaluate: EvaluateAfter, done: Done, reward: Evaluate,
-    reflect: Reflect, *, iterations: int, depth: int, c: float = 1.0, success: float = 1.0,
-    num_lessons: int = 4, state: State = text_state,
-) -> SearchOutcome:  # fmt: skip
+    root: SearchNode,
+    propose: ProposeAfter,
+    evaluate: EvaluateAfter,
+    done: Done,
+    reward: Evaluate,
+    reflect: Reflect,
+    *,
+    iterations: int,
+    depth: int,
+    c: float = 1.0,
+    success: float = 1.0,
+    num_lessons: int = 4,
+    state: State = text_state,
+) -> SearchOutcome:
     """Play to an end again and again, learn a lesson from each failure, and end with a success.
 
     Each play goes from the root to an end. A node without children gets some, which are evaluated.

@@ -34,11 +34,21 @@ from treegen.search.tree.result import SearchOutcome
 
 @check_argument_types
 async def mcts(
-    root: SearchNode, propose: Propose, evaluate: Evaluate, done: Done, *,
-    iterations: int, c: float = 1.4, depth: int | None = None, enough: float = math.inf,
-    batch: int = 1, rules: MCTSRules = DEFAULT, priors: Evaluate | None = None,
-    state: State = text_state, arms: dict[SearchNode, NodeStatistics] | None = None,
-) -> SearchOutcome:  # fmt: skip
+    root: SearchNode,
+    propose: Propose,
+    evaluate: Evaluate,
+    done: Done,
+    *,
+    iterations: int,
+    c: float = 1.4,
+    depth: int | None = None,
+    enough: float = math.inf,
+    batch: int = 1,
+    rules: MCTSRules = DEFAULT,
+    priors: Evaluate | None = None,
+    state: State = text_state,
+    arms: dict[SearchNode, NodeStatistics] | None = None,
+) -> SearchOutcome:
     """Visit the tree again and again, more often where its values are high.
 
     A visit starts at the root and goes down to the child with the highest bound, until it comes to

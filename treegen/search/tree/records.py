@@ -90,8 +90,13 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 # Of fields that a record may lack: those of runs from before have none of them.
 _DEFAULTS: Final[dict[str, object]] = {
-    "visits": 0, "prior": None, "scores": {}, "pruned_because": "", "restart": 0, "data": None,
-}  # fmt: skip
+    "visits": 0,
+    "prior": None,
+    "scores": {},
+    "pruned_because": "",
+    "restart": 0,
+    "data": None,
+}
 
 
 @dataclass(frozen=True, slots=True)

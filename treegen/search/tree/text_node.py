@@ -31,9 +31,22 @@ class TextNode(NonCopyable):
     """
 
     __slots__ = (
-        "children", "completion", "data", "depth", "key", "order", "parent", "prior", "pruned",
-        "pruned_because", "restart", "scores", "text", "value", "visits",
-    )  # fmt: skip
+        "children",
+        "completion",
+        "data",
+        "depth",
+        "key",
+        "order",
+        "parent",
+        "prior",
+        "pruned",
+        "pruned_because",
+        "restart",
+        "scores",
+        "text",
+        "value",
+        "visits",
+    )
 
     def __init__(
         self,

@@ -118,9 +118,14 @@ def predicted_variance(variances: Mapping[str, float | None], design: Design) ->
     """Return the variance of the mean of a balanced design; what cannot be told counts as 0."""
     n, k, j, w = design.problems, design.answers, design.judges, design.wordings
     over = {
-        "problem": n, "answer": n * k, "judge": j, "wording": w, "problem x judge": n * j,
-        "problem x wording": n * w, REST: n * k * j * w,
-    }  # fmt: skip
+        "problem": n,
+        "answer": n * k,
+        "judge": j,
+        "wording": w,
+        "problem x judge": n * j,
+        "problem x wording": n * w,
+        REST: n * k * j * w,
+    }
     return math.fsum((variances[name] or 0.0) / size for name, size in over.items())
 
 

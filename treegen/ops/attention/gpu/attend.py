@@ -115,10 +115,14 @@ class Triton:
         width, memory = width_of(q_THD, values, is_latent), shared_memory(q_THD.device)
         highest = HEIGHTS[2] if is_latent else find_max_height(width, q_THD.dtype, memory)
         return WorkShape(
-            num_rows, keys.shape[2], q_heads // keys.shape[2], keys.shape[1],
-            self.takes_dense(q_THD, keys, values, options), highest,
+            num_rows,
+            keys.shape[2],
+            q_heads // keys.shape[2],
+            keys.shape[1],
+            self.takes_dense(q_THD, keys, values, options),
+            highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
-        )  # fmt: skip
+        )
 
     def takes_dense(
         self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
@@ -169,9 +173,15 @@ def _launch(
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
     call.launch_units(
-        attend_units, units, height, arrays, counts, latent_tuning if call.is_latent else choose_tuning,
-        LATENT=call.is_latent, **merging,
-    )  # fmt: skip
+        attend_units,
+        units,
+        height,
+        arrays,
+        counts,
+        latent_tuning if call.is_latent else choose_tuning,
+        LATENT=call.is_latent,
+        **merging,
+    )
 
 
 def _head_groups(heads: int) -> int:

@@ -43,9 +43,20 @@ _COUNTS = ("num_units", "num_rows", "num_parts")
 
 @triton.jit
 def _write(
-    top, total, sum_MV, row, head, live, sinks, out, lses,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
+    top,
+    total,
+    sum_MV,
+    row,
+    head,
+    live,
+    sinks,
+    out,
+    lses,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
     """Write out [T, H, V] and natural lses [T, H]; sinks [H] take their share of the softmax."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
@@ -58,15 +69,45 @@ def _write(
 
 @triton.jit(do_not_specialize=_COUNTS, do_not_specialize_on_alignment=LISTS[:3])
 def fold_units(
-    q, k, v, pages, units, positions, sums, stats, sinks, out, lses,
-    scale, window, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, num_units, num_rows, num_parts,
-    H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    pages,
+    units,
+    positions,
+    sums,
+    stats,
+    sinks,
+    out,
+    lses,
+    scale,
+    window,
+    softcap,
+    q_row,
+    q_head,
+    k_slot,
+    k_head,
+    v_slot,
+    v_head,
+    num_units,
+    num_rows,
+    num_parts,
+    H: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+):
     """One program: one unit of the work list and one key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
@@ -143,10 +184,19 @@ def fold_units(
 
 @triton.jit(do_not_specialize=_COUNTS[1:])
 def merge_sums(
-    sums, stats, sinks, out, lses, num_rows, num_parts,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    sums,
+    stats,
+    sinks,
+    out,
+    lses,
+    num_rows,
+    num_parts,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-):  # fmt: skip
+):
     """One program: BLOCK_M pairs of a row and a head; their parts are added from first to last."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H

@@ -64,8 +64,15 @@ class Invariant(Triton):
                 height = max(HEIGHTS[kind], triton.next_power_of_2(call.per_head))
                 last = index == num_launches - 1 and num_parts == 1
                 call.launch_units(
-                    fold_units, units, height, arrays, counts, fold_tuning,
-                    HAS_SINKS=has_sinks, FIRST=index == 0, LAST=last,
-                )  # fmt: skip
+                    fold_units,
+                    units,
+                    height,
+                    arrays,
+                    counts,
+                    fold_tuning,
+                    HAS_SINKS=has_sinks,
+                    FIRST=index == 0,
+                    LAST=last,
+                )
         if num_parts > 1:
             call.launch_merge(merge_sums, arrays, *counts)

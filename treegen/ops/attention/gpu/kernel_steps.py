@@ -27,9 +27,17 @@ def unit_of(units, num_units, H: tl.constexpr, PER_HEAD: tl.constexpr, LAST: tl.
 
 @triton.jit
 def rows_of(
-    q, start, stop, head, q_row, q_head, PER_HEAD: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    q,
+    start,
+    stop,
+    head,
+    q_row,
+    q_head,
+    PER_HEAD: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """Query row and head of each of M rows, whether it is one of the unit, and its queries."""
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
@@ -46,9 +54,18 @@ def rows_of(
 
 @triton.jit
 def reach_of(
-    unit, positions, row, live, first, high, window, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr,
-):  # fmt: skip
+    unit,
+    positions,
+    row,
+    live,
+    first,
+    high,
+    window,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     """The newest and the oldest key that each row sees, and from where to where some row sees any.
 
     All are indices into the unit's page table.
@@ -68,9 +85,7 @@ def reach_of(
 
 
 @triton.jit
-def slots_of(
-    table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Slots of a block of keys, which begins at `first`, and the page of the next block."""
     if PAGE % BLOCK_N == 0:
         # One page holds the whole block; where the next block lies is asked for early.
@@ -82,9 +97,7 @@ def slots_of(
 
 
 @triton.jit
-def load_block(
-    pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
+def load_block(pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Keys [N, D], or values, of one head; other numbers are 0."""
     d = tl.arange(0, BLOCK_D)
     return tl.load(
@@ -95,9 +108,7 @@ def load_block(
 
 
 @triton.jit
-def seen_by(
-    n, there, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr
-):  # fmt: skip
+def seen_by(n, there, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr):
     """Which of N keys each of M rows sees."""
     seen = there[None, :]
     if HAS_POSITIONS:
@@ -109,9 +120,18 @@ def seen_by(
 
 @triton.jit
 def store_rows(
-    top, total, sum_MV, row, head, live, out, lses,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
+    top,
+    total,
+    sum_MV,
+    row,
+    head,
+    live,
+    out,
+    lses,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
     """Write out [T, H, V] and natural lses [T, H] of M rows; top is in base 2."""
     e = tl.arange(0, BLOCK_V)
     at = row.to(tl.int64) * H + head

@@ -38,10 +38,23 @@ def _add_part(top, total, sum_MV, lse, part_MV):
 
 @triton.jit
 def merge_partials(
-    row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
-    num_chunks, BLOCK_M: tl.constexpr,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, FOLD: tl.constexpr,
-):  # fmt: skip
+    row,
+    head,
+    live,
+    parts,
+    part_lses,
+    num_parts,
+    dense,
+    dense_lses,
+    num_rows,
+    dense_rows,
+    num_chunks,
+    BLOCK_M: tl.constexpr,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    FOLD: tl.constexpr,
+):
     """The running softmax of M rows over the first parts and what is dense (Hydragen, eq. 5).
 
     parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
@@ -76,9 +89,20 @@ def merge_partials(
 
 @triton.jit
 def store_merged(
-    top, total, sum_MV, row, head, live, sinks, out, lses,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
+    top,
+    total,
+    sum_MV,
+    row,
+    head,
+    live,
+    sinks,
+    out,
+    lses,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
     """Write out [T, H, V] and lses [T, H] of M rows; sinks [H] take their share of the softmax."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
@@ -88,9 +112,20 @@ def store_merged(
 
 @triton.jit
 def store_part(
-    top, total, sum_MV, part, row, head, live, parts, part_lses, num_rows,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
+    top,
+    total,
+    sum_MV,
+    part,
+    row,
+    head,
+    live,
+    parts,
+    part_lses,
+    num_rows,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
     """Write the running softmax of M rows to one of parts [P, T, H, V] and part_lses [P, T, H]."""
     e = tl.arange(0, BLOCK_V)
     some = total > 0
@@ -107,17 +142,49 @@ def store_part(
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=LISTS)
 def attend_units(
-    q, k, v, pages, units, positions,
-    parts, part_lses, dense, dense_lses, sinks, out, lses,
-    scale, window, softcap,
-    q_row, q_head, k_slot, k_head, v_slot, v_head, num_units,
-    num_rows, dense_rows, num_chunks,
-    H: tl.constexpr, PER_HEAD: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FOLD: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, LAST: tl.constexpr, LATENT: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    pages,
+    units,
+    positions,
+    parts,
+    part_lses,
+    dense,
+    dense_lses,
+    sinks,
+    out,
+    lses,
+    scale,
+    window,
+    softcap,
+    q_row,
+    q_head,
+    k_slot,
+    k_head,
+    v_slot,
+    v_head,
+    num_units,
+    num_rows,
+    dense_rows,
+    num_chunks,
+    H: tl.constexpr,
+    PER_HEAD: tl.constexpr,
+    D: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    LAST: tl.constexpr,
+    LATENT: tl.constexpr,
+):
     """One program: one unit of the work list and one key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
@@ -162,9 +229,23 @@ def attend_units(
     if LAST:
         # First, while the queries are on their way: at the end nothing else would be.
         top, total, sum_MV = merge_partials(
-            row, q_at, live, parts, part_lses, part, dense, dense_lses, num_rows, dense_rows,
-            num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
-        )  # fmt: skip
+            row,
+            q_at,
+            live,
+            parts,
+            part_lses,
+            part,
+            dense,
+            dense_lses,
+            num_rows,
+            dense_rows,
+            num_chunks,
+            BLOCK_M,
+            H,
+            V,
+            BLOCK_V,
+            FOLD,
+        )
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -221,28 +302,72 @@ def attend_units(
 
 @triton.jit(do_not_specialize=(*COUNTS[1:], "num_parts"))
 def merge_parts(
-    parts, part_lses, dense, dense_lses, sinks, out, lses,
-    num_rows, dense_rows, num_chunks, num_parts,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-    FOLD: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
+    parts,
+    part_lses,
+    dense,
+    dense_lses,
+    sinks,
+    out,
+    lses,
+    num_rows,
+    dense_rows,
+    num_chunks,
+    num_parts,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    FOLD: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
     """One program: BLOCK_M pairs of a row and a head, merged from all parts and what is dense."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows
     top, total, sum_MV = merge_partials(
-        row, head, live, parts, part_lses, num_parts, dense, dense_lses, num_rows, dense_rows,
-        num_chunks, BLOCK_M, H, V, BLOCK_V, FOLD,
-    )  # fmt: skip
+        row,
+        head,
+        live,
+        parts,
+        part_lses,
+        num_parts,
+        dense,
+        dense_lses,
+        num_rows,
+        dense_rows,
+        num_chunks,
+        BLOCK_M,
+        H,
+        V,
+        BLOCK_V,
+        FOLD,
+    )
     store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 
 
 @triton.jit(do_not_specialize_on_alignment=LISTS)
 def write_slots(
-    k, v, keys, values, slots, k_row, k_head, v_row, v_head, k_slot, g_keys, v_slot, g_values,
-    G: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    ROOM_G: tl.constexpr, ROOM_K: tl.constexpr, ROOM_V: tl.constexpr, MOST: tl.constexpr,
-):  # fmt: skip
+    k,
+    v,
+    keys,
+    values,
+    slots,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    k_slot,
+    g_keys,
+    v_slot,
+    g_values,
+    G: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ROOM_G: tl.constexpr,
+    ROOM_K: tl.constexpr,
+    ROOM_V: tl.constexpr,
+    MOST: tl.constexpr,
+):
     """One program: one token's keys and values, all heads. MOST: their bound, 0 for none."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)

@@ -11,9 +11,21 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=("num_pairs",))
 def merge_two(
-    a, a_lses, b, b_lses, out, a_row, a_head, b_row, b_head, num_pairs,
-    H: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
+    a,
+    a_lses,
+    b,
+    b_lses,
+    out,
+    a_row,
+    a_head,
+    b_row,
+    b_head,
+    num_pairs,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
     """One program: BLOCK_M pairs of a row and a head of two results, [T, H, V] with LSEs [T, H]."""
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = pair < num_pairs
@@ -29,11 +41,13 @@ def merge_two(
     divisor = tl.where(total > 0, total, 1.0)
     a_MV = tl.load(
         a + (row * a_row + head * a_head)[:, None] + e[None, :],
-        mask=there & (a_part > 0)[:, None], other=0.0,
-    ).to(tl.float32)  # fmt: skip
+        mask=there & (a_part > 0)[:, None],
+        other=0.0,
+    ).to(tl.float32)
     b_MV = tl.load(
         b + (row * b_row + head * b_head)[:, None] + e[None, :],
-        mask=there & (b_part > 0)[:, None], other=0.0,
-    ).to(tl.float32)  # fmt: skip
+        mask=there & (b_part > 0)[:, None],
+        other=0.0,
+    ).to(tl.float32)
     sum_MV = a_MV * (a_part / divisor)[:, None] + b_MV * (b_part / divisor)[:, None]
     tl.store(out + pair[:, None] * V + e[None, :], sum_MV.to(out.dtype.element_ty), mask=there)

@@ -67,18 +67,38 @@ class LayerCall:
         has_window = options.window is not None
         has_positions = self.positions_T is not None and (has_window or self.work.host.causal)
         kernel[(len(units) * kv_heads,)](
-            q_THD, slots_k, slots_v, self.work.pages, units,
-            self.positions_T if has_positions else units, *arrays,
-            options.scale, options.window or 0, options.softcap or 0.0,
-            q_THD.stride(0), q_THD.stride(1), slots_k.stride(0), slots_k.stride(1),
-            slots_v.stride(0), slots_v.stride(1), len(units), *counts,
-            H=q_heads, PER_HEAD=self.per_head, D=k_dim, V=v_dim,
-            BLOCK_D=block_of(k_dim - v_dim if self.is_latent else k_dim), BLOCK_V=block_of(v_dim),
-            PAGE=page_size, BLOCK_M=height,
-            HAS_POSITIONS=has_positions, HAS_WINDOW=has_window,
-            HAS_CAP=options.softcap is not None, **own,
+            q_THD,
+            slots_k,
+            slots_v,
+            self.work.pages,
+            units,
+            self.positions_T if has_positions else units,
+            *arrays,
+            options.scale,
+            options.window or 0,
+            options.softcap or 0.0,
+            q_THD.stride(0),
+            q_THD.stride(1),
+            slots_k.stride(0),
+            slots_k.stride(1),
+            slots_v.stride(0),
+            slots_v.stride(1),
+            len(units),
+            *counts,
+            H=q_heads,
+            PER_HEAD=self.per_head,
+            D=k_dim,
+            V=v_dim,
+            BLOCK_D=block_of(k_dim - v_dim if self.is_latent else k_dim),
+            BLOCK_V=block_of(v_dim),
+            PAGE=page_size,
+            BLOCK_M=height,
+            HAS_POSITIONS=has_positions,
+            HAS_WINDOW=has_window,
+            HAS_CAP=options.softcap is not None,
+            **own,
             **tuning(height, self.width, q_THD.dtype, shared_memory(q_THD.device)),
-        )  # fmt: skip
+        )
 
     @property
     def width(self) -> int:
@@ -91,9 +111,16 @@ class LayerCall:
         """The launch that merges parts; arrays, counts, own: what the kernel takes."""
         (num_rows, q_heads, _), v_dim = self.q_THD.shape, self.values.shape[3]
         kernel[(triton.cdiv(num_rows * q_heads, MERGED_PAIRS),)](
-            *arrays, *counts, H=q_heads, V=v_dim, BLOCK_V=triton.next_power_of_2(v_dim),
-            BLOCK_M=MERGED_PAIRS, HAS_SINKS=self.options.sinks_H is not None, **own, num_warps=4,
-        )  # fmt: skip
+            *arrays,
+            *counts,
+            H=q_heads,
+            V=v_dim,
+            BLOCK_V=triton.next_power_of_2(v_dim),
+            BLOCK_M=MERGED_PAIRS,
+            HAS_SINKS=self.options.sinks_H is not None,
+            **own,
+            num_warps=4,
+        )
 
 
 def block_of(dim: int) -> int:

@@ -19,9 +19,20 @@ def merge_pair(a_THV: Tensor, a_lse_TH: Tensor, b_THV: Tensor, b_lse_TH: Tensor)
     if num_pairs:
         with use_device(b_THV.device):
             merge_two[(triton.cdiv(num_pairs, _PAIRS),)](
-                a_THV, a_lse_TH, b_THV, b_lse_TH, out_THV,
-                a_THV.stride(0), a_THV.stride(1), b_THV.stride(0), b_THV.stride(1), num_pairs,
-                H=num_heads, V=v_dim, BLOCK_V=triton.next_power_of_2(v_dim), BLOCK_M=_PAIRS,
+                a_THV,
+                a_lse_TH,
+                b_THV,
+                b_lse_TH,
+                out_THV,
+                a_THV.stride(0),
+                a_THV.stride(1),
+                b_THV.stride(0),
+                b_THV.stride(1),
+                num_pairs,
+                H=num_heads,
+                V=v_dim,
+                BLOCK_V=triton.next_power_of_2(v_dim),
+                BLOCK_M=_PAIRS,
                 num_warps=4,
-            )  # fmt: skip
+            )
     return out_THV

@@ -115,9 +115,14 @@ def _shape_of(
 
 
 def _table(
-    level: HostLevel, items: Items, groups: IntArray, splits: int, part: int, offset: int,
+    level: HostLevel,
+    items: Items,
+    groups: IntArray,
+    splits: int,
+    part: int,
+    offset: int,
     page_size: int,
-) -> IntArray:  # fmt: skip
+) -> IntArray:
     table = table_of(level, groups, splits, part, offset, 0, page_size)
     table[..., START], table[..., STOP] = items.start_G[groups], items.stop_G[groups]
     return table.reshape(-1, UNIT)

@@ -104,9 +104,10 @@ class StaticState(TritonState):
             host, dense = self.plan(shape, live_rows)
             rooms = [*(_room(len(array)) for array in host.units), len(host.last)]
             memory = torch.zeros(
-                sum(rooms) * UNIT + 2 * _room(len(host.pages)), dtype=torch.int32,
+                sum(rooms) * UNIT + 2 * _room(len(host.pages)),
+                dtype=torch.int32,
                 device=self.device,
-            )  # fmt: skip
+            )
             *units, pages = memory.split(
                 [room * UNIT for room in rooms] + [2 * _room(len(host.pages))]
             )

@@ -62,9 +62,12 @@ def cut_level(
     causal_U = (first_U < last_U) & (np.append(kind, 0)[first_U] == 2)
     low_U = low_N[first_U]
     columns = (
-        row_N[first_U], last_U - first_U + 1, slot[run_N[first_U]] + low_U, high_N[last_U] - low_U,
+        row_N[first_U],
+        last_U - first_U + 1,
+        slot[run_N[first_U]] + low_U,
+        high_N[last_U] - low_U,
         causal_U,
-    )  # fmt: skip
+    )
     return np.stack(columns, axis=1).astype(np.int64)
 
 
@@ -82,9 +85,13 @@ def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
     pages_R = np.diff(np.append(at_R, len(page_P)))
     keys_R = np.minimum(pages_R * page_size, level.kv_len_G[group_R] - low_R)
     columns = (
-        level.start_G[group_R], rows_G[group_R], page_P[at_R] * page_size, keys_R,
-        np.zeros_like(keys_R), level.kv_start_G[group_R] + low_R,
-    )  # fmt: skip
+        level.start_G[group_R],
+        rows_G[group_R],
+        page_P[at_R] * page_size,
+        keys_R,
+        np.zeros_like(keys_R),
+        level.kv_start_G[group_R] + low_R,
+    )
     return np.stack(columns, axis=1)
 
 

@@ -117,8 +117,15 @@ class FlashAttention4(Library):
         q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
         per_head = q_NHD.shape[1] // k_SKD.shape[1]
         many = len(call.units_U5) > 256  # these are found by another kind of search
-        kind = (q_NHD.dtype, q_NHD.shape[2], per_head, call.causal, call.window is None, many,
-                options.softcap)  # fmt: skip
+        kind = (
+            q_NHD.dtype,
+            q_NHD.shape[2],
+            per_head,
+            call.causal,
+            call.window is None,
+            many,
+            options.softcap,
+        )
         with nullcontext() if kind in self._compiled else imports.suppress_warnings():
             out_NHD, lse_HN = imports.load_flash_attn_4()(
                 q_NHD,
