@@ -22,8 +22,10 @@ async def narrowing(
 ) -> SearchOutcome | None:
     """A beam that is wide where a solution begins and narrow where it ends.
 
-    widths: steps to draw at each depth; half of them go on. The last holds for all further depths.
-    keep: which half goes on.
+    Args:
+        widths: Steps to draw at each depth; half of them go on. The last holds for all further
+            depths.
+        keep: Which half goes on.
     """
     level = [root]
     for depth in range(tools.knobs.depth):

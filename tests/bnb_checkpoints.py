@@ -26,7 +26,8 @@ def pack(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Tensors of a random matrix by the ends of their names, and the matrix in float32.
 
-    block: numbers that share a scale, where it is not the layout's.
+    Args:
+        block: Numbers that share a scale, where it is not the layout's.
     """
     if layout == "int8":
         stored = generator.integers(-127, 128, shape, dtype=np.int8)

@@ -374,8 +374,9 @@ def sample_alone(
 ) -> tuple[int, ...]:
     """Tokens of one sample, drawn without any cache of keys. Each is drawn once in a process.
 
-    before: which tokens of the prompt were drawn too; by default none.
-    num_bound: how many of its last tokens have the sample's grammar.
+    Args:
+        before: Which tokens of the prompt were drawn too; by default none.
+        num_bound: How many of its last tokens have the sample's grammar.
     """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
     mine = [False] * len(prompt) if before is None else list(before)

@@ -93,8 +93,9 @@ def clustered(
 ) -> Floats:
     """Differences of problems in clusters; one row for each round.
 
-    model: what problems of a cluster share: nothing ("problems"), the chances of a right sample
-        ("chances"; "mixed" if half of the problems do), or the samples too ("outcomes").
+    Args:
+        model: what problems of a cluster share: nothing ("problems"), the chances of a right sample
+            ("chances"; "mixed" if half of the problems do), or the samples too ("outcomes").
     """
     shape = (rounds, len(sizes))
     if model == "outcomes":

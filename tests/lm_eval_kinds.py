@@ -273,7 +273,8 @@ def names() -> list[str]:
 def write_kinds(folder: Path, *, most_tokens: int = 24) -> Path:
     """Write all tasks and their data into a folder; returns it.
 
-    most_tokens: of answers that are drawn.
+    Args:
+        most_tokens: Of answers that are drawn.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(38)

@@ -30,8 +30,9 @@ _TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def write_tasks(folder: Path, *, limit: int = 6, greedy: bool = False) -> Path:
     """Write the tasks and their data into a folder, for `--include_path`; returns it.
 
-    limit: problems of each task.
-    greedy: make greedy what is drawn at random.
+    Args:
+        limit: Problems of each task.
+        greedy: Make greedy what is drawn at random.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = data_path("words.jsonl").read_text().splitlines()[: limit + 4]

@@ -85,8 +85,9 @@ def bound_text(
 ) -> str | None:
     """What of a text its grammar is about; None as long as it thinks.
 
-    num_before: how many tokens of it are of the samples before. What was to close a thinking in
-    these, and was cut, is not gone on with.
+    Args:
+        num_before: How many tokens of it are of the samples before. What was to close a thinking in
+            these, and was cut, is not gone on with.
     """
     shown = "".join(_LETTERS[token] for token in text if token != _END)
     if not params.reasoning_tags:
@@ -127,8 +128,11 @@ def slow_logits(
 ) -> Tensor:
     """The logits [V] that a token is drawn from.
 
-    text: all tokens before it. drawn: which of them were drawn. step: tokens of the sample so far.
-    num_bound: how many of the last tokens of the text have a grammar; by default the sample's.
+    Args:
+        text: All tokens before it.
+        drawn: Which of them were drawn.
+        step: Tokens of the sample so far.
+        num_bound: How many of the last tokens of the text have a grammar; by default the sample's.
     """
     params, bias, logits = each.params, each.bias, logits.float().clone()
     if params.structure is not None:

@@ -56,8 +56,9 @@ def make_run(
 ) -> Path:
     """Write a run of gsm8k whose samples `draw` makes; done: samples of each problem, if not all.
 
-    checkpoint: one that could have drawn them, so that the run can be resumed.
-    Its problems are written beside it and depend on their number and `questions` alone.
+    Args:
+        checkpoint: One that could have drawn them, so that the run can be resumed. Its problems are
+            written beside it and depend on their number and `questions` alone.
     """
     rows = [
         problem(questions[i] if i < len(questions) else f"What is {i} + 0?", i, id=f"p{i}")

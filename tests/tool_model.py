@@ -23,7 +23,8 @@ TEMPLATE = (
 def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
     """Train the model, and write it with a tokenizer that has a chat template.
 
-    writer: of `tool_texts.WRITERS`.
+    Args:
+        writer: Of `tool_texts.WRITERS`.
     """
     tokenizer = tiny_tokenizer()
     template = TEMPLATE.replace("CALL", WRITERS[writer]([("add", {"x": 17, "y": 25})]))

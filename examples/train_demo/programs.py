@@ -133,7 +133,8 @@ def program(
 ) -> Program:
     """Draw a problem of 0 to MAX_STEPS steps before the last one: to train on, or reserved.
 
-    num_hidden: of how many steps the question says nothing; they show in the examples only.
+    Args:
+        num_hidden: Of how many steps the question says nothing; they show in the examples only.
     """
     while True:
         form = draw.choice(FORMS)

@@ -35,7 +35,8 @@ _ANSWER: Final = re.compile(r"\$?([0-9]{1,3})(?:\.0)?(?:\s*\^\{?\\circ\}?)?\$?")
 def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> Loaded:
     """Return the problems of some years, the rows that cannot be used, and their source.
 
-    years: those that were asked for; empty for all.
+    Args:
+        years: Those that were asked for; empty for all.
 
     Raises:
         InputError: there is no such split, or a file does not tell the year that is asked for.

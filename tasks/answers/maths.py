@@ -59,7 +59,8 @@ class MathAnswer:
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         """Return what a text gives as its answer, and whether it equals one of the references.
 
-        references: right answers, as LaTeX. Dollar signs around one do not count.
+        Args:
+            references: Right answers, as LaTeX. Dollar signs around one do not count.
 
         Raises:
             InputError: math-verify is not installed.

@@ -32,7 +32,8 @@ _WARM = (
 def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
     """Return a function that answers ["judge", text, references] and ["same", a, b].
 
-    max_answer: characters of an answer at most.
+    Args:
+        max_answer: Characters of an answer at most.
     """
     logging.disable(logging.CRITICAL)
     import math_verify

@@ -32,8 +32,9 @@ def load_shots(
     or from the train split that lies beside the problems, if it has enough; or from the examples
     that come with treegen.
 
-    calls: take examples with starter code; else examples without it.
-    form: the form of the prompt, one of PROMPTS.
+    Args:
+        calls: Take examples with starter code; else examples without it.
+        form: The form of the prompt, one of PROMPTS.
 
     Raises:
         InputError: there are fewer examples than asked for.

@@ -34,9 +34,10 @@ def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
     The training form says how to read input by whether there is starter code, the evaluation form
     by what the tests do.
 
-    starter: the starter code; empty if there is none.
-    calls: whether the tests call a function.
-    form: one of PROMPTS.
+    Args:
+        starter: The starter code; empty if there is none.
+        calls: Whether the tests call a function.
+        form: One of PROMPTS.
     """
     if form == "train":
         kind = "Call-Based" if starter else "Standard Input"
@@ -49,9 +50,10 @@ def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
 def extract_program(text: str, extract: str) -> str | None:
     """Return the program in a completion; None if there is none.
 
-    extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the first
-    block without a mark, up to its closing fence or the end. A fence alone closes a block that the
-    prompt has opened if code comes before it.
+    Args:
+        extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the
+            first block without a mark, up to its closing fence or the end. A fence alone closes a
+            block that the prompt has opened if code comes before it.
     """
     program = text if extract == "raw" else _extract_fenced(text)
     return program if program and not program.isspace() else None

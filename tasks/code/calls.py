@@ -121,11 +121,12 @@ def call_cases(
 ) -> CallCases:
     """Return the runs of a function, part by part. A run has calls of one part only.
 
-    name: the function's name.
-    reference: a program that defines it and is right.
-    parts: the arguments of each call.
-    expect: makes what the calls of a part should give of what the reference gives.
-    listed: whether results may be anything to loop over.
+    Args:
+        name: The function's name.
+        reference: A program that defines it and is right.
+        parts: The arguments of each call.
+        expect: Makes what the calls of a part should give of what the reference gives.
+        listed: Whether results may be anything to loop over.
 
     Raises:
         SandboxError: the reference fails, so that no program can be judged.

@@ -78,7 +78,9 @@ def build_expected(
 ) -> list[ExpectedResult]:
     """Return what calls should give, of the results of the reference, in the order of the calls.
 
-    atol: the task's tolerance. A call that expects floats sets it for itself and those after it.
+    Args:
+        atol: The task's tolerance. A call that expects floats sets it for itself and those after
+            it.
     """
     found = []
     for result in results:
@@ -97,8 +99,9 @@ def is_expected(
 ) -> bool:
     """Return whether a call's result counts as the expected one, whatever the result is.
 
-    kind: "humaneval" or "mbpp".
-    name: the function's name.
+    Args:
+        kind: "humaneval" or "mbpp".
+        name: The function's name.
     """
     try:
         return _same(kind, name, inputs, out, expected)

@@ -135,7 +135,8 @@ class CodeTask(ProgramTask):
     def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
 
-        execution: how programs may run; if None, only the stored verdicts are read.
+        Args:
+            execution: How programs may run; if None, only the stored verdicts are read.
         """
         return SandboxScoring(self, run, execution)
 

@@ -178,7 +178,8 @@ def _only(box: str) -> tuple[str | None] | None:
 def _after_stated(text: str, least: int) -> tuple[str | None] | None:
     """Return the answer after the last "the answer is" that has a number; it may be None.
 
-    least: where the search ends.
+    Args:
+        least: Where the search ends.
     """
     # Finding a fixed word and matching there takes a quarter of the time of searching.
     lower = text.replace("\u0130", "I").lower()  # of no other letter is that longer than one
@@ -216,8 +217,11 @@ def _after_hashes(text: str) -> tuple[str | None] | None:
 def _answer_of(text: str, start: int, after: int, stop: int) -> tuple[str | None] | None:
     """Return the answer that a marker has, which may be None; None if it has no number.
 
-    start, after: where the marker stands. stop: where the next one begins. Each owns the text up to
-    that or the end of its line, so no text is read twice.
+    Args:
+        start: Where the marker stands.
+        after: Where the marker stands.
+        stop: Where the next one begins. Each owns the text up to that or the end of its line, so no
+            text is read twice.
     """
     newline = text.find("\n", after, stop)
     own = text[start : stop if newline < 0 else newline]

@@ -72,11 +72,13 @@ def pick_examples(
     examples drawn by seed. Otherwise the bundled ones are taken in order. Of the last two those
     that are problems are left out.
 
-    taken: the keys of the run's problems, with their ids.
-    default: how many are shown if the user does not say; None if there is no default.
-    key, text: by what examples are told from problems, and drawn.
-    bundled: the file of the task's own examples; without one they come from the train split.
-    read: changes the rows of a file or split, given what they are called.
+    Args:
+        taken: The keys of the run's problems, with their ids.
+        default: How many are shown if the user does not say; None if there is no default.
+        key: By what examples are told from problems, and drawn.
+        text: By what examples are told from problems, and drawn.
+        bundled: The file of the task's own examples; without one they come from the train split.
+        read: Changes the rows of a file or split, given what they are called.
 
     Raises:
         InputError: there are fewer examples than asked for.

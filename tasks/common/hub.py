@@ -11,11 +11,12 @@ def load_table(
 ) -> Any:
     """Return one split of a data set, a table of rows.
 
-    dataset: the name of the data set, for messages too.
-    splits: the splits that it has.
-    instead: what a user without the hub may give, for messages.
-    path: what `datasets.load_dataset` is given in place of the name, to read it in another way.
-    options: further arguments of `datasets.load_dataset`.
+    Args:
+        dataset: The name of the data set, for messages too.
+        splits: The splits that it has.
+        instead: What a user without the hub may give, for messages.
+        path: What `datasets.load_dataset` is given in place of the name, to read it in another way.
+        options: Further arguments of `datasets.load_dataset`.
 
     Raises:
         InputError: there is no such split.

@@ -56,8 +56,9 @@ def problems_of(
 ) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
     """Return the problems of numbered rows, and the rows that are none.
 
-    make: a problem of a row and its line; ValueError, with the reason, where there is none.
-    noun: what a problem is called in errors.
+    Args:
+        make: A problem of a row and its line; ValueError, with the reason, where there is none.
+        noun: What a problem is called in errors.
 
     Raises:
         DataError: two problems have one id, or there is none.

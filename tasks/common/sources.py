@@ -110,9 +110,10 @@ def file_rows(
 ) -> tuple[Rows, str]:
     """Return the rows of a file, or of a split's file in a folder, and the file's path.
 
-    default: the split of a folder if none is asked for.
-    names: by split, the names that published files have in a folder, beside the split's own with
-    one of `KINDS`.
+    Args:
+        default: The split of a folder if none is asked for.
+        names: By split, the names that published files have in a folder, beside the split's own
+            with one of `KINDS`.
 
     Raises:
         InputError: a split of what is no folder.

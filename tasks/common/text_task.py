@@ -131,7 +131,8 @@ def with_table(
 
     There is no table where all problems are of one group.
 
-    group_of: by problem id; those of the group None or "" are in none.
+    Args:
+        group_of: By problem id; those of the group None or "" are in none.
     """
     ids: dict[str | int, list[str]] = {}
     for problem_id, group in group_of.items():

@@ -20,7 +20,8 @@ def examples_above_problems(
 
     Problems with images are asked as chat messages.
 
-    ask: returns the prompt of a problem, as it stands below the examples.
+    Args:
+        ask: Returns the prompt of a problem, as it stands below the examples.
     """
     children = [
         Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)

@@ -37,8 +37,9 @@ def load_problems(
 ) -> Loaded:
     """Return the problems, the rows that cannot be used, and their source.
 
-    shuffle: the order of choices. "hash" is that of hashes of the seed, the question and the
-    choice. "simple-evals" is that of OpenAI's script, which depends on the row's place.
+    Args:
+        shuffle: The order of choices. "hash" is that of hashes of the seed, the question and the
+            choice. "simple-evals" is that of OpenAI's script, which depends on the row's place.
 
     Raises:
         InputError: there is no such split, or a subset of a single file is asked for.

@@ -31,7 +31,8 @@ class TaskListing:
 def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
     """Return what has a name like a pattern, such as "*mmlu*"; a plain word may be within names.
 
-    place: a further folder of YAML files.
+    Args:
+        place: A further folder of YAML files.
 
     Raises:
         InputError: lm-eval is not installed, or there is no such folder.

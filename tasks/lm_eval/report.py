@@ -34,7 +34,8 @@ def build_report(
 ) -> Report:
     """Return the report of a run: the groups' metrics, those of tasks, pass@k and maj@k.
 
-    groups: lm-eval's groups, outer ones first.
+    Args:
+        groups: Lm-eval's groups, outer ones first.
     """
     drawn = not parts[0].scored
     of = parts[0].name if len(parts) == 1 else name

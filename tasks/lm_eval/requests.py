@@ -57,7 +57,8 @@ def build_requests(
 ) -> OwnRequests:
     """Return the requests of some tasks.
 
-    ids: of the problems, in their order.
+    Args:
+        ids: Of the problems, in their order.
 
     Raises:
         InputError: the chat template is missing or refuses a prompt, or there is no room for one.

@@ -60,7 +60,8 @@ def compute_metrics(
 
     A filter that needs more responses than there are is left out.
 
-    responses: to each request, all that the filter sees together.
+    Args:
+        responses: To each request, all that the filter sees together.
     """
     instances = [
         Instance(part.task.OUTPUT_TYPE, doc, (), at, (part.name, 0, len(mine)), list(mine))

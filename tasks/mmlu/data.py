@@ -75,8 +75,9 @@ def load_questions(
 ) -> LoadedQuestions:
     """Read a split, and the dev split for examples.
 
-    subjects: the subjects to read; empty for all.
-    with_dev: whether to read the dev split.
+    Args:
+        subjects: The subjects to read; empty for all.
+        with_dev: Whether to read the dev split.
 
     Raises:
         InputError: no data are given, or there is no such split or subject.
@@ -115,7 +116,8 @@ def load_questions(
 def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Question]:
     """Return the usable rows of one file.
 
-    skipped: the other rows are added to it; if None, such a row is an error.
+    Args:
+        skipped: The other rows are added to it; if None, such a row is an error.
 
     Raises:
         DataError: the file cannot be read, counts answers from 1, or has an unusable row.

@@ -58,10 +58,11 @@ def fit_length(
 ) -> int:
     """Return a filler size, in characters, with which a text is close to `length` but not above.
 
-    build: makes the text for a filler size.
-    measure: the unit of `length`.
-    what: the name of the text, for the error.
-    start: a size to try first, such as that of a similar text.
+    Args:
+        build: Makes the text for a filler size.
+        measure: The unit of `length`.
+        what: The name of the text, for the error.
+        start: A size to try first, such as that of a similar text.
 
     Raises:
         InputError: the text is longer than `length` without any filler.

@@ -78,7 +78,8 @@ def load_haystack(data: str | None) -> Haystack:
 
     Any run of spaces and line ends becomes one space.
 
-    data: the path; None for the text that comes with treegen.
+    Args:
+        data: The path; None for the text that comes with treegen.
 
     Raises:
         DataError: there is no text, or it cannot be read.
@@ -109,7 +110,8 @@ def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500)
     Each is put behind the last sentence that ends before its depth, or behind the last word if
     that sentence is more than `reach` characters away.
 
-    needles: (depth, sentence); depths are from 0 to 1 and must not descend.
+    Args:
+        needles: (depth, sentence); depths are from 0 to 1 and must not descend.
     """
     ends = _ends(text)
     cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]

@@ -59,10 +59,11 @@ def report_programs(
     Accuracy is the share of samples that pass all tests, which is pass@1. Failures and tables are
     by the first filter.
 
-    headline: the name of the accuracy.
-    difficulties: the order in which the table has them.
-    by_test: whether each program was run on all tests, so that the share of them that it passes is
-        known.
+    Args:
+        headline: The name of the accuracy.
+        difficulties: The order in which the table has them.
+        by_test: whether each program was run on all tests, so that the share of them that it passes is
+            known.
     """
     pass_ks = options.pass_ks
     if pass_ks is None:

@@ -72,7 +72,8 @@ class SandboxScoring(AccuracyCounter):
     ) -> None:
         """Read the stored verdicts. The judge itself starts when it is needed.
 
-        execution: how programs may run; None if they may not.
+        Args:
+            execution: How programs may run; None if they may not.
         """
         super().__init__()
         self._task = task
@@ -157,7 +158,8 @@ class SandboxScoring(AccuracyCounter):
     def finish(self, stop: Callable[[], object] = lambda: None) -> Iterator[RunProgress]:
         """Wait for the verdicts on all samples added, and yield how far judging is.
 
-        stop: is asked again and again; when it returns true, waiting ends.
+        Args:
+            stop: Is asked again and again; when it returns true, waiting ends.
         """
         start, started = time.monotonic(), self.num_judged
         glance, interval = UpdateTimer(), None

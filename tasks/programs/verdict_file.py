@@ -31,7 +31,8 @@ class VerdictFile:
     def __init__(self, task: ProgramTask, folder: Path, execution: ExecutionOptions | None) -> None:
         """Open the verdicts stored in a run directory, for writing if programs may run.
 
-        execution: how programs may run; None if they may not.
+        Args:
+            execution: How programs may run; None if they may not.
         """
         self._task, self._execution = task, execution
         self._lock: Lock | None = None

@@ -160,7 +160,8 @@ class PuzzleTask(TextTask):
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return the proposer that asks for a list of steps.
 
-        how: "list".
+        Args:
+            how: "list".
         """
         from treegen.search.propose import propose_lines
 
@@ -182,8 +183,9 @@ class PuzzleTask(TextTask):
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
         """Return the evaluator that asks whether the numbers can reach the target.
 
-        how: "judge" weighs the three judgements by how likely the model finds them. "judge-sampled"
-        draws three judgements, as the tree-of-thoughts paper does.
+        Args:
+            how: "judge" weighs the three judgements by how likely the model finds them.
+                "judge-sampled" draws three judgements, as the tree-of-thoughts paper does.
         """
         from treegen.search import evaluate
 

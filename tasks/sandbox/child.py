@@ -36,8 +36,9 @@ def report(line: str) -> None:
 def run(source: str, prelude: str, call: str | None, *, may_return: bool) -> NoReturn:
     """Run a program as Python would run a script, or call a function of it. Never returns.
 
-    call: the function and its arguments, as `values.encode` writes them; None runs a script.
-    may_return: if the source is no script but would be the body of a function, it runs as one.
+    Args:
+        call: The function and its arguments, as `values.encode` writes them; None runs a script.
+        may_return: If the source is no script but would be the body of a function, it runs as one.
     """
     _fresh_streams()
     module = types.ModuleType("__main__" if call is None else "solution")

@@ -28,9 +28,10 @@ def confine(
 ) -> None:
     """Give up every right that the program must not have.
 
-    code: the filter of system calls, if any.
-    rules: the descriptor of Landlock's rules, if any.
-    parent: the process id of the helper.
+    Args:
+        code: The filter of system calls, if any.
+        rules: The descriptor of Landlock's rules, if any.
+        parent: The process id of the helper.
 
     Raises:
         OSError: a right cannot be given up.
@@ -52,9 +53,10 @@ def confine(
 def _become(uid: int, *, keep_read: bool) -> None:
     """Turn from root into a user that owns nothing.
 
-    keep_read: keep the right to read past file modes, for an interpreter that lives below a
-    directory of root's (such as /root/.pyenv). It is safe with Landlock only, which decides what
-    may be read.
+    Args:
+        keep_read: Keep the right to read past file modes, for an interpreter that lives below a
+            directory of root's (such as /root/.pyenv). It is safe with Landlock only, which decides
+            what may be read.
     """
     if keep_read:
         seccomp.prctl(_PR_SET_KEEPCAPS, 1)

@@ -43,11 +43,12 @@ def ruleset(
     Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
     be removed. So it stays flat, and what is in it can be counted from outside.
 
-    read: what is below these paths may be read.
-    hidden: files below these may not be read, but their names may.
-    shown: what is below these may be read all the same.
-    devices: these may be read and written.
-    scratch: files may be made and written here.
+    Args:
+        read: What is below these paths may be read.
+        hidden: Files below these may not be read, but their names may.
+        shown: What is below these may be read all the same.
+        devices: These may be read and written.
+        scratch: Files may be made and written here.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1

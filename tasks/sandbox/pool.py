@@ -93,8 +93,9 @@ class SandboxPool:
 
         If the judge itself fails, the result's verdict is `judge_error`, and its `accepted` raises.
 
-        compare: (output, expected): whether an output is right; see `Compare`.
-        stop_at_failure: leave out the tests after the first that fails.
+        Args:
+            compare: (output, expected): whether an output is right; see `Compare`.
+            stop_at_failure: Leave out the tests after the first that fails.
 
         Raises:
             InputError: there are no tests, or program and tests do not fit each other.
@@ -165,7 +166,8 @@ class SandboxPool:
     ) -> TestResult:
         """Run one test. A helper that fails is replaced, and the test is tried once more.
 
-        alone: see `SandboxProcess.run`.
+        Args:
+            alone: See `SandboxProcess.run`.
         """
         for attempt in range(2):
             try:
@@ -208,7 +210,8 @@ class SandboxPool:
 def _is_starved(result: TestResult, limits: Limits, least_seconds: float) -> bool:
     """Whether a program ran out of wall time though it had work to do, and CPU time left.
 
-    least_seconds: CPU time of the program that took the least. With half of it none has begun.
+    Args:
+        least_seconds: CPU time of the program that took the least. With half of it none has begun.
     """
     if result.verdict is not ProgramStatus.TIMEOUT or result.seconds > limits.cpu_seconds:
         return False

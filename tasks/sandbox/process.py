@@ -119,7 +119,9 @@ class SandboxProcess:
     def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
         """Run a program once.
 
-        alone: whether all others wait for it. It is ended then if it waits for most of its time.
+        Args:
+            alone: Whether all others wait for it. It is ended then if it waits for most of its
+                time.
 
         Raises:
             SandboxError: the helper fails.
@@ -290,7 +292,8 @@ def _make_sealed_file(data: bytes) -> int:
 def _take(handle: int, data: bytearray, cap: int | None) -> int:
     """Read once; returns how many bytes. 0 is the end of file, or nothing to read now.
 
-    cap: bytes to keep, and one more to show that there were more; None keeps the last ones.
+    Args:
+        cap: Bytes to keep, and one more to show that there were more; None keeps the last ones.
     """
     try:
         chunk = os.read(handle, _CHUNK)

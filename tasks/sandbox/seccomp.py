@@ -96,7 +96,8 @@ def prctl(option: int, first: int, second: int = 0) -> None:
 def syscall(number: int, what: str, *arguments: object) -> int:
     """Make a system call that libc has no function for.
 
-    what: its name, for the error.
+    Args:
+        what: Its name, for the error.
 
     Raises:
         OSError: it fails.

@@ -40,7 +40,8 @@ class VisionTask(TextTask):
     ) -> Problem:
         """Return the problem of a row; raise ValueError, with the reason, if there is none.
 
-        images: reads images of the row, given the problem's id and their values.
+        Args:
+            images: Reads images of the row, given the problem's id and their values.
         """
         raise NotImplementedError
 

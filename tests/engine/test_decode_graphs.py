@@ -70,7 +70,9 @@ def step(
 ) -> DecodeStep:
     """A decode step: a prefix of 100 keys that all rows share, and some keys of their own.
 
-    drawn, source: the last step's tokens, and which of them each row goes on from.
+    Args:
+        drawn: The last step's tokens, and which of them each row goes on from.
+        source: The last step's tokens, and which of them each row goes on from.
     """
     index = np.arange(num_rows)
     zero = np.zeros(1, dtype=np.int64)

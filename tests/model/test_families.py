@@ -85,7 +85,8 @@ class Tree:
     ) -> Tensor:
         """One pass over spans of (tokens, position, pages, offset in the pages).
 
-        states: the slots of the recurrent states before and after each span.
+        Args:
+            states: The slots of the recurrent states before and after each span.
         """
         ends = torch.tensor([0, *(len(t) for t, _, _, _ in spans)]).cumsum(0).tolist()
         pieces = [

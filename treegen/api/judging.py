@@ -126,27 +126,33 @@ def judge(
 ) -> Judgings:
     """Have models judge the samples of a run, and return what they say, as `treegen judge`.
 
-    run: a finished run, or one under way, by directory or as `evaluate` returns it.
-    rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping as a file has it.
-    By default that of the run's task, or correctness; pairwise where there are pairs.
-    judge: a model by directory or hub name, "demo", an LLM, or several, which are a jury.
-    wordings: how many wordings of the rubric to use; None for all.
-    repeats: verdicts of each wording on each answer, by samples.
-    verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
-    reasons. None is samples with repeats, and likelihood without.
-    stop_when: "decided" draws no further repeats once the majority of all of them is settled.
-    pairs: directories of further runs of the same problems; answers are compared in both orders.
-    temperature, max_tokens, seed: of samples; by default 1, 512 and 0.
-    chat: whether prompts are in the judge's chat format; None where it has one.
-    labels: a JSONL file of people's labels, which correct the mean.
-    weights, combine: how a jury's value is made: "mean" or "majority", weighted.
-    progress: whether to draw a bar and print notices to stderr.
-    options: how models are loaded, by the names of LLM's arguments.
-    listener, follow: what gets the progress, in place of a bar.
-    models: keeps a judge loaded for further calls.
-    reading: data=, task= and allow_task_code=, as for `open_run`.
-
     Each judgement is stored as it comes; the same call goes on where it was stopped.
+
+    Args:
+        run: A finished run, or one under way, by directory or as `evaluate` returns it.
+        rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping as a file has
+            it. By default that of the run's task, or correctness; pairwise where there are pairs.
+        judge: A model by directory or hub name, "demo", an LLM, or several, which are a jury.
+        wordings: How many wordings of the rubric to use; None for all.
+        repeats: Verdicts of each wording on each answer, by samples.
+        verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
+            reasons. None is samples with repeats, and likelihood without.
+        stop_when: "decided" draws no further repeats once the majority of all of them is settled.
+        pairs: Directories of further runs of the same problems; answers are compared in both
+            orders.
+        temperature: Of samples; by default 1, 512 and 0.
+        max_tokens: Of samples; by default 1, 512 and 0.
+        seed: Of samples; by default 1, 512 and 0.
+        chat: Whether prompts are in the judge's chat format; None where it has one.
+        labels: A JSONL file of people's labels, which correct the mean.
+        weights: How a jury's value is made: "mean" or "majority", weighted.
+        combine: How a jury's value is made: "mean" or "majority", weighted.
+        progress: Whether to draw a bar and print notices to stderr.
+        options: How models are loaded, by the names of LLM's arguments.
+        listener: What gets the progress, in place of a bar.
+        follow: What gets the progress, in place of a bar.
+        models: Keeps a judge loaded for further calls.
+        reading: data=, task= and allow_task_code=, as for `open_run`.
 
     Raises:
         InputError: an argument cannot be used.

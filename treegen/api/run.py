@@ -78,8 +78,9 @@ class Run(Frames):
     def report(self, path: str | Path | None = None, *, plots: bool = False) -> Path:
         """Write a page to look through the run, and return its path.
 
-        path: of the page; by default report.html in the run's directory.
-        plots: whether to write plots beside it.
+        Args:
+            path: Of the page; by default report.html in the run's directory.
+            plots: Whether to write plots beside it.
 
         Raises:
             InputError: the page cannot be written.
@@ -90,7 +91,8 @@ class Run(Frames):
     def compare(self, other: "Run | str | Path", *, partial: bool = False) -> Comparison:
         """Return how the other run differs from this one, on the same problems.
 
-        partial: leave out problems that a run has not finished.
+        Args:
+            partial: Leave out problems that a run has not finished.
 
         Raises:
             InputError: the runs have different problems, or are not judged or not finished.
@@ -128,11 +130,13 @@ def open_run(
 ) -> Run:
     """Read the run in a directory, also while it is under way; no lock is taken.
 
-    data: where the problems are now, if they are neither where they were nor in the run's own
-    directory.
-    task: a task that does not come with treegen, by path/to/file.py:Class or as an object. A run
-    that names such a task does not run its code, so its samples are not judged unless it is given.
-    allow_task_code: whether to run the code that the run names.
+    Args:
+        data: Where the problems are now, if they are neither where they were nor in the run's own
+            directory.
+        task: A task that does not come with treegen, by path/to/file.py:Class or as an object. A
+            run that names such a task does not run its code, so its samples are not judged unless
+            it is given.
+        allow_task_code: Whether to run the code that the run names.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -164,27 +168,34 @@ def evaluate(
 ) -> Run:
     """Sample the problems of a task, score the samples, and return the run: all of `treegen eval`.
 
-    task: a name, path/to/file.py:Class, `lm-eval:TASK`, path/to/task.yaml of lm-eval's kind, or a
-    task of your own, as an object or a class.
-    model: a directory, a hub name, "demo", an LLM or a Cluster. Without it, tasks that the demo
-    model knows are tried with that.
-    output: the directory of the run. Without one it is in a temporary directory, which is removed
-    with the object that is returned.
-    resume: True continues the run in output if there is one; a directory continues the run there,
-    with the settings that it has and those given here.
-    progress: whether to draw a bar, and print notices to stderr.
-    task_args: arguments that only this task has, by name.
-    include_path: a folder of YAML files that has the task, for one that is named `lm-eval:TASK`.
-    allow_code_execution: run programs that the model wrote, where scoring needs that.
-    sandbox, num_workers: how they run; see `treegen eval --help`.
-    judge, rubric: a model, or several, that judge the samples by a rubric; see `treegen.judge`. A
-    model that was loaded for the samples judges too if it is named, and is else given back first.
-    The run remembers both, so a call that resumes it judges too; judge="none" drops them.
-    settings: by the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
-    num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
-
     Every sample is stored as it ends. If the call is interrupted or fails, the run stays, and the
     error says how to continue it.
+
+    Args:
+        task: A name, path/to/file.py:Class, `lm-eval:TASK`, path/to/task.yaml of lm-eval's kind, or
+            a task of your own, as an object or a class.
+        model: A directory, a hub name, "demo", an LLM or a Cluster. Without it, tasks that the demo
+            model knows are tried with that.
+        output: The directory of the run. Without one it is in a temporary directory, which is
+            removed with the object that is returned.
+        resume: True continues the run in output if there is one; a directory continues the run
+            there, with the settings that it has and those given here.
+        progress: Whether to draw a bar, and print notices to stderr.
+        task_args: Arguments that only this task has, by name.
+        include_path: A folder of YAML files that has the task, for one that is named
+            `lm-eval:TASK`.
+        allow_code_execution: Run programs that the model wrote, where scoring needs that.
+        sandbox: How they run; see `treegen eval --help`.
+        num_workers: How they run; see `treegen eval --help`.
+        judge: A model, or several, that judge the samples by a rubric; see `treegen.judge`. A model
+            that was loaded for the samples judges too if it is named, and is else given back first.
+            The run remembers both, so a call that resumes it judges too; judge="none" drops them.
+        rubric: A model, or several, that judge the samples by a rubric; see `treegen.judge`. A
+            model that was loaded for the samples judges too if it is named, and is else given back
+            first. The run remembers both, so a call that resumes it judges too; judge="none" drops
+            them.
+        settings: By the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
+            num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
 
     Raises:
         InputError: an argument cannot be used, or is not known.
@@ -244,10 +255,11 @@ def search_task(
 ) -> Run:
     """Search for solutions of a task's problems, and return the run: all of `treegen search`.
 
-    method: such as "beam" or "tot-dfs", or path/to/file.py:function; by default the task's.
-    settings: by the names in run.json: budget (such as `{"tokens": 2000}`), width, depth, expand,
-    evaluate, verifier, arguments (of the method), temperature, seed, limit and so on.
-    The rest is as for `evaluate`, as are the errors.
+    Args:
+        method: Such as "beam" or "tot-dfs", or path/to/file.py:function; by default the task's.
+        settings: By the names in run.json: budget (such as `{"tokens": 2000}`), width, depth,
+            expand, evaluate, verifier, arguments (of the method), temperature, seed, limit and so
+            on. The rest is as for `evaluate`, as are the errors.
     """
     made = _instantiate_task(task)
     asked, models = _choices(model, settings, task_args)

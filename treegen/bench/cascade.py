@@ -217,7 +217,8 @@ class Cascade:
     ) -> dict[str, Spread]:
         """Return the microseconds by implementation.
 
-        skipped: the implementations to leave out. Those that fail are added, with the reason.
+        Args:
+            skipped: The implementations to leave out. Those that fail are added, with the reason.
         """
         times: dict[str, Spread] = {}
         for name in implementations(self.device):

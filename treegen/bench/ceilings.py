@@ -52,8 +52,9 @@ def measure(
 ) -> Ceilings:
     """Measure all rates.
 
-    seconds: how long to measure each; by default 2 on a GPU and 0.1 on a CPU.
-    fp8: whether to measure products in FP8 as well.
+    Args:
+        seconds: How long to measure each; by default 2 on a GPU and 0.1 on a CPU.
+        fp8: Whether to measure products in FP8 as well.
 
     Raises:
         CapacityError: the device has no room for the measurement.

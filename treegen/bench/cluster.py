@@ -97,9 +97,10 @@ class ClusterBench(Closeable):
     ) -> None:
         """Start them, and run the job once.
 
-        shape: of made-up weights; None for the checkpoint that the options name.
-
         Raises what Cluster raises.
+
+        Args:
+            shape: Of made-up weights; None for the checkpoint that the options name.
         """
         start = time.perf_counter()
         self._job = job

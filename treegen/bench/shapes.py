@@ -332,9 +332,11 @@ def build_model(
 ) -> tuple[Model, Any]:
     """Return a model of a shape with random weights on the device, and its tokenizer.
 
-    dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
-    quantization, kv_cache_dtype: as for `load_model`.
-    ranks: how many GPUs compute it together.
+    Args:
+        dtype: "auto" is bfloat16 on a GPU, float32 on a CPU.
+        quantization: As for `load_model`.
+        kv_cache_dtype: As for `load_model`.
+        ranks: How many GPUs compute it together.
 
     Raises:
         CapacityError: the weights do not fit.

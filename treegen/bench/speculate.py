@@ -172,7 +172,9 @@ def measure(
 ) -> Iterator[SpeculationGain]:
     """Run each job without guesses and with them, in turn.
 
-    warm_ups: pairs of runs that are not timed. Some sizes are captured only when they come again.
+    Args:
+        warm_ups: Pairs of runs that are not timed. Some sizes are captured only when they come
+            again.
 
     Raises:
         CapacityError: a job does not fit.

@@ -97,7 +97,8 @@ def time_engine(
 def time_search(tell: Reporter, model: str | None, **sizes: int) -> dict[str, Any]:
     """Measure tree of thought with live caches against prompting each node's text anew.
 
-    sizes: as for `treegen.bench.search.compare`.
+    Args:
+        sizes: As for `treegen.bench.search.compare`.
     """
     about = describe_machine(resolve_device("auto"))
     tell.echo(f"{_headline(about)}\n")
@@ -125,7 +126,8 @@ def time_search(tell: Reporter, model: str | None, **sizes: int) -> dict[str, An
 def time_methods(tell: Reporter, model: str | None, **sizes: Any) -> dict[str, Any]:
     """Measure a beam against Monte Carlo tree search.
 
-    sizes: as for `treegen.bench.search_methods.compare_methods`.
+    Args:
+        sizes: As for `treegen.bench.search_methods.compare_methods`.
     """
     about = describe_machine(resolve_device("auto"))
     tell.echo(f"{_headline(about)}\n")
@@ -157,10 +159,11 @@ def time_attention(
 ) -> dict[str, Any]:
     """Measure the attention operator alone.
 
-    grid: rows, keys of the prefix, and keys of each row's own.
-    levels: the keys and groups of each level; of the grid, then, only the rows count.
-    heads: query heads, KV heads, and their width.
-    shape: a model whose latent attention is measured instead.
+    Args:
+        grid: Rows, keys of the prefix, and keys of each row's own.
+        levels: The keys and groups of each level; of the grid, then, only the rows count.
+        heads: Query heads, KV heads, and their width.
+        shape: A model whose latent attention is measured instead.
 
     Raises:
         InputError: no shape has the name.
@@ -239,7 +242,9 @@ def time_score(
 ) -> dict[str, Any]:
     """Measure texts that are scored below one prompt, on a CPU in float32, beside transformers.
 
-    layers: of the shape; None for all. job: as for `ScoreJob`.
+    Args:
+        layers: Of the shape; None for all.
+        job: As for `ScoreJob`.
     """
     built, tokenizer = _build_model(shape, model, layers=layers, dtype="float32", device="cpu")
     llm, wanted = LLM(built, tokenizer=tokenizer), ScoreJob(**job)
@@ -281,7 +286,10 @@ def time_guesses(
 ) -> dict[str, Any]:
     """Measure jobs of recorded samples without guesses and with them.
 
-    trace: a file of recorded samples. kind: how the model is loaded. made: how the engine is made.
+    Args:
+        trace: A file of recorded samples.
+        kind: How the model is loaded.
+        made: How the engine is made.
 
     Raises:
         InputError: the file cannot be read, or holds none.
@@ -326,8 +334,9 @@ def time_decoding(
 ) -> tuple[list[WorkloadResult], dict[str, Any]]:
     """Measure cases on a shape or a checkpoint.
 
-    image_tokens: of an image that stands before each prefix, about; 0 for none.
-    kind: how the model is loaded, as for `build_model`.
+    Args:
+        image_tokens: Of an image that stands before each prefix, about; 0 for none.
+        kind: How the model is loaded, as for `build_model`.
 
     Raises:
         InputError: there is no such shape, or so large an image does not fit into the context.
@@ -390,7 +399,9 @@ def time_cluster(
 ) -> dict[str, Any]:
     """Measure the same whole job on one worker and on all.
 
-    shape: random weights in place of the checkpoint. job: as for `ClusterJob`.
+    Args:
+        shape: Random weights in place of the checkpoint.
+        job: As for `ClusterJob`.
 
     Raises:
         InputError: no shape has the name.

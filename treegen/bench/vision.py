@@ -75,7 +75,8 @@ def check_alone(image_tokens: int, **others: object) -> None:
 def check_shape(name: str, *, images: bool) -> str:
     """Return the name of a shape.
 
-    images: whether prompts have some.
+    Args:
+        images: Whether prompts have some.
 
     Raises:
         InputError: there is no such shape, or it is not for such prompts.
@@ -143,8 +144,9 @@ def load_checkpoint(
 ) -> tuple[Model, Any]:
     """Return the model of a checkpoint, and its tokenizer, with its images if they are wanted.
 
-    ranks: how many GPUs compute it together.
-    kind: how it is loaded, as for `EngineOptions`.
+    Args:
+        ranks: How many GPUs compute it together.
+        kind: How it is loaded, as for `EngineOptions`.
 
     Raises:
         InputError: the dtype or the device cannot be used.

@@ -69,13 +69,15 @@ class Cluster(BaseLLM):
     ) -> None:
         """Start workers, and wait until each has loaded the model.
 
-        gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each, or for
-        each tensor_parallel_size of them.
-        workers: how many on CPUs instead. address: of a Ray cluster that is there, of which this
-        machine is a node: "auto" or HOST:PORT. Without it Ray is started here and ends with this
-        process.
-        before: what each worker calls before it loads the model, such as what loads another.
-        engine: what LLM takes beside the model. Sizes, such as memory, are those of each worker.
+        Args:
+            gpus: "all", how many, or which of this machine, such as "0,2"; one worker for each, or
+                for each tensor_parallel_size of them.
+            workers: How many on CPUs instead.
+            address: Of a Ray cluster that is there, of which this machine is a node: "auto" or
+                HOST:PORT. Without it Ray is started here and ends with this process.
+            before: What each worker calls before it loads the model, such as what loads another.
+            engine: What LLM takes beside the model. Sizes, such as memory, are those of each
+                worker.
 
         Raises:
             InputError: arguments contradict each other, or name what is not there.
@@ -99,8 +101,9 @@ class Cluster(BaseLLM):
     ) -> Cluster:
         """Return a cluster at places that are known already.
 
-        tokenizer, make: of a model that is no checkpoint; each worker calls `make` with the
-        options.
+        Args:
+            tokenizer: Of a model that is no checkpoint; each worker calls `make` with the options.
+            make: Of a model that is no checkpoint; each worker calls `make` with the options.
         """
         cluster = cls.__new__(cls)
         cluster._open(places, options, before, tokenizer, make)

@@ -65,8 +65,9 @@ class ClusterRun:
     ) -> None:
         """Begin. name_of: what a key of the dealer is called.
 
-        parts: how many keep one worker busy; None for as many as it decodes rows at once.
-        most: how many of the crew's workers take part; None for all, and those that join.
+        Args:
+            parts: How many keep one worker busy; None for as many as it decodes rows at once.
+            most: How many of the crew's workers take part; None for all, and those that join.
         """
         ClusterRun._number += 1
         self._id, self._crew, self._dealer, self.name_of = ClusterRun._number, crew, dealer, name_of

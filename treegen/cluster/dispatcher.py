@@ -183,7 +183,9 @@ class Dispatcher:
     def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
         """Return what a worker is to do beside what it has.
 
-        high: rows that it may have then. low: with fewer it takes from the lanes of others.
+        Args:
+            high: Rows that it may have then.
+            low: With fewer it takes from the lanes of others.
         """
         if worker in self._is_apart:
             if self._open.get(worker):
@@ -282,7 +284,8 @@ class Dispatcher:
     def find_donor(self, least: int) -> tuple[int, int] | None:
         """Return whom an idle worker may relieve, and of how many rows; None if of nobody.
 
-        least: rows that one who is relieved has.
+        Args:
+            least: Rows that one who is relieved has.
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
         worker = max(counts, key=lambda each: counts[each], default=None)

@@ -38,11 +38,13 @@ def parse_placement(
 ) -> Placement:
     """Return where workers are wanted.
 
-    gpus: "all", a number of GPUs, or a list such as "0,2" ("2," for the one). workers: how many on
-    CPUs. address: of a Ray cluster, such as "10.0.0.1:6379", or "auto" for one that was started on
-    this machine. Without gpus and workers, all GPUs.
-
     Raises InputError for what contradicts itself or is not there, as far as this machine can tell.
+
+    Args:
+        gpus: "all", a number of GPUs, or a list such as "0,2" ("2," for the one).
+        workers: How many on CPUs.
+        address: Of a Ray cluster, such as "10.0.0.1:6379", or "auto" for one that was started on
+            this machine. Without gpus and workers, all GPUs.
     """
     device = device_name(device)
     if find_spec("ray") is None:

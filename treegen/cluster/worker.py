@@ -101,7 +101,8 @@ class Worker:
     ) -> WorkerInfo | WorkerFailure:
         """Load the model. before: called first, such as what loads another model.
 
-        make: makes the LLM of its options.
+        Args:
+            make: Makes the LLM of its options.
         """
         import torch
 
@@ -141,8 +142,9 @@ class Worker:
     ) -> TurnResult:
         """Take work, and do what there is for so many seconds, or until nothing is left.
 
-        recall: parts that the worker is to give back, if it has not begun them.
-        floors: by key, the min_confidence of the parts.
+        Args:
+            recall: Parts that the worker is to give back, if it has not begun them.
+            floors: By key, the min_confidence of the parts.
         """
         if number != self._number:
             return TurnResult()

@@ -14,7 +14,8 @@ def count_cores(root: Path = Path("/")) -> int:
     A container may see 64 cores and be given the time of two. What starts 64 workers there has
     each of them wait for the others.
 
-    root: where /proc and /sys are.
+    Args:
+        root: Where /proc and /sys are.
     """
     count = len(os.sched_getaffinity(0))
     for share in _shares(root):

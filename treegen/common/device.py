@@ -95,7 +95,8 @@ class StagingBuffer:
     def fill(self, target: Tensor, num: int, write: Callable[[NDArray[Any]], None]) -> None:
         """Fill the first `num` numbers of a dense tensor, without waiting for the device.
 
-        write: is given an array of so many numbers, of the tensor's type, and sets them.
+        Args:
+            write: Is given an array of so many numbers, of the tensor's type, and sets them.
         """
         on_gpu = target.device.type == "cuda"
         num_bytes = num * target.itemsize
@@ -147,7 +148,8 @@ class AsyncHostCopy:
 def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Copies of tensors; those that are parts of one piece of memory are copied as one.
 
-    copy: makes a copy of a tensor of bytes.
+    Args:
+        copy: Makes a copy of a tensor of bytes.
     """
     whole: dict[int, Tensor] = {}
     copies = []

@@ -321,8 +321,9 @@ class SamplingParams:
     def from_generation_config(cls, llm: Any, **others: Any) -> SamplingParams:
         """Return what the checkpoint of an LLM recommends in its generation_config.json.
 
-        llm: an LLM, AsyncLLM or Cluster.
-        others: further parameters, such as max_tokens or n; they replace what is recommended.
+        Args:
+            llm: An LLM, AsyncLLM or Cluster.
+            others: Further parameters, such as max_tokens or n; they replace what is recommended.
 
         Raises:
             InputError: the checkpoint recommends nothing, or a value cannot be used.

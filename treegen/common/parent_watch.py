@@ -11,7 +11,8 @@ _LOOK: Final = 1.0  # seconds between looks
 def exit_with_parent(leader: int) -> None:
     """End this process soon after its leader ends, in whatever way.
 
-    leader: the id of the process that started this one.
+    Args:
+        leader: The id of the process that started this one.
     """
     threading.Thread(target=_watch, args=(leader,), daemon=True).start()
 

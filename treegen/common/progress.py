@@ -16,8 +16,9 @@ def show_progress(
 ) -> Iterator[_Item]:
     """Yield items, and show how many of them have come.
 
-    total: how many will.
-    progress: whether to show it; None does so in a notebook.
+    Args:
+        total: How many will.
+        progress: Whether to show it; None does so in a notebook.
     """
     if not (in_notebook() if progress is None else progress):
         return iter(items)

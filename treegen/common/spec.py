@@ -46,7 +46,9 @@ class LatentSpec:
     def copy_pages(self, kept_size: int, size: int) -> int:
         """Pages that the keys and values of all heads take, for each page of tokens.
 
-        kept_size: bytes of a number in a page. size: bytes of a number of these keys and values.
+        Args:
+            kept_size: Bytes of a number in a page.
+            size: Bytes of a number of these keys and values.
         """
         pages = -(-self.expanded * size // (self.kept * kept_size))
         while pages * self.kept * kept_size % size:
@@ -187,9 +189,10 @@ class DeltaSpec:
     def shared_tokens(self, siblings: int) -> int:
         """Updates that a row lists before it gets a state of its own, by cost.
 
-        siblings: rows that start from the same state, and read it once for all of them.
-
         With a state of its own a row reads that state, and own_tokens / 2 updates.
+
+        Args:
+            siblings: Rows that start from the same state, and read it once for all of them.
         """
         spared = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
         return min(spared + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens)

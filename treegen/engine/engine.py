@@ -152,9 +152,11 @@ class Engine:
     ) -> Scheduler:
         """The scheduler of a run, which has the cache until it is closed.
 
-        searches: whether it is a run of searches. options: what `Scheduler` takes beside.
-
         Raises InputError while another run is not finished.
+
+        Args:
+            searches: Whether it is a run of searches.
+            options: What `Scheduler` takes beside.
         """
         with self._starting:  # two threads must not both find the cache free
             self.check_ready()

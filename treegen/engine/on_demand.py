@@ -68,7 +68,8 @@ class OnDemandStream(Stream):
     def withdraw(self, most: int) -> list[Dealt]:
         """Drop work that has not been begun, or waits for pages, the last of it first.
 
-        most: samples, or requests without samples. Returns what was dropped.
+        Args:
+            most: Samples, or requests without samples. Returns what was dropped.
         """
         run, ready = self.scheduler.run, self.scheduler.queue.ready
         waiting: dict[int, list[int]] = {}

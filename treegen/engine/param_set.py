@@ -46,7 +46,9 @@ def param_sets(
 ) -> tuple[list[ParamSet], list[int]]:
     """The different parameters among those of some requests, and the place of each one's there.
 
-    stopping_of: what ends the samples of some parameters. Without requests there is one set too.
+    Args:
+        stopping_of: What ends the samples of some parameters. Without requests there is one set
+            too.
     """
     # Of equal ones, rows are drawn and ended together.
     sets = {each.drawing: each for each in params or [SamplingParams()]}

@@ -70,14 +70,16 @@ class Scheduler:
     ) -> None:
         """A scheduler for one run.
 
-        given: what it computes with.
-        param_sets: sampling parameters, and what ends their samples; at least one.
-        samples: for each request of the plan, the sample indices that are wanted.
-        params_of: for each request of the plan, the index of its parameters; by default 0.
-        on_prefilled: called with each request that wants no samples, once its keys are in place and
-        before its pages are freed.
-        on_grown: called with each sample of a search; says what its segment holds.
-        speculation: how tokens are guessed, so that one pass draws several of a row; None for not.
+        Args:
+            given: What it computes with.
+            param_sets: Sampling parameters, and what ends their samples; at least one.
+            samples: For each request of the plan, the sample indices that are wanted.
+            params_of: For each request of the plan, the index of its parameters; by default 0.
+            on_prefilled: Called with each request that wants no samples, once its keys are in place
+                and before its pages are freed.
+            on_grown: Called with each sample of a search; says what its segment holds.
+            speculation: How tokens are guessed, so that one pass draws several of a row; None for
+                not.
         """
         # Whatever is kept may be drawn from again.
         rewinds = on_grown is not None or on_prefilled is not None
@@ -137,11 +139,13 @@ class Scheduler:
         """Add a request below a segment.
 
         spec.tokens: the end of the prompt is enough. It is only read to make text of tokens.
-        params: the index of the sampling parameters.
-        samples: the sample indices that are wanted.
-        rank: its place among all requests, depth first; by default after those that are there.
-        grows: whether its samples become segments when they end; else they are only returned.
-        floor: its own min_confidence, in place of that of its parameters.
+
+        Args:
+            params: The index of the sampling parameters.
+            samples: The sample indices that are wanted.
+            rank: Its place among all requests, depth first; by default after those that are there.
+            grows: Whether its samples become segments when they end; else they are only returned.
+            floor: Its own min_confidence, in place of that of its parameters.
         """
         index = self._num_requests
         self._num_requests += 1
@@ -296,7 +300,8 @@ class Scheduler:
     def _collect_results(self, *, end: bool = True) -> None:
         """Wait for the pass under way, if there is one, and note its results.
 
-        end: whether the rows leave that are over.
+        Args:
+            end: Whether the rows leave that are over.
         """
         flight, self.flight = self.flight, None
         if flight is not None:

@@ -130,7 +130,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     ) -> None:
         """Add work to a run of `LLM.dealt`: places of prompts in the plan, and samples of each.
 
-        floors: by place, the min_confidence of what is dealt of a prompt from now on.
+        Args:
+            floors: By place, the min_confidence of what is dealt of a prompt from now on.
 
         Raises:
             InputError: in other runs, which do all of their plan.

@@ -55,8 +55,10 @@ def group_equal_answers(
 ) -> dict[str, str]:
     """Return for each answer the representative of its class.
 
-    same: whether two answers are equal; it may depend on their order. It is asked about pairs in an
-    order that follows from the answers alone, and not about pairs whose class is known to be one.
+    Args:
+        same: Whether two answers are equal; it may depend on their order. It is asked about pairs
+            in an order that follows from the answers alone, and not about pairs whose class is
+            known to be one.
     """
     ranked = sorted(set(answers), key=lambda answer: (len(answer), answer))
     above = {answer: answer for answer in ranked}
@@ -81,8 +83,9 @@ def unify_answers(
 ) -> list[dict[str, Verdict]]:
     """Return verdicts on a run's samples, equal answers of a problem as equal strings.
 
-    found: for each sample its problem's id and its verdicts by filter.
-    types: answer types by filter; verdicts of other filters stay as they are.
+    Args:
+        found: For each sample its problem's id and its verdicts by filter.
+        types: Answer types by filter; verdicts of other filters stay as they are.
     """
     groups: dict[tuple[str, str, bool], set[str]] = {}
     for problem_id, verdicts in found:

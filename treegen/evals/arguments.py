@@ -23,7 +23,8 @@ def configure_task(task: _Task, given: Mapping[str, str]) -> _Task:
 def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
     """Return the arguments in texts of the form name=value; a value may be any text.
 
-    of: whose arguments they are, for messages.
+    Args:
+        of: Whose arguments they are, for messages.
 
     Raises:
         InputError: a text has another form, or a name has two values.

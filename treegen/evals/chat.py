@@ -35,12 +35,13 @@ def as_chat(
 ) -> Node:
     """Return the tree with each prompt as chat messages, after a system turn if there is one.
 
-    multiturn: make a user's and an assistant's turn of each solved example, if the task tells them
-    apart.
-    template: arguments of the chat template.
-
     The solved examples are no longer a node of their own, but stay shared: prompts that start
     alike are rendered alike, and the plan finds what is shared in the tokens.
+
+    Args:
+        multiturn: Make a user's and an assistant's turn of each solved example, if the task tells
+            them apart.
+        template: Arguments of the chat template.
     """
     leaves = [
         Node(

@@ -17,7 +17,8 @@ def is_bundled(data: str | None) -> bool:
 def make_data_label(data: str | None, *, own_examples: bool = False) -> str:
     """Return the label that tables show after the task's name; "" for published or a user's data.
 
-    own_examples: whether solved examples that come with treegen stand before the problems.
+    Args:
+        own_examples: Whether solved examples that come with treegen stand before the problems.
     """
     return LABEL if is_bundled(data) else EXAMPLES if own_examples else ""
 

@@ -46,11 +46,12 @@ def run_settings(
 ) -> RunSettings:
     """Return the settings that a run of a job stores and, when it is resumed, compares.
 
-    dtype: the name of the type that the model computes in.
-    fingerprint: of the weights.
-    device_type: the kind of device, cpu or cuda, where workers of a cluster compute.
-    quantization: of `ModelInfo`.
-    computing: as `computed_on` gives it; by default that of this machine.
+    Args:
+        dtype: The name of the type that the model computes in.
+        fingerprint: Of the weights.
+        device_type: The kind of device, cpu or cuda, where workers of a cluster compute.
+        quantization: Of `ModelInfo`.
+        computing: As `computed_on` gives it; by default that of this machine.
     """
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
@@ -108,7 +109,8 @@ def computed_on(info: RunInfo) -> dict[str, str]:
 def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
     """Return the job of a stored run, to be scored.
 
-    asked: what the reader says of it, by the names of `OpenRunOptions` and of settings.
+    Args:
+        asked: What the reader says of it, by the names of `OpenRunOptions` and of settings.
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
@@ -132,7 +134,9 @@ def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     """Raise InputError unless a job's problems are those that a run was begun with.
 
-    stored: the identity of the run. name: what to call it.
+    Args:
+        stored: The identity of the run.
+        name: What to call it.
     """
     now = _hash([problem.content for problem in job.data.problems])
     if now != stored["data"]["problems"]:

@@ -30,7 +30,8 @@ def sample_choices(
 ) -> Iterator[RunProgress]:
     """Score the choices of the problems that a run lacks; store the likeliest of each problem.
 
-    stop: polled after every step; see `treegen.evals.sampling.sample`.
+    Args:
+        stop: Polled after every step; see `treegen.evals.sampling.sample`.
     """
     problems, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}

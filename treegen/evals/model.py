@@ -42,7 +42,8 @@ class ModelPrecision:
 def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) -> ModelPrecision:
     """Return in which numbers a model computes: all that resuming a finished run needs of it.
 
-    places: as for `load_model_facts`.
+    Args:
+        places: As for `load_model_facts`.
     """
     from treegen.model.checkpoint.files import locate
 
@@ -78,7 +79,8 @@ def _source(engine: EngineOptions) -> dict[str, Any]:
 def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -> "ModelInfo":
     """Return the facts about a model that its configuration and tokenizer tell.
 
-    places: of workers that do the work, on devices that this machine need not have.
+    Args:
+        places: Of workers that do the work, on devices that this machine need not have.
     """
     numbers = resolve_precision(engine, places)
     device, dtype = numbers.device, numbers.torch_dtype
@@ -175,8 +177,9 @@ def load_llm(
 ) -> "BaseLLM":
     """Load a model.
 
-    places: of workers. What is returned is then a Cluster, to be closed.
-    before: what each worker calls before it loads the model.
+    Args:
+        places: Of workers. What is returned is then a Cluster, to be closed.
+        before: What each worker calls before it loads the model.
 
     Raises:
         ModelError: its files changed since `weights_fingerprint`, or it cannot be used.

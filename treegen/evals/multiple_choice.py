@@ -92,7 +92,8 @@ def check_settings(
 ) -> None:
     """Raise InputError for sampling settings of a user, because nothing is drawn.
 
-    default: the task's own settings.
+    Args:
+        default: The task's own settings.
     """
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:

@@ -19,7 +19,9 @@ USER, CHECKPOINT, TASK = "user", "checkpoint", "task"
 def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters that a checkpoint recommends, if a user wants them.
 
-    way: one of WAYS, or None. given: the user's other choices, the model among them.
+    Args:
+        way: One of WAYS, or None.
+        given: The user's other choices, the model among them.
 
     Raises:
         InputError: the way is not known, or the checkpoint recommends nothing.
@@ -52,7 +54,8 @@ def sources_of(
 ) -> dict[str, str]:
     """Who chose each of some sampling parameters: the user, the checkpoint or the task.
 
-    stored: the choices of the run that is resumed; those of an old run say nothing of it.
+    Args:
+        stored: The choices of the run that is resumed; those of an old run say nothing of it.
     """
     chosen = (stored or {}).get("sources", {})
     found: dict[str, str] = {}

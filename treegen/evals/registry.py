@@ -100,8 +100,10 @@ def list_tasks() -> list[TaskInfo]:
 def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return what tasks are, default to and take, as JSON holds it.
 
-    names: of tasks, as for `get_task`. If empty, all known tasks. Of these, one that cannot be
-    loaded has an error instead: a broken package of somebody else must not hide the other tasks.
+    Args:
+        names: Of tasks, as for `get_task`. If empty, all known tasks. Of these, one that cannot be
+            loaded has an error instead: a broken package of somebody else must not hide the other
+            tasks.
 
     Raises:
         InputError: a named task does not exist or cannot be loaded.
@@ -138,8 +140,10 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
 def get_task(name: str | Task) -> Task:
     """Return a new task, or the one that is given.
 
-    name: a known name, `path/to/file.py:ClassName`, `lm-eval:TASK` for a task or group of lm-eval,
-    `lm-eval:TASK@DIR` for one in a folder of its YAML files, `path/to/task.yaml`, or a task.
+    Args:
+        name: A known name, `path/to/file.py:ClassName`, `lm-eval:TASK` for a task or group of
+            lm-eval, `lm-eval:TASK@DIR` for one in a folder of its YAML files, `path/to/task.yaml`,
+            or a task.
 
     Raises:
         InputError: there is no such task, it cannot be loaded, or it is not a task.

@@ -40,9 +40,10 @@ def sample(
 ) -> Iterator[RunProgress]:
     """Draw the samples that a run lacks and store each once it has ended; yields after every step.
 
-    stop: polled before every step; once it returns something true, the iteration ends. Samples that
-    had finished by then, or before an error, are in the run.
-    judging: judges programs meanwhile.
+    Args:
+        stop: Polled before every step; once it returns something true, the iteration ends. Samples
+            that had finished by then, or before an error, are in the run.
+        judging: Judges programs meanwhile.
     """
     if run.missing <= 0:
         return

@@ -27,9 +27,10 @@ def truncate_prompts(
 ) -> TruncatedTree:
     """Leave droppable nodes out of prompts of more than limit tokens, until they fit.
 
-    lengths: gives the number of tokens of each prompt of a tree, by prompt id.
-
     A prompt without a droppable node stays too long. The run refuses it later.
+
+    Args:
+        lengths: Gives the number of tokens of each prompt of a tree, by prompt id.
     """
     prompts = prompts_of(tree)
     if not any(_places(prompt.path) for prompt in prompts):

@@ -43,14 +43,15 @@ class AsyncLLM(Closeable):
     ) -> None:
         """Start to serve.
 
-        llm: an LLM. A Cluster deals runs that are known whole, and is refused.
-
-        max_waiting: samples that may wait beside those that are decoded; further calls raise
-        BusyError. By default four times the LLM's max_rows.
-        tool_format: how the model writes tool calls, a name of
-        `treegen.prompts.replies.TOOL_FORMATS`, in place of what its chat template tells.
-        max_image_pixels: pixels that the images of one call may have together, for calls on behalf
-        of others. By default each image has a limit of its own alone, 67 million pixels.
+        Args:
+            llm: An LLM. A Cluster deals runs that are known whole, and is refused.
+            max_waiting: Samples that may wait beside those that are decoded; further calls raise
+                BusyError. By default four times the LLM's max_rows.
+            tool_format: How the model writes tool calls, a name of
+                `treegen.prompts.replies.TOOL_FORMATS`, in place of what its chat template tells.
+            max_image_pixels: Pixels that the images of one call may have together, for calls on
+                behalf of others. By default each image has a limit of its own alone, 67 million
+                pixels.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.
@@ -87,7 +88,8 @@ class AsyncLLM(Closeable):
 
         If the caller is cancelled, so are its samples.
 
-        first: with a seed, how many samples of each prompt to leave out first.
+        Args:
+            first: With a seed, how many samples of each prompt to leave out first.
 
         Raises:
             BusyError: too many samples wait.
@@ -119,8 +121,9 @@ class AsyncLLM(Closeable):
         stop string. News add up to its Completion, which comes last. Closing the iterator cancels
         the rest.
 
-        parts: whether News also have the thoughts, the text and the tool calls in it, as far as
-        they are known; see `treegen.prompts.replies`.
+        Args:
+            parts: Whether News also have the thoughts, the text and the tool calls in it, as far as
+                they are known; see `treegen.prompts.replies`.
 
         Raises:
             TreegenError: as for `generate`.
@@ -141,7 +144,8 @@ class AsyncLLM(Closeable):
     async def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> list[Score]:
         """Return log-likelihoods of all tokens but the first of each prompt, given as token ids.
 
-        top: how many likeliest tokens to report in the place of each token.
+        Args:
+            top: How many likeliest tokens to report in the place of each token.
 
         Raises:
             BusyError: too many samples wait.
@@ -253,7 +257,8 @@ class AsyncLLM(Closeable):
     def close(self, *, drain: bool = True) -> None:
         """Take no more calls and wait until those under way are done; the LLM is free then.
 
-        drain: False cancels the calls under way; who waits for them gets a StoppedError.
+        Args:
+            drain: False cancels the calls under way; who waits for them gets a StoppedError.
         """
         self._stepper.end()
         self._encoder.close()

@@ -133,9 +133,10 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         without an id they follow from the prompt's tokens. Then, as with `generate`, another call
         with the same prompt draws further samples, unless params have a seed or `skip` is given.
 
-        params: of all sampled nodes, or one for each in the order that the tree declares.
-        skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
-        other samples are the same with or without them.
+        Args:
+            params: Of all sampled nodes, or one for each in the order that the tree declares.
+            skip: (prompt id, sample index) pairs that are not wanted, as when a run is resumed. The
+                other samples are the same with or without them.
 
         Raises:
             InputError: params or skip cannot be used, or another run of this LLM is not finished.
@@ -188,8 +189,9 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     ) -> RunResult:
         """Sample a tree to its end; completions in the order the tree declares.
 
-        params: as for `stream`.
-        progress: show a bar of the samples that have ended; None does so in a notebook.
+        Args:
+            params: As for `stream`.
+            progress: Show a bar of the samples that have ended; None does so in a notebook.
 
         Raises:
             TreegenError: as for `stream` and its iterator.
@@ -209,14 +211,16 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     ) -> list[list[Completion]]:
         """Return params.n completions of each flat prompt; shared prefixes are found in the tokens.
 
-        params: of all prompts, or one for each.
-        tools, chat_template_kwargs: for the chat template.
-        progress: show a bar of the samples that have ended; None does so in a notebook.
-
         The draws of a sample follow from the prompt's tokens and the sample's index. Without a seed
         another call with the same prompt draws further samples: its indices go on after those that
         this LLM has drawn. With a seed each call draws the same samples. A prompt that is given
         twice in one call gets different samples each time.
+
+        Args:
+            params: Of all prompts, or one for each.
+            tools: For the chat template.
+            chat_template_kwargs: For the chat template.
+            progress: Show a bar of the samples that have ended; None does so in a notebook.
 
         Raises:
             InputError: params are not as many as prompts, and as for `stream`.
@@ -252,7 +256,8 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     ) -> list[list[Completion]]:
         """Return params.n answers to each conversation; a special case of `generate`.
 
-        messages: one conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
+        Args:
+            messages: One conversation, such as `[{"role": "user", "content": "Hi"}]`, or several.
         """
         several = as_list("messages", messages)
         if several and isinstance(several[0], Mapping):
@@ -267,15 +272,15 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
     ) -> list[Score]:
         """Return the log-likelihood of each continuation given its context.
 
-        pairs: (context, continuation), both texts or both token ids. A context may also be chat
-        messages, with images; the continuation is then what the assistant says.
-
         A context that several pairs share is computed once. If a context is empty, or all its
         tokens merge with the continuation's, the tokenizer's beginning-of-sequence token takes its
         place, or else the end-of-sequence token.
 
-        top: how many likeliest tokens to report in the place of each token of a continuation, as
-        `Score.top`; all, if the vocabulary has fewer.
+        Args:
+            pairs: (context, continuation), both texts or both token ids. A context may also be chat
+                messages, with images; the continuation is then what the assistant says.
+            top: How many likeliest tokens to report in the place of each token of a continuation,
+                as `Score.top`; all, if the vocabulary has fewer.
 
         Raises:
             InputError: pairs cannot be used, or another run of this LLM is not finished.

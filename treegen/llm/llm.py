@@ -86,56 +86,60 @@ class LLM(BaseLLM):
     ) -> None:
         """Load a model from a directory or by hub name, or take one that is loaded.
 
-        model: a directory, a hub name, or a loaded `Model`. A loaded one serves only the last LLM
-        that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
-        revision, trust_remote_code, tensor_parallel_size, adapter and images must be left out.
-        tokenizer: that of a loaded `Model`; None for a name.
-        dtype: the type to compute in, such as "bfloat16".
-        quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
-        inputs as they are computed. GPUs that multiply FP8 are then faster, and need half the
-        memory; other devices are slower. docs/models/weights.md has the effect on results. None
-        leaves the matrices of an FP8 checkpoint as they are stored, on GPUs that multiply FP8,
-        and experts in MXFP4 where they would take more than half of a GPU expanded; "mxfp4"
-        keeps them in any case, and "none" expands all.
-        kv_cache_dtype: "fp8" keeps keys and values in 8 bits (e4m3), so that twice as many fit and
-        are read in the same time; "auto" keeps them in dtype.
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        memory: bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free memory,
-        or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of the memory if
-        that is less.
-        page_size: tokens per cache page; by default 16 on a CPU, 64 on a GPU.
-        max_rows: most samples to decode at once; by default 256 on a CPU, 4,096 on a GPU.
-        prefill_chunk: most prompt tokens to compute in one pass; by default 2,048 on a CPU, 8,192
-        on a GPU.
-        sharing: which tree levels are attention parts of their own; see `compile_plan`.
-        impl: how attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-        "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is what it was
-        loaded with.
-        eager: on a GPU, start at once, without compiling and without CUDA graphs, and run slower.
-        compile: compile the decoder layers, on a GPU; takes some seconds at first use. None
-        compiles on a GPU unless eager. Of models with recurrent layers those are compiled whose
-        layers run by treegen's own operators.
-        run_ahead: launch each pass before the last one's tokens are known; see `Scheduler`. None
-        does so on a GPU.
-        reproducible: on a GPU, compute each sample to the bit as if it were alone, and slower;
-        docs/reproducibility.md says how, and for which models.
-        check: compare the model with stock transformers when it is loaded.
-        revision: of a hub name.
-        trust_remote_code: whether code that comes with the model may run.
-        tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
-        Sizes such as memory are those of each.
-        speculate: guess tokens, so that a pass draws several tokens per sample. "ngram" guesses by
-        other samples and the prompt; a function guesses for all samples of a step, given as
-        `DraftContext`. Samples stay what they are: a guess counts only if it is what the sample
-        draws. None, or "off", does not guess.
-        draft_model: a directory or hub name of a small model with the same tokenizer, which guesses
-        tokens instead. The model is on the same device, and its keys take a part of `memory`.
-        draft_tokens: most tokens to guess per sample and pass; by default 12. Needs speculate or
-        draft_model.
-        adapter: a directory or hub name of a LoRA adapter that peft has saved (rsLoRA and DoRA
-        too). It is merged into the weights in float32 as they load.
-        images: take images in chats, of a family that docs/models.md lists for that. The part of
-        the model that reads them is loaded too, and takes memory.
+        Args:
+            model: A directory, a hub name, or a loaded `Model`. A loaded one serves only the last
+                LLM that was made of it. With it dtype, quantization, kv_cache_dtype, device, check,
+                revision, trust_remote_code, tensor_parallel_size, adapter and images must be left
+                out.
+            tokenizer: That of a loaded `Model`; None for a name.
+            dtype: The type to compute in, such as "bfloat16".
+            quantization: "fp8" rounds the matrices of the layers to 8 bits as they load, and their
+                inputs as they are computed. GPUs that multiply FP8 are then faster, and need half
+                the memory; other devices are slower. docs/models/weights.md has the effect on
+                results. None leaves the matrices of an FP8 checkpoint as they are stored, on GPUs
+                that multiply FP8, and experts in MXFP4 where they would take more than half of a
+                GPU expanded; "mxfp4" keeps them in any case, and "none" expands all.
+            kv_cache_dtype: "fp8" keeps keys and values in 8 bits (e4m3), so that twice as many fit
+                and are read in the same time; "auto" keeps them in dtype.
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            memory: Bytes of the key-value cache, such as "2GiB". By default 85% of a GPU's free
+                memory, or less if a pass needs more than the rest; on a CPU 1 GiB, or an eighth of
+                the memory if that is less.
+            page_size: Tokens per cache page; by default 16 on a CPU, 64 on a GPU.
+            max_rows: Most samples to decode at once; by default 256 on a CPU, 4,096 on a GPU.
+            prefill_chunk: Most prompt tokens to compute in one pass; by default 2,048 on a CPU,
+                8,192 on a GPU.
+            sharing: Which tree levels are attention parts of their own; see `compile_plan`.
+            impl: How attention is computed: "auto", "cpu", "triton" (with cuDNN for a long trunk),
+                "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is what
+                it was loaded with.
+            eager: On a GPU, start at once, without compiling and without CUDA graphs, and run
+                slower.
+            compile: Compile the decoder layers, on a GPU; takes some seconds at first use. None
+                compiles on a GPU unless eager. Of models with recurrent layers those are compiled
+                whose layers run by treegen's own operators.
+            run_ahead: Launch each pass before the last one's tokens are known; see `Scheduler`.
+                None does so on a GPU.
+            reproducible: On a GPU, compute each sample to the bit as if it were alone, and slower;
+                docs/reproducibility.md says how, and for which models.
+            check: Compare the model with stock transformers when it is loaded.
+            revision: Of a hub name.
+            trust_remote_code: Whether code that comes with the model may run.
+            tensor_parallel_size: GPUs (or on a CPU processes) that each have a part of every layer.
+                Sizes such as memory are those of each.
+            speculate: Guess tokens, so that a pass draws several tokens per sample. "ngram" guesses
+                by other samples and the prompt; a function guesses for all samples of a step, given
+                as `DraftContext`. Samples stay what they are: a guess counts only if it is what the
+                sample draws. None, or "off", does not guess.
+            draft_model: A directory or hub name of a small model with the same tokenizer, which
+                guesses tokens instead. The model is on the same device, and its keys take a part of
+                `memory`.
+            draft_tokens: Most tokens to guess per sample and pass; by default 12. Needs speculate
+                or draft_model.
+            adapter: A directory or hub name of a LoRA adapter that peft has saved (rsLoRA and DoRA
+                too). It is merged into the weights in float32 as they load.
+            images: Take images in chats, of a family that docs/models.md lists for that. The part
+                of the model that reads them is loaded too, and takes memory.
 
         Raises:
             InputError: an option cannot be used.
@@ -225,7 +229,9 @@ class LLM(BaseLLM):
         """Begin a run of which only what `OnDemandStream.deal` adds is done; for a cluster's
         workers.
 
-        plan: with all requests, which are laid out here as it says. params: of each request.
+        Args:
+            plan: With all requests, which are laid out here as it says.
+            params: Of each request.
 
         Raises:
             CacheFullError: the cache cannot hold a prompt even alone.
@@ -276,7 +282,8 @@ class LLM(BaseLLM):
     def session(self, params: Params | None = None) -> Session:
         """Search trees that are sampled step by step; see `treegen.search.session.Session`.
 
-        params: how nodes sample by default.
+        Args:
+            params: How nodes sample by default.
 
         Raises:
             InputError: params cannot be used, or another run of this LLM is not finished.
@@ -321,12 +328,13 @@ class LLM(BaseLLM):
     def keep(self, prefix: str | Node, *, name: str | None = None) -> Kept:
         """Compute a prefix now and keep its keys and values for later calls.
 
-        prefix: text, or a node; then the whole paths of its leaves are kept.
-        name: to `drop` it by; by default one is made.
-
         Later prompts that start with the same tokens do not compute them again. Use it in a `with`
         statement, or `drop` it by name. Kept prefixes take at most half of the cache; the least
         recently used one leaves first. All leave once a weight of the model was written into.
+
+        Args:
+            prefix: Text, or a node; then the whole paths of its leaves are kept.
+            name: To `drop` it by; by default one is made.
 
         Raises:
             InputError: the name is no text or taken, or another run of this LLM is not finished.

@@ -46,22 +46,25 @@ class SearchCalls(ABC):
     ) -> list[SearchResult]:
         """Run a search of each problem, many at once; results in the order of the problems.
 
-        fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may return
-        a Found, a node or nodes (the best first), or anything else; see `treegen.search`.
-        problems: prompts (text, token ids or chat messages), or (name, prompt) pairs.
-        params: how nodes sample by default.
-        concurrency: most searches at once.
-        budget: of each search.
-        rows: samples that one search is expected to have under way. It decides which segments of
-        the prompts are attention parts of their own.
-        tools, chat_template_kwargs: for the chat template.
-
         The draws of a search follow from its name and the seed, whatever else runs. Without a
         name they follow from the prompt's tokens. Then, as with `generate`, another search of the
         same prompt draws other samples, unless params have a seed.
 
         The result of a search that fails has the error and the tree so far. If all searches fail,
         a warning says so. Raises what `search_stream` and its iterator raise.
+
+        Args:
+            fn: `async def fn(root)`, which samples from the nodes of one problem's tree. It may
+                return a Found, a node or nodes (the best first), or anything else; see
+                `treegen.search`.
+            problems: Prompts (text, token ids or chat messages), or (name, prompt) pairs.
+            params: How nodes sample by default.
+            concurrency: Most searches at once.
+            budget: Of each search.
+            rows: Samples that one search is expected to have under way. It decides which segments
+                of the prompts are attention parts of their own.
+            tools: For the chat template.
+            chat_template_kwargs: For the chat template.
         """
         return self.search_stream(
             fn,
@@ -130,8 +133,10 @@ class SearchCalls(ABC):
     ) -> list[SearchResult]:
         """Generate the levels that nodes of a tree declare; one result per such node.
 
-        rows: as for `search`; by default those of the largest level.
-        concurrency, budget: as for `search`.
+        Args:
+            rows: As for `search`; by default those of the largest level.
+            concurrency: As for `search`.
+            budget: As for `search`.
 
         Raises:
             TreeError: the tree is malformed or generates nothing.

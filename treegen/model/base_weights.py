@@ -33,7 +33,8 @@ def share_base_weights() -> Iterator[None]:
 def load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     """Return a module of one's own of the weights that `read` reads.
 
-    key: what they are; other weights replace those that are kept. None: they are not kept.
+    Args:
+        key: What they are; other weights replace those that are kept. None: they are not kept.
     """
     if not _open or key is None:
         return read()

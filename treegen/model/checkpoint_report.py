@@ -156,7 +156,8 @@ def inspect_checkpoint(
 ) -> CheckpointReport:
     """Return what becomes of a checkpoint with some options.
 
-    image_sizes: widths and heights in pixels, for which it tells the tokens of an image.
+    Args:
+        image_sizes: Widths and heights in pixels, for which it tells the tokens of an image.
 
     Raises:
         ModelError: there is no such checkpoint, or its configuration cannot be read.

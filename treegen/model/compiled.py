@@ -169,9 +169,11 @@ class CompiledLayers:
     ) -> None:
         """Prepare the layers; the first pass compiles them.
 
-        pools: the page pool of each layer that attends.
-        states: of each recurrent layer its tensors. All run by treegen's own operators.
-        backend, options: of the compiler, as in `torch.compile`; options are Inductor's.
+        Args:
+            pools: The page pool of each layer that attends.
+            states: Of each recurrent layer its tensors. All run by treegen's own operators.
+            backend: Of the compiler, as in `torch.compile`; options are Inductor's.
+            options: Of the compiler, as in `torch.compile`; options are Inductor's.
 
         Raises:
             ModelError: the layers cannot be told apart.

@@ -167,8 +167,9 @@ def load_spec(
 ) -> ModelSpec:
     """Return a model's shape from its configuration alone; no weights are read or needed.
 
-    kv_cache_dtype: as for `treegen.model.load.load_model`.
-    ranks: how many processes compute the model together; the heads are those of one of them.
+    Args:
+        kv_cache_dtype: As for `treegen.model.load.load_model`.
+        ranks: How many processes compute the model together; the heads are those of one of them.
 
     Raises:
         InputError: the dtype or the device cannot be used.
@@ -199,8 +200,10 @@ def spec_of(
 ) -> ModelSpec:
     """Return the shape of the model that a configuration describes.
 
-    directory: the checkpoint's, None for a model that was built in memory.
-    kv_cache_dtype, ranks: as in `load_spec`.
+    Args:
+        directory: The checkpoint's, None for a model that was built in memory.
+        kv_cache_dtype: As in `load_spec`.
+        ranks: As in `load_spec`.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used, or the configuration

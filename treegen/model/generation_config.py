@@ -85,11 +85,12 @@ def difference_from_generate(directory: Path | None) -> str:
 def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     """The settings that a checkpoint recommends, by the names of SamplingParams; may be none.
 
-    directory: the checkpoint's; None for a model without files.
-
     A file that says do_sample=false recommends greedy decoding, and one that says do_sample=true
     without a temperature recommends 1, as transformers reads them. A temperature of nearly 0 means
     greedy decoding too.
+
+    Args:
+        directory: The checkpoint's; None for a model without files.
 
     Raises:
         ModelError: the file cannot be read, or has a value that cannot be used.

@@ -156,9 +156,11 @@ def write_and_attend(
 
     They are stored first, so a token finds its own key in its own level.
 
-    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V].
-
     Returns out [T, H, V].
+
+    Args:
+        keys: The pool, [pages, page_size, G, K] and [pages, page_size, G, V].
+        values: The pool, [pages, page_size, G, K] and [pages, page_size, G, V].
     """
     write_kv(keys, values, batch.slots_T, k_TGK, v_TGV)
     return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
@@ -175,9 +177,11 @@ def write_and_attend_latents(
 ) -> Tensor:
     """`write_and_attend` for a layer that keeps latents.
 
-    latent_TGR, rotated_TGP: of each token; G is 1.
-    keys: the pool, [pages, page_size, 1, R + P].
-    up_HXR: what makes keys and values of latents.
+    Args:
+        latent_TGR: Of each token; G is 1.
+        rotated_TGP: Of each token; G is 1.
+        keys: The pool, [pages, page_size, 1, R + P].
+        up_HXR: What makes keys and values of latents.
     """
     rank, rope = latent_TGR.shape[-1], rotated_TGP.shape[-1]
     write_kv(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)

@@ -83,22 +83,24 @@ def load_model(
 ) -> Model:
     """Return the model in a directory or of a hub name, ready to use and checked.
 
-    dtype: "auto" is the checkpoint's own on a GPU, and float32 on the CPU.
-    device: "auto" is CUDA where there is one.
-    check: whether to compare a toy tree with transformers' own attention on the loaded weights,
-    which takes about a second. Without it, a family that nobody tried may be silently wrong.
-    revision: the branch, tag or commit of a model on the hub.
-    trust_remote_code: whether code of the checkpoint itself may run; from the hub only with a
-    commit as `revision`.
-    impl: the attention implementation, as in `treegen.ops.attention.attend`.
-    quantization: "fp8" turns the linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4 bits;
-    None leaves matrices in FP8 that are stored so, where the device multiplies them, and experts in
-    MXFP4 where they would not fit expanded; "none" expands all.
-    kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
-    ranks: the processes that compute the model together, of which this one loads its part.
-    adapter: a directory or hub name of an adapter that is merged into the weights; see
-    `treegen.model.checkpoint.adapter`. What is stored in FP8 is expanded then.
-    images: whether images are taken, by the part of the model that reads them.
+    Args:
+        dtype: "auto" is the checkpoint's own on a GPU, and float32 on the CPU.
+        device: "auto" is CUDA where there is one.
+        check: Whether to compare a toy tree with transformers' own attention on the loaded weights,
+            which takes about a second. Without it, a family that nobody tried may be silently
+            wrong.
+        revision: The branch, tag or commit of a model on the hub.
+        trust_remote_code: Whether code of the checkpoint itself may run; from the hub only with a
+            commit as `revision`.
+        impl: The attention implementation, as in `treegen.ops.attention.attend`.
+        quantization: "fp8" turns the linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4
+            bits; None leaves matrices in FP8 that are stored so, where the device multiplies them,
+            and experts in MXFP4 where they would not fit expanded; "none" expands all.
+        kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
+        ranks: The processes that compute the model together, of which this one loads its part.
+        adapter: A directory or hub name of an adapter that is merged into the weights; see
+            `treegen.model.checkpoint.adapter`. What is stored in FP8 is expanded then.
+        images: Whether images are taken, by the part of the model that reads them.
 
     Raises:
         InputError: the dtype, the device or another argument cannot be used.
@@ -183,12 +185,13 @@ def from_module(
     The module is changed: it attends by treegen from now on.
     `treegen.model.module_patch.patch_module` gives it back as it was.
 
-    name: what messages call it.
-    check: whether to compare with transformers' own attention, as `load_model` does.
-    impl: the attention implementation, as in `treegen.ops.attention.attend`.
-    quantization: as for `load_model`; the module's own weights are rounded then.
-    kv_cache_dtype: as for `load_model`.
-    ranks: the processes that compute the model together; the module is this one's part of it.
+    Args:
+        name: What messages call it.
+        check: Whether to compare with transformers' own attention, as `load_model` does.
+        impl: The attention implementation, as in `treegen.ops.attention.attend`.
+        quantization: As for `load_model`; the module's own weights are rounded then.
+        kv_cache_dtype: As for `load_model`.
+        ranks: The processes that compute the model together; the module is this one's part of it.
 
     Raises:
         InputError: it is no language model of transformers, or its dtype or another argument cannot
@@ -263,9 +266,12 @@ def _load_weights(
 ) -> PreTrainedModel:
     """Return the transformers model with every weight from the checkpoint, none made up.
 
-    stored: how the weights are quantised. stays: whether what is in FP8 or MXFP4 stays so.
-    adapter: what is merged into them. images: whether it takes images too.
-    towers: its parts that read these, which rank 0 alone has.
+    Args:
+        stored: How the weights are quantised.
+        stays: Whether what is in FP8 or MXFP4 stays so.
+        adapter: What is merged into them.
+        images: Whether it takes images too.
+        towers: Its parts that read these, which rank 0 alone has.
     """
     config = copy.deepcopy(config)  # loading writes into it
     in_one = gguf_arguments(directory)
@@ -359,7 +365,8 @@ def stays_fp8(
 ) -> bool:
     """Whether matrices that a checkpoint stores in FP8 stay so on a device.
 
-    quantization: as in `load_model`.
+    Args:
+        quantization: As in `load_model`.
     """
     if stored is None or not stored.is_fp8:
         return False
@@ -375,7 +382,8 @@ def stays_mxfp4(
 ) -> bool:
     """Whether experts that a checkpoint stores in MXFP4 stay so on a device.
 
-    quantization: as in `load_model`.
+    Args:
+        quantization: As in `load_model`.
 
     Raises:
         InputError: they are asked to stay so, and are not stored so.
@@ -422,7 +430,8 @@ def _tell(
 ) -> None:
     """Warn, in one line, of what runs otherwise than it is stored.
 
-    sizes: bytes of the files, and of the weights if all are expanded.
+    Args:
+        sizes: Bytes of the files, and of the weights if all are expanded.
     """
     kind = str(dtype).removeprefix("torch.")
     if restored is None:

@@ -200,7 +200,8 @@ def _pass(
 ) -> Tensor:
     """Run one forward pass over spans on page pools and states: logits [R, V].
 
-    decodes: whether it is a decode step, in which rows may list updates of their states.
+    Args:
+        decodes: Whether it is a decode step, in which rows may list updates of their states.
     """
     pools, states = cache
 
@@ -265,7 +266,8 @@ def _stock_logits(
 ) -> list[Tensor]:
     """Return the logits [N, V] of each sequence alone under transformers' own attention.
 
-    perturb: change the input embeddings by as much as one rounding does.
+    Args:
+        perturb: Change the input embeddings by as much as one rounding does.
     """
     module: nn.Module = model.module
     generator = torch.Generator(model.device).manual_seed(0)

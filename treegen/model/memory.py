@@ -60,7 +60,8 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
     On a GPU that is most of the memory that is free; the rest is for activations, logits and CUDA
     graphs. On the host it is an eighth of the memory, and at most 1 GiB.
 
-    activations: about how many bytes a pass takes.
+    Args:
+        activations: About how many bytes a pass takes.
     """
     if device.type == "cuda":
         empty_device_cache(device)
@@ -175,7 +176,8 @@ def subtract_draft_cache(size: int, spec: ModelSpec, beside: int) -> int:
 def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCache:
     """The cache that options ask for; without a size, one that leaves a pass its memory.
 
-    beside: bytes of a token's keys and values in another model's cache under the same pages.
+    Args:
+        beside: Bytes of a token's keys and values in another model's cache under the same pages.
 
     Raises:
         CacheFullError: there is not one page, or there are too few slots to get on with.
@@ -199,7 +201,8 @@ def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCa
 def new_state_cache(model: Model, num_states: int, num_windows: int) -> StateCache:
     """Slots for the states of a model's recurrent layers.
 
-    num_windows: of convolutions, for rows that list updates of states.
+    Args:
+        num_windows: Of convolutions, for rows that list updates of states.
     """
     delta = model.spec.delta
     if delta is None:

@@ -146,9 +146,10 @@ class Model:
 
         A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
 
-        pools: one for each attention layer, as from `new_cache`.
-        states: of each recurrent layer, as from `new_states`.
-        backend: the compiler's backend, as in `torch.compile`.
+        Args:
+            pools: One for each attention layer, as from `new_cache`.
+            states: Of each recurrent layer, as from `new_states`.
+            backend: The compiler's backend, as in `torch.compile`.
         """
         from treegen.model.compiled import CompiledLayers
 
@@ -206,11 +207,12 @@ class Model:
     ) -> list[LayerKV]:
         """Return one page pool for each attention layer, filled with zeros.
 
-        dtype: the type of keys and values; None is `cache_dtype`.
-
         A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
         write the same numbers into the same places. The zeros matter: a kernel may read past the
         last key of a page and multiply what it finds there by zero, so it must find numbers.
+
+        Args:
+            dtype: The type of keys and values; None is `cache_dtype`.
 
         Raises:
             InputError: the cache would have no page.
@@ -232,7 +234,8 @@ class Model:
     def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
         """Return room for the states of each recurrent layer, so many slots, filled with zeros.
 
-        num_windows: slots that have a convolution's window alone, and come after the others.
+        Args:
+            num_windows: Slots that have a convolution's window alone, and come after the others.
 
         Raises:
             CapacityError: the device has no room for it.
@@ -300,8 +303,9 @@ class Model:
     def write_expanded(self, layers: Sequence[LayerKV], slots_L: Tensor, targets_L: Tensor) -> None:
         """Make the keys and values of all heads of some latents, and write them into copies.
 
-        slots_L: where the latents are, page * page_size + offset.
-        targets_L: where in copies they go, block * page_size + offset.
+        Args:
+            slots_L: Where the latents are, page * page_size + offset.
+            targets_L: Where in copies they go, block * page_size + offset.
         """
         form = self.spec.latent
         assert form is not None
@@ -346,7 +350,8 @@ class Model:
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
         """Return the logits of a batch.
 
-        passed: the batch, for attention; None for compiled layers, which get it another way.
+        Args:
+            passed: The batch, for attention; None for compiled layers, which get it another way.
         """
         # The model's own head computes the logits, so it also does what its family does to logits
         # (scaling, soft caps).

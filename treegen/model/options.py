@@ -205,7 +205,9 @@ def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
 def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> None:
     """Raise InputError for names that are no options of an LLM beside its model.
 
-    whose: what messages call them. own: further names that are known there.
+    Args:
+        whose: What messages call them.
+        own: Further names that are known there.
     """
     known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
     if unknown := sorted(set(given) - set(known)):

@@ -119,7 +119,8 @@ def probe_layers(
 ) -> ProbeResult:
     """Run the model on three tokens without data; return how its layers call attention.
 
-    ranks: how many processes compute the model together; the calls are those of one of them.
+    Args:
+        ranks: How many processes compute the model together; the calls are those of one of them.
 
     Raises:
         ModelError: the layers do not call attention in a way that can be used.

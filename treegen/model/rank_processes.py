@@ -242,8 +242,9 @@ class RankGroup(Closeable):
     def load(self, make: Callable[..., Model]) -> Model:
         """A model of which each rank loads its part; the one before must not be used any more.
 
-        make: loads the model, given `device` and `ranks`. It runs in every rank, so it must be
-        possible to pickle.
+        Args:
+            make: Loads the model, given `device` and `ranks`. It runs in every rank, so it must be
+                possible to pickle.
 
         Raises:
             WorkerError: a rank fails.
@@ -289,7 +290,8 @@ def load_with_ranks(make: Callable[..., Model], size: int, device: str) -> Model
 def load_tensor_parallel(path: str, size: int, *, device: str = "auto", **loading: Any) -> Model:
     """The model in a directory or of a hub name, each rank with its part of it.
 
-    loading: what `load_model` takes.
+    Args:
+        loading: What `load_model` takes.
 
     Raises:
         TreegenError: as `load_model` and `load_with_ranks` do. What can be known without the

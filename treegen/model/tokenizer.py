@@ -30,7 +30,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer that lies beside a model.
 
-    with_config: refuse it if config.json, not the tokenizer's own settings, names code.
+    Args:
+        with_config: Refuse it if config.json, not the tokenizer's own settings, names code.
 
     Raises:
         ModelError: there is none, or none that can be loaded.

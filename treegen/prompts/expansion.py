@@ -93,7 +93,8 @@ class LevelBound:
 def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[LevelBound]:
     """How large the levels below one node can be, level by level.
 
-    params: the parameters of the run.
+    Args:
+        params: The parameters of the run.
 
     Raises:
         TreeError: a level has several continuations, which are all the same in a greedy run.

@@ -123,8 +123,9 @@ class Grammar:
     def start(self, lane: int = 0) -> LLMatcher:
         """A matcher of a text that begins.
 
-        lane: matchers of one lane share what they learn about tokens, behind one lock. So those of
-        one lane are asked one after another, and those of several lanes at once.
+        Args:
+            lane: Matchers of one lane share what they learn about tokens, behind one lock. So those
+                of one lane are asked one after another, and those of several lanes at once.
         """
         if (lack := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:

@@ -45,7 +45,8 @@ def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
 
     It is a hash, because a conversation may have much that its template does not show.
 
-    template: arguments of the chat template.
+    Args:
+        template: Arguments of the chat template.
     """
     if isinstance(content, str):
         return None if template else _hash(f"text {content}")

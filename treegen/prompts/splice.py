@@ -164,7 +164,9 @@ class Splicer:
     ) -> list[tuple[Rows, Rows]]:
         """Return the rows of each text in two parts: what stays of its shared start, and the rest.
 
-        starts: for each text the number of characters and the rows of its shared start, or None.
+        Args:
+            starts: For each text the number of characters and the rows of its shared start, or
+                None.
         """
         none = np.empty((4, 0), dtype=np.int32)
         parts: list[tuple[Rows, Rows]] = [(none, none)] * len(texts)

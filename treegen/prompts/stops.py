@@ -94,8 +94,10 @@ class StopConditions:
     ) -> list[Ending | None]:
         """How samples end; None for those that go on.
 
-        prompts, samples: the tokens of each sample's prompt and of the sample itself.
-        limits: how many tokens each sample may have.
+        Args:
+            prompts: The tokens of each sample's prompt and of the sample itself.
+            samples: The tokens of each sample's prompt and of the sample itself.
+            limits: How many tokens each sample may have.
         """
         endings: list[Ending | None] = [None] * len(samples)
         over: list[int] = []
@@ -229,7 +231,8 @@ class StopStrings:
 
         If several start there, it is the one that was given first.
 
-        after: a stop string does not count if it ends within this many first characters.
+        Args:
+            after: A stop string does not count if it ends within this many first characters.
         """
         found = [
             (text.find(stop, max(after - len(stop) + 1, 0)), order, stop)
@@ -248,9 +251,10 @@ class StopStrings:
     ) -> tuple[str, str] | None:
         """Return the generated text up to the earliest stop string, and that string, if any.
 
-        num_new: how many of the last tokens were not searched yet. The text of the others has no
-        stop string, so nearly all of it need not be decoded again.
-        since: a stop string does not count if it ends in the text of this many first tokens.
+        Args:
+            num_new: How many of the last tokens were not searched yet. The text of the others has
+                no stop string, so nearly all of it need not be decoded again.
+            since: A stop string does not count if it ends in the text of this many first tokens.
         """
         if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
             return None

@@ -215,8 +215,10 @@ class ThinkingTags:
     ) -> Thinking | None:
         """Where the thinking of a finished sample ends; None if it has none.
 
-        text: the text of the sample. budget: tokens of thinking, if there was a budget.
-        is_structured: whether the sample has a grammar, whose text may contain the tags.
+        Args:
+            text: The text of the sample.
+            budget: Tokens of thinking, if there was a budget.
+            is_structured: Whether the sample has a grammar, whose text may contain the tags.
         """
         if is_structured and not self.begins(prompt, tokens):
             return None

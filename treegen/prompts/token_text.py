@@ -59,7 +59,9 @@ class TokenText:
     ) -> Iterator[NamedToken]:
         """The tokens of a sample one by one, with what is recorded of each.
 
-        before: the tokens before them. tops: (token id, logprob) pairs of each, if there are any.
+        Args:
+            before: The tokens before them.
+            tops: (token id, logprob) pairs of each, if there are any.
         """
         context = list(before[-CONTEXT_TOKENS:])
         pieces = _Pieces()

@@ -246,7 +246,8 @@ class PromptAppender:
         Token ids that were given stay as they are, unless the tokenizer gives just these ids for
         the text that they spell. Then the whole text is encoded.
 
-        tokens: the token ids of the prompt.
+        Args:
+            tokens: The token ids of the prompt.
 
         Raises:
             InputError: the text has half of a surrogate pair.
@@ -274,8 +275,9 @@ class PromptAppender:
     ) -> tuple[GivenPrompt, Ids]:
         """Return a text as a prompt, and its token ids.
 
-        special: whether the tokenizer's special tokens stand around it.
-        start: a prompt that the text starts with, if any.
+        Args:
+            special: Whether the tokenizer's special tokens stand around it.
+            start: A prompt that the text starts with, if any.
         """
         if self._splicer is None:
             (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)

@@ -41,8 +41,9 @@ def bin_values(
 ) -> list[Bin]:
     """Return bins of about equally many values, from low to high; equal values share a bin.
 
-    right: of each value, how right it is, from 0 to 1.
-    clusters: of each value, where those of one cluster are not independent.
+    Args:
+        right: Of each value, how right it is, from 0 to 1.
+        clusters: Of each value, where those of one cluster are not independent.
     """
     if not values:
         return []

@@ -158,7 +158,8 @@ class Comparison:
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
     """Return how two runs differ on the problems that both have finished.
 
-    partial: leave out problems that either run has not finished, instead of refusing.
+    Args:
+        partial: Leave out problems that either run has not finished, instead of refusing.
 
     Raises:
         InputError: the runs cannot be compared: they have other problems, another task or version

@@ -70,8 +70,9 @@ def k_curves(
 ) -> list[Curve]:
     """Return pass@k and maj@k up to the fewest samples that any problem has.
 
-    votes: whether there is a maj@k. Programs have none, because no two of them agree.
-    problems: of which the verdicts are, for error bars that are clustered by their groups.
+    Args:
+        votes: Whether there is a maj@k. Programs have none, because no two of them agree.
+        problems: Of which the verdicts are, for error bars that are clustered by their groups.
     """
     groups = list(verdicts.values())
     most = min(map(len, groups), default=0)

@@ -105,7 +105,8 @@ def _version(paths: Sequence[Path]) -> str:
 def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
     """Return a server for a page; its `server_port` is where it listens. The caller runs it.
 
-    port: 0 takes any that is free.
+    Args:
+        port: 0 takes any that is free.
 
     Raises:
         InputError: the port cannot be had.

@@ -59,7 +59,8 @@ def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
     What cannot be read again is left out, and `notices` says so. No code runs that a run names and
     the caller does not.
 
-    asked: see `treegen.evals.config.base.OpenRunOptions`.
+    Args:
+        asked: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -293,8 +294,9 @@ def compare_rows(
 ) -> "Iterator[tuple[str, str, Comparison]]":
     """Yield how the runs of each further row differ from those of the first, and their paths.
 
-    rows: runs of the same tasks, such as one row for each adapter. Pairs that are not whole or not
-    judged are left out.
+    Args:
+        rows: Runs of the same tasks, such as one row for each adapter. Pairs that are not whole or
+            not judged are left out.
     """
     from treegen.report.compare import compare_runs
 

@@ -70,8 +70,9 @@ def write_page(
 ) -> list[Path]:
     """Write the page of some runs, and beside it a folder with its plots; returns the files.
 
-    plots: whether to write that folder; it is named like the page.
-    comparison: of two views, how they differ.
+    Args:
+        plots: Whether to write that folder; it is named like the page.
+        comparison: Of two views, how they differ.
 
     Raises:
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.

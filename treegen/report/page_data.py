@@ -66,7 +66,8 @@ class PageData:
 def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
     """Return the images of a run by their hashes, as data URLs, but for those that cannot be shown.
 
-    most: bytes in all. Once they are used up, no further image is shown.
+    Args:
+        most: Bytes in all. Once they are used up, no further image is shown.
     """
     found: dict[str, str] = {}
     size = 0
@@ -88,7 +89,8 @@ def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
 def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> Iterator[PageData]:
     """Yield the parts of one run, those first that a page shows first. The very first is its index.
 
-    spots: the links over its pictures.
+    Args:
+        spots: The links over its pictures.
     """
     samples = list(view.samples)
     shown = thumbnails(view.images) if view.images and view.images.images else {}

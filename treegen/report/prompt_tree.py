@@ -15,7 +15,8 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
     The best node is the first sample whose answer, read by `filter`, the vote elects. A right
     sample scores 1, another 0, and one that is not judged has no score.
 
-    root: the declared prompts; if None, the problem's question stands in place of the prompt.
+    Args:
+        root: The declared prompts; if None, the problem's question stands in place of the prompt.
     """
     nodes: list[dict[str, Any]] = []
 

@@ -57,7 +57,9 @@ def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
 def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) -> str:
     """Return the problems of a run, and its searches, for people.
 
-    shares: as `shares_of` gives them. full: all of them.
+    Args:
+        shares: As `shares_of` gives them.
+        full: All of them.
     """
     lines = [f"\n{table_listing(table)}" for table in view.judged]
     if shares and not view.searched:

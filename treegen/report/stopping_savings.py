@@ -135,8 +135,10 @@ def savings(
 ) -> list[Savings]:
     """Return what stopping when decided saves: of all problems, and by how hard they are.
 
-    problems: of which the samples are, for error bars that are clustered by their groups.
-    How hard a problem is, is told by the share of its right samples: below a third, or two thirds.
+    Args:
+        problems: Of which the samples are, for error bars that are clustered by their groups. How
+            hard a problem is, is told by the share of its right samples: below a third, or two
+            thirds.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
     known = _ReplayCache(drawn, batch, chances, problems)

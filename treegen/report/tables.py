@@ -51,8 +51,9 @@ class PrintableTable:
     ) -> "PrintableTable":
         """A row for each item.
 
-        columns: by title, how an item is shown, such as "{0.rows:,}" or a function.
-        words: the columns that are not numbers.
+        Args:
+            columns: By title, how an item is shown, such as "{0.rows:,}" or a function.
+            words: The columns that are not numbers.
         """
         shown = [each.format if isinstance(each, str) else each for each in columns.values()]
         rows = [[show(item) for show in shown] for item in items]
@@ -125,7 +126,8 @@ def cards(view: RunView) -> list[Card]:
 def metrics(view: RunView, *, first: bool) -> PrintableTable:
     """Return a table of metrics.
 
-    first: take those of the headline filter and those without a filter; else take the others.
+    Args:
+        first: Take those of the headline filter and those without a filter; else take the others.
     """
     top = headline_of(view)
     mine = ("none",) if top is None else ("none", top.filter)
@@ -224,7 +226,8 @@ def settings(view: RunView) -> list[tuple[str, str]]:
 def interval(low: float | None, high: float | None, *, signed: bool = False) -> str:
     """Return an interval as "0.123 to 0.456"; empty if there is none.
 
-    signed: write + and - before the numbers.
+    Args:
+        signed: Write + and - before the numbers.
     """
     if low is None or high is None:
         return ""

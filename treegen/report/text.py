@@ -35,7 +35,9 @@ def run_text(
 ) -> str:
     """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
 
-    unit: what results["done"] counts. ascii: draw grids without block characters.
+    Args:
+        unit: What results["done"] counts.
+        ascii: Draw grids without block characters.
     """
     lines: list[str] = []
     if report is not None:

@@ -149,7 +149,8 @@ class RunView:
     def verdicts(self, filter: str, *, fixed: bool = False) -> Mapping[str, Sequence[Verdict]]:
         """Return the verdicts of one filter by problem; problems without any are left out.
 
-        fixed: of samples that no stop depends on, for estimates that a stop would bias.
+        Args:
+            fixed: Of samples that no stop depends on, for estimates that a stop would bias.
         """
         most = self.fixed if fixed and self.fixed is not None else math.inf
         if (known := self._verdicts.get((filter, most))) is not None:

@@ -68,7 +68,8 @@ class RunDir:
     ) -> None:
         """Hold the parts that `create`, `resume` and `open` have read or made.
 
-        made: what `create` has made; None for a run that was there before.
+        Args:
+            made: What `create` has made; None for a run that was there before.
         """
         self.path = path
         self.info = info
@@ -204,7 +205,8 @@ class RunDir:
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield the finished samples, each once, in the order in which they finished.
 
-        digest: is given what is read; see `RunDir.digest`.
+        Args:
+            digest: Is given what is read; see `RunDir.digest`.
         """
         return self._samples.records(digest)
 

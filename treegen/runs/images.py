@@ -141,8 +141,10 @@ def keep_images(
 ) -> None:
     """Keep the images of a run. Those that it has are not written again.
 
-    problems: the images of each problem. content: what is in the file of an image, by its hash;
-    None leaves it out. most: bytes in all. An image that would exceed them is left out.
+    Args:
+        problems: The images of each problem.
+        content: What is in the file of an image, by its hash; None leaves it out.
+        most: Bytes in all. An image that would exceed them is left out.
 
     Raises:
         RunError: the system refused a write, or there is a link in place of the folder. What is

@@ -17,7 +17,8 @@ from treegen.runs.records import RecordFile
 def open_for_append(path: Path, lock: str) -> Iterator[RecordFile]:
     """The records of a file, to read and to append to; meanwhile it is locked.
 
-    lock: the name of the lock's file, which stands beside it.
+    Args:
+        lock: The name of the lock's file, which stands beside it.
 
     Raises:
         RunError: another process has it, or it is damaged or cannot be written.

@@ -54,7 +54,8 @@ class RecordFile:
     def __init__(self, path: Path, *, writable: bool, again: str | None = None) -> None:
         """Read the existing file `path`; when `writable`, mend its end so that it can grow.
 
-        again: how a user goes on after an error, for messages; by default by resuming the run.
+        Args:
+            again: How a user goes on after an error, for messages; by default by resuming the run.
 
         Raises:
             RunError: the file cannot be read, is damaged before its end, or has two different
@@ -178,7 +179,9 @@ class RecordFile:
     def records(self, digest: Digest | None = None) -> Iterator[dict[str, Any]]:
         """Yield the records there are now, each key once, in the order of the file.
 
-        digest: is given the lines that are read, so that it is that of `RecordFile.digest` then.
+        Args:
+            digest: Is given the lines that are read, so that it is that of `RecordFile.digest`
+                then.
 
         Raises:
             RunError: the file cannot be read, or is damaged.

@@ -105,8 +105,11 @@ def model_identity(
 ) -> dict[str, str]:
     """What of a model its samples depend on, for all that keeps samples.
 
-    quantization, kv_cache_dtype: how matrices, and keys and values, are rounded; None if they are
-    as dtype says.
+    Args:
+        quantization: How matrices, and keys and values, are rounded; None if they are as dtype
+            says.
+        kv_cache_dtype: How matrices, and keys and values, are rounded; None if they are as dtype
+            says.
     """
     rounded = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     named = {name: kind for name, kind in rounded.items() if kind is not None}

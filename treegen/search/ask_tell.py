@@ -243,13 +243,14 @@ class AskTell(Closeable):
     ) -> None:
         """Searches that have not begun.
 
-        problems: prompts (text or token ids), or (name, prompt) pairs. The name of an unnamed
-        prompt is its number.
-        budget: of each search.
-        count_tokens: counts the tokens of a text, for the account and the budget. Without it only
-        the tokens of Completions count.
-
         Raises InputError if an argument cannot be used, or two problems have one name.
+
+        Args:
+            problems: Prompts (text or token ids), or (name, prompt) pairs. The name of an unnamed
+                prompt is its number.
+            budget: Of each search.
+            count_tokens: Counts the tokens of a text, for the account and the budget. Without it
+                only the tokens of Completions count.
         """
         params = check_tree_params(params)
         self._mail = _RequestBackend(count_tokens)
@@ -302,9 +303,6 @@ class AskTell(Closeable):
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; `ask` goes on from there.
 
-        answers: for samples, a Completion for each index, or just the text of the new node. For
-        scores, a Score for each text.
-
         Returns False, and drops the answers, if the search no longer waits for them.
 
         How a plain text ended is read from it. It ended with a stop string if the request includes
@@ -315,6 +313,10 @@ class AskTell(Closeable):
 
         Raises InputError for answers of a wrong number or kind, and for texts without tokens under
         a budget of tokens if there is no count_tokens, because they would never use it up.
+
+        Args:
+            answers: For samples, a Completion for each index, or just the text of the new node. For
+                scores, a Score for each text.
         """
         if not self.is_wanted(request):
             return False

@@ -88,8 +88,10 @@ class CallQueue:
     ) -> None:
         """Note that a sample has ended.
 
-        tokens: how many it took. held: the most that it might have taken.
-        is_cut: whether it would have gone on if `held` were `call.most`.
+        Args:
+            tokens: How many it took.
+            held: The most that it might have taken.
+            is_cut: Whether it would have gone on if `held` were `call.most`.
         """
         # One that is cut counts as more than there is, so that nothing begins after it.
         call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens

@@ -71,8 +71,9 @@ async def sum_logprob(nodes: Sequence[SearchNode]) -> list[float]:
 def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) -> Evaluate:
     """Evaluate each node by a Python function, in a thread while other searches go on.
 
-    threads: most calls at once. With 1 the function is never called twice at a time; with 0 it is
-    called in the searches' own thread, which then waits for it.
+    Args:
+        threads: Most calls at once. With 1 the function is never called twice at a time; with 0 it
+            is called in the searches' own thread, which then waits for it.
     """
     check_int("threads", threads, least=0)
     pool = Threads(threads)
@@ -101,11 +102,12 @@ def value_prompt(
 ) -> Evaluate:
     """Ask the model n times to judge each node; the value is the mean of what `read` returns.
 
-    prompt_of: makes the question, a prompt of its own.
-    read: reads a number from an answer.
-    overrides: as for `SearchNode.sample`.
-
     Nodes with the same question have the same value. A search asks each question once.
+
+    Args:
+        prompt_of: Makes the question, a prompt of its own.
+        read: Reads a number from an answer.
+        overrides: As for `SearchNode.sample`.
     """
 
     check_int("n", n, least=1)
@@ -124,11 +126,12 @@ def value_prompt(
 def choice_scores(prompt_of: Callable[[SearchNode], str], choices: Mapping[str, float]) -> Evaluate:
     """Ask how likely each of some answers is; the value is the mean of their worths.
 
-    prompt_of: makes the question, a prompt of its own.
-    choices: answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}.
-
     Nothing is sampled. The answers are scored after the question, and their worths are weighted by
     their probabilities.
+
+    Args:
+        prompt_of: Makes the question, a prompt of its own.
+        choices: Answer -> worth, such as {" sure": 20, " likely": 1, " impossible": 0.001}.
     """
     if not choices:
         raise InputError("choice_scores needs at least one answer to choose from")
@@ -159,10 +162,11 @@ def vote_prompt(
 ) -> Evaluate:
     """Let the model vote between the nodes, n times; the value of a node is its share of votes.
 
-    prompt_of: makes the question, which numbers the nodes' texts from 1.
-    read: gets an answer and the number of nodes. It returns the number of the node that the answer
-    names, or None if it names none; by default `read_choice`.
-    overrides: as for `SearchNode.sample`.
+    Args:
+        prompt_of: Makes the question, which numbers the nodes' texts from 1.
+        read: Gets an answer and the number of nodes. It returns the number of the node that the
+            answer names, or None if it names none; by default `read_choice`.
+        overrides: As for `SearchNode.sample`.
     """
     check_int("n", n, least=1)
     reader = read or read_choice
@@ -199,12 +203,13 @@ def rollouts(
 ) -> Evaluate:
     """Play n samples to their ends from each node; the value is the mean value of the ends.
 
-    done: whether a node is the end of a solution.
-    evaluate: gives the values of the ends.
-    overrides: as for `SearchNode.sample`, such as stop=() and a larger max_tokens.
-
     A node that is done, or that the model has ended, is its own end. The ends stay in the tree as
     leaves, with their values.
+
+    Args:
+        done: Whether a node is the end of a solution.
+        evaluate: Gives the values of the ends.
+        overrides: As for `SearchNode.sample`, such as stop=() and a larger max_tokens.
     """
 
     check_int("n", n, least=1)
@@ -232,7 +237,8 @@ def rollouts(
 def along_path(evaluate: Evaluate, combine: Callable[[float, float], float] = min) -> Evaluate:
     """Combine the value of a step with the value of the steps before it.
 
-    combine: with min a path is as good as its worst step, with operator.mul it is the product.
+    Args:
+        combine: With min a path is as good as its worst step, with operator.mul it is the product.
     """
 
     async def accumulate(nodes: Sequence[SearchNode]) -> list[float]:

@@ -124,9 +124,10 @@ class ExternalCallQueue:
     ) -> T:
         """The result of work, once the search has nothing else under way.
 
-        place: of the node that it is about. Parts of a search go on in the order of their places,
-        and those of equal places in the order in which they asked.
-        by_itself: whether the work goes on by itself, as a function in a thread does.
+        Args:
+            place: Of the node that it is about. Parts of a search go on in the order of their
+                places, and those of equal places in the order in which they asked.
+            by_itself: Whether the work goes on by itself, as a function in a thread does.
         """
         call = _Call(work, asyncio.get_running_loop().create_future(), place, by_itself)
         self._calls.setdefault(search, []).append(call)
@@ -235,7 +236,8 @@ async def in_thread(
 ) -> T:
     """What a function returns about a node. It runs in a thread while other searches go on.
 
-    threads: where it runs; by default in one of 32 threads of the run.
+    Args:
+        threads: Where it runs; by default in one of 32 threads of the run.
     """
     loop = running_loop()
     if loop is None:  # a session's own loop: there is nothing else to go on with

@@ -217,16 +217,17 @@ def search_with(
 ) -> list[SearchResult]:
     """Run a search of each problem over several LLMs; results in the order of the problems.
 
-    llms: by names of your own. `node.sample(n, llm=NAME)` and `node.score(texts, llm=NAME)` ask one
-    of them, and otherwise the first. What one generated is text to the others, which compute it
-    once they are asked there.
-    problems: text or chat messages, which each LLM renders by its own template, or (name, prompt)
-    pairs.
-
     The other arguments are those of `LLM.search`. A budget of tokens counts those of all LLMs. It
     may be exceeded by the tokens that others than the one that reaches it have under way.
 
     Raises InputError for prompts of token ids, and what `LLM.search` raises.
+
+    Args:
+        llms: By names of your own. `node.sample(n, llm=NAME)` and `node.score(texts, llm=NAME)` ask
+            one of them, and otherwise the first. What one generated is text to the others, which
+            compute it once they are asked there.
+        problems: Text or chat messages, which each LLM renders by its own template, or (name,
+            prompt) pairs.
     """
     from treegen.search.run import SearchRun
     from treegen.search.session import flat_content

@@ -64,7 +64,8 @@ def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
     points, the midpoints of equally likely parts of their priors, so no chain of samples has to
     mix. Each draw is from the posterior predictive distribution, apart from the other draws.
 
-    groups: each with one score or more.
+    Args:
+        groups: Each with one score or more.
     """
     if not all(len(group) for group in groups):
         raise InputError("each group needs at least one score")

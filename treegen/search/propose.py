@@ -21,10 +21,11 @@ Step = Callable[[SearchNode, int], Awaitable[Sequence[SearchNode]]]
 def sample_step(stop: str | Sequence[str] = "\n", **overrides: Any) -> Step:
     """Draw independent continuations, each up to and including a delimiter.
 
-    stop: the delimiters; () makes steps of max_tokens tokens.
-    overrides: as for `SearchNode.sample`.
-
     No step follows a node at which the model has ended the text.
+
+    Args:
+        stop: The delimiters; () makes steps of max_tokens tokens.
+        overrides: As for `SearchNode.sample`.
     """
 
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
@@ -63,13 +64,14 @@ def propose_lines(
 ) -> Propose:
     """Ask the model for a list of possible next steps, and append each to the node.
 
-    prompt_of: makes the question, a prompt of its own.
-    parse: gets an answer and the node that it is about, and returns the texts to append. A text
-    that comes twice is appended once.
-    n: answers to draw.
-    overrides: as for `SearchNode.sample`.
-
     Asked twice at one node, the model gives the same answers.
+
+    Args:
+        prompt_of: Makes the question, a prompt of its own.
+        parse: Gets an answer and the node that it is about, and returns the texts to append. A text
+            that comes twice is appended once.
+        n: Answers to draw.
+        overrides: As for `SearchNode.sample`.
     """
     check_int("n", n, least=1)
 

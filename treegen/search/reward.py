@@ -52,13 +52,15 @@ def by_verifier(
 ) -> Evaluate:
     """Evaluate nodes by a verifier: the value is that of their steps so far, from 0 to 1.
 
-    verifier: from `load_verifier`; its `reduce` says how values of steps become one.
-    question_of, answer_of: what it reads; by default the prompt, and the text after it.
-    name: the values are noted under it in `node.scores`.
-    batch_size: texts that are worth a call while other searches decode. Those of all searches
-    under way are computed together.
-
     The evaluation raises InputError for a text that is too long for the model.
+
+    Args:
+        verifier: From `load_verifier`; its `reduce` says how values of steps become one.
+        question_of: What it reads; by default the prompt, and the text after it.
+        answer_of: What it reads; by default the prompt, and the text after it.
+        name: The values are noted under it in `node.scores`.
+        batch_size: Texts that are worth a call while other searches decode. Those of all searches
+            under way are computed together.
     """
 
     def encode(node: SearchNode) -> Encoded:
@@ -80,17 +82,18 @@ def reward_model(
 ) -> Evaluate:
     """Evaluate nodes by a sequence classifier of transformers, which is loaded here.
 
-    name: a checkpoint directory or a hub name; safetensors only.
-    text_of: gives the text that the model reads; by default the prompt and the text so far.
-    label: the output to take, by default the last, which for two labels is "right". The value is
-    the sigmoid of the only output, or the softmax share of one among several.
-    device: where it computes; by default a GPU if there is one.
-    batch_size: as for `by_verifier`.
-    revision: of a hub name.
-    memory: bytes of its cache, for what texts share.
-
     Raises InputError for arguments that cannot be used, ModelError for a model that cannot be
     loaded. The evaluation raises InputError for a text that is too long for the model.
+
+    Args:
+        name: A checkpoint directory or a hub name; safetensors only.
+        text_of: Gives the text that the model reads; by default the prompt and the text so far.
+        label: The output to take, by default the last, which for two labels is "right". The value
+            is the sigmoid of the only output, or the softmax share of one among several.
+        device: Where it computes; by default a GPU if there is one.
+        batch_size: As for `by_verifier`.
+        revision: Of a hub name.
+        memory: Bytes of its cache, for what texts share.
     """
     verifier = load_verifier(
         name, revision=revision, device=device, form=SEQUENCE, memory=memory, label=label

@@ -79,8 +79,9 @@ class SearchRun(Iterator[SearchResult], Closeable):
     ) -> None:
         """Made by `LLM.search_stream`.
 
-        rows: rows that each search is expected to have at once.
-        dealt: begin only those searches that `deal` names.
+        Args:
+            rows: Rows that each search is expected to have at once.
+            dealt: Begin only those searches that `deal` names.
         """
         self.backend = backend
         self.names = [problem.name for problem in problems]

@@ -102,14 +102,16 @@ class Session(Closeable, NonCopyable):
     ) -> SearchNode:
         """The root of a new search; what its prompt shares with others is stored once.
 
-        name: the seeds of its samples follow from it. Without a name they follow from the prompt
-        and from the number of unnamed roots of that prompt before. These are counted from when the
-        LLM was made, or in this session if params have a seed.
-        params: how it samples; by default as the session does.
-        budget: of this search.
-        tools, chat_template_kwargs: for the chat template.
-
         Raises InputError for a prompt, params or a budget that cannot be used.
+
+        Args:
+            name: The seeds of its samples follow from it. Without a name they follow from the
+                prompt and from the number of unnamed roots of that prompt before. These are counted
+                from when the LLM was made, or in this session if params have a seed.
+            params: How it samples; by default as the session does.
+            budget: Of this search.
+            tools: For the chat template.
+            chat_template_kwargs: For the chat template.
         """
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)

@@ -37,12 +37,14 @@ def load_verifier(
 ) -> Verifier:
     """Load a model that judges, with a cache for what the texts share that it reads.
 
-    name: a checkpoint directory or a hub name; safetensors only.
-    device: by default a GPU if there is one. form: by default what config.json says.
-    share: whether prefixes that texts share are computed once. Models that treegen cannot compute,
-    such as encoders, read each text whole; a warning says so.
-    memory: bytes of the cache.
-    settings: those of `Verifier`.
+    Args:
+        name: A checkpoint directory or a hub name; safetensors only.
+        device: By default a GPU if there is one.
+        form: By default what config.json says.
+        share: Whether prefixes that texts share are computed once. Models that treegen cannot
+            compute, such as encoders, read each text whole; a warning says so.
+        memory: Bytes of the cache.
+        settings: Those of `Verifier`.
 
     Raises:
         InputError: settings that cannot be used.

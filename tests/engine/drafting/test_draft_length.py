@@ -24,7 +24,9 @@ def drive(
 ) -> tuple[float, float]:
     """Speed with guesses over speed without, and tokens of a row in a step.
 
-    cost: seconds of a pass of so many tokens. sync: how much longer one takes that verifies.
+    Args:
+        cost: Seconds of a pass of so many tokens.
+        sync: How much longer one takes that verifies.
     """
     rng = np.random.default_rng(seed)
     pace = pace or DraftLengthController(free_tokens=150.0, weight_keys=1e9)

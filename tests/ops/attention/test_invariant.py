@@ -117,7 +117,8 @@ class Sequence16:
     ) -> tuple[Tensor, Tensor]:
         """Rows' out and LSE where keys up to the cuts are shared by all of them.
 
-        runs: so many rows, one after another, share their further keys; by default none do.
+        Args:
+            runs: So many rows, one after another, share their further keys; by default none do.
         """
         size, next_page, levels = 16, 1, []
         pools = [torch.full((size, *x.shape[1:]), torch.nan) for x in (self.k, self.v)]

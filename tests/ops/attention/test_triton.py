@@ -215,7 +215,9 @@ def test_what_a_graph_was_captured_with_serves_other_steps(
     """Fewer rows, other lengths; and one part less, or rows that a level leaves out, if there was
     room for that when it was captured. Parts that nobody has written hold NaN.
 
-    merges: rows have keys of their own, whose launch merges. Otherwise a kernel of its own does.
+    Args:
+        merges: Rows have keys of their own, whose launch merges. Otherwise a kernel of its own
+            does.
     """
     new_empty, size = torch.Tensor.new_empty, 16
 

@@ -37,12 +37,13 @@ def decode_cases(
     Without problems of their own there is one level, so "one" and "all" are the same mode, which is
     run once.
 
-    rows: rows decoded at once.
-    prefixes: tokens of the prefix.
-    new_tokens: tokens of each sample.
-    against: further modes, such as transformers' own engines.
-    refill: samples end at random, new_tokens long on average, and others take their places. There
-    are REFILLS times as many samples as rows.
+    Args:
+        rows: Rows decoded at once.
+        prefixes: Tokens of the prefix.
+        new_tokens: Tokens of each sample.
+        against: Further modes, such as transformers' own engines.
+        refill: Samples end at random, new_tokens long on average, and others take their places.
+            There are REFILLS times as many samples as rows.
 
     Raises:
         InputError: rows cannot be divided evenly among problems.

@@ -176,9 +176,10 @@ def cases_of(
 ) -> list[Case]:
     """Return the cases of an experiment, without those that scaling makes equal.
 
-    scale: the share of the problems to run.
-    lengths: what all lengths are multiplied by.
-    against: further modes, such as transformers' own engines.
+    Args:
+        scale: The share of the problems to run.
+        lengths: What all lengths are multiplied by.
+        against: Further modes, such as transformers' own engines.
     """
     modes = (*experiment.modes, *against)
     scaled = dict.fromkeys(each.scale(scale, lengths) for each in experiment.workloads)

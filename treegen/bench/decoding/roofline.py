@@ -184,7 +184,8 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float, *, own
     above them once for all that share it, and each its list, until that is folded. The lists are
     those of rows that draw twice `generated` tokens, on average over these.
 
-    own: whether all rows have states of their own.
+    Args:
+        own: Whether all rows have states of their own.
     """
     windows = sum(2 * each.num_bytes for layer in spec.states for each in layer[:1])
     delta = spec.delta
@@ -211,8 +212,9 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
 
     Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
 
-    rows: how many rows.
-    generated: keys of generated tokens that each row has.
+    Args:
+        rows: How many rows.
+        generated: Keys of generated tokens that each row has.
     """
     below: dict[int, int] = {}
     own = 0.0
@@ -251,10 +253,11 @@ def step_floor(
 ) -> StepFloor:
     """Return the least time of a decode step, or of another pass.
 
-    rows: live rows.
-    levels: what attention reads; empty for a step without attention.
-    states: bytes of recurrent states that are read and written.
-    drawn: rows after which a token is drawn; by default all.
+    Args:
+        rows: Live rows.
+        levels: What attention reads; empty for a step without attention.
+        states: Bytes of recurrent states that are read and written.
+        drawn: Rows after which a token is drawn; by default all.
     """
     drawn = rows if drawn is None else drawn
 

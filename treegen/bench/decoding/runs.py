@@ -197,8 +197,9 @@ class Bench:
     def _run(self, llm: LLM, workload: Workload, mode: str, rows: int, *, warm_up: bool) -> _Run:
         """Run a workload.
 
-        warm_up: run only its first batch, and few tokens, if it has several batches. A workload in
-        which rows come and go is run in full.
+        Args:
+            warm_up: Run only its first batch, and few tokens, if it has several batches. A workload
+                in which rows come and go is run in full.
         """
         if warm_up and workload.rows > rows and not workload.random_ends:
             workload = workload.first(rows, _WARM_TOKENS)

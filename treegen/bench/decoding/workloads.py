@@ -101,7 +101,8 @@ class Workload:
     def params(self, vocab_size: int, *, structured: bool = False) -> SamplingParams:
         """Sampling parameters: every sample has all its tokens, unless ends are random.
 
-        structured: each is JSON, of more objects than it has tokens.
+        Args:
+            structured: Each is JSON, of more objects than it has tokens.
         """
         from treegen.common.params import SamplingParams
 
@@ -140,8 +141,9 @@ class Workload:
     def first(self, rows: int, new_tokens: int | None = None) -> Workload:
         """Return the smallest part of the workload that has its first rows.
 
-        rows: how many rows.
-        new_tokens: the length of a sample, if it is to be shorter.
+        Args:
+            rows: How many rows.
+            new_tokens: The length of a sample, if it is to be shorter.
         """
         rows = min(rows, self.rows)
         return replace(

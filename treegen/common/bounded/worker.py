@@ -35,11 +35,13 @@ class FileWorker:
     ) -> None:
         """Start nothing yet.
 
-        file: has a function `prepare(setup)`, which returns a function from requests to answers.
-        seconds: CPU time of one request.
-        memory: bytes by which a request may let the process's address space grow.
-        what: what the process does, for messages: "that matches x".
-        site: whether the file imports installed packages.
+        Args:
+            file: Has a function `prepare(setup)`, which returns a function from requests to
+                answers.
+            seconds: CPU time of one request.
+            memory: Bytes by which a request may let the process's address space grow.
+            what: What the process does, for messages: "that matches x".
+            site: Whether the file imports installed packages.
         """
         self._setup = {"file": str(file), "setup": setup, "seconds": seconds, "memory": memory}
         self._what, self._site = what, site

@@ -95,9 +95,10 @@ def sweep_scratch(path: Path) -> None:
 def sweep(folder: Path, pattern: str) -> None:
     """Remove the files and folders in `folder` that no process holds.
 
-    pattern: a glob pattern of their names.
-
     A file that cannot be opened or removed stays.
+
+    Args:
+        pattern: A glob pattern of their names.
     """
     for path in folder.glob(pattern):
         with suppress(OSError):

@@ -29,12 +29,13 @@ def build_shared_levels(
 ) -> list[HostLevel]:
     """Levels of the kept segments above N items.
 
-    chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
-    offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
-    keys_of: gives the page table, the number of keys and the first position of a segment.
-    copy_of: gives the pages of a copy (`treegen.engine.segments.expanded_kv`) for a segment and the
-    number of rows below it; None where its own are to be read. There may be two levels for a
-    depth then.
+    Args:
+        chains_ND: [N, D] indices of the kept segments above each item, root first, then -1.
+        offsets: [N + 1]; the query rows of item n are offsets[n] to offsets[n + 1].
+        keys_of: Gives the page table, the number of keys and the first position of a segment.
+        copy_of: Gives the pages of a copy (`treegen.engine.segments.expanded_kv`) for a segment and
+            the number of rows below it; None where its own are to be read. There may be two levels
+            for a depth then.
     """
     levels = []
     for ids in chains_ND.T:
@@ -98,8 +99,9 @@ def make_level(
 def expand_level(level: HostLevel, offsets: Ints, memo: dict[Any, Any] | None = None) -> HostLevel:
     """A level of items that have several query rows each, where each item had one.
 
-    offsets: item i now has the rows offsets[i] to offsets[i + 1].
-    memo: what is remembered about the items; by default it is the level's.
+    Args:
+        offsets: Item i now has the rows offsets[i] to offsets[i + 1].
+        memo: What is remembered about the items; by default it is the level's.
     """
     start, stop = level.start_G, level.stop_G
     items = Items(offsets, start, stop, level.memo if memo is None else memo)

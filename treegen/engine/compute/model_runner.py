@@ -145,10 +145,11 @@ class ModelRunner:
     ) -> None:
         """ranks: those that compute together, of which this is one.
 
-        vocab_size: logits of a row, where several ranks each have a part of them.
-        beside: of another model under the same pages, which computes the keys of prompts too.
-        prefills: replays small prefill passes, of a model that one process computes.
-        encodings: of the images in prompts.
+        Args:
+            vocab_size: Logits of a row, where several ranks each have a part of them.
+            beside: Of another model under the same pages, which computes the keys of prompts too.
+            prefills: Replays small prefill passes, of a model that one process computes.
+            encodings: Of the images in prompts.
         """
         self._beside, self.encodings = beside, encodings
         self._model, self._cache, self.graphs, self.impl = model, cache, graphs, impl

@@ -114,9 +114,11 @@ class DraftLengthController:
     def __init__(self, free_tokens: float, weight_keys: float, multiple: int = 1) -> None:
         """A curve that nothing was measured of.
 
-        free_tokens: tokens of a pass from which on computing them takes longer than reading the
-        weights. weight_keys: keys that take as long to read as the weights.
-        multiple: passes that verify guesses are filled up to a multiple of so many tokens.
+        Args:
+            free_tokens: Tokens of a pass from which on computing them takes longer than reading the
+                weights.
+            weight_keys: Keys that take as long to read as the weights.
+            multiple: Passes that verify guesses are filled up to a multiple of so many tokens.
         """
         self._free, self._keys, self._multiple = free_tokens, weight_keys, multiple
         self._plain, self._verified = _LatencyCurve(), _LatencyCurve()
@@ -167,8 +169,10 @@ class DraftLengthController:
     ) -> tuple[Ints, float]:
         """How many of its guesses to verify of each row, and how many should be right in all.
 
-        num_R: how many each has. chance_R: how likely the first is right. later_R: how likely each
-        further one is, if those before it were; None for as likely.
+        Args:
+            num_R: How many each has.
+            chance_R: How likely the first is right.
+            later_R: How likely each further one is, if those before it were; None for as likely.
         """
         chance_RK = np.empty((len(num_R), most))
         chance_RK[:] = (chance_R if later_R is None else later_R)[:, None]
@@ -196,7 +200,8 @@ class DraftLengthController:
     def _best(outlook: _CostEstimate, sums_M: Floats) -> int | None:
         """Which number of guesses is the best, those with the largest gains first.
 
-        sums_M: the tokens that 1, 2, ... guesses add on average.
+        Args:
+            sums_M: The tokens that 1, 2, ... guesses add on average.
         """
         if not len(sums_M):
             return None

@@ -92,11 +92,12 @@ class DecodeSteps:
     def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
         """Rows of the next step, the number of their tokens, and their places in the last step.
 
-        flight: the last step, if its tokens are not known yet. The number of tokens is known even
-        then, so rows that reach their limit in it are left out. Rows that have reached it are left
-        out too, which may not have left yet. So are rows whose budget for thinking it uses up: only
-        their tokens tell whether the thinking has ended by then.
-        A row that was not in that step has the place -1.
+        Args:
+            flight: The last step, if its tokens are not known yet. The number of tokens is known
+                even then, so rows that reach their limit in it are left out. Rows that have reached
+                it are left out too, which may not have left yet. So are rows whose budget for
+                thinking it uses up: only their tokens tell whether the thinking has ended by then.
+                A row that was not in that step has the place -1.
         """
         order, rows, budgets = self._queue.order, self._run.rows, self._queue.budgets
         counts, source = rows.count[order], np.full(len(order), -1)
@@ -162,7 +163,9 @@ class DecodeSteps:
         It is a decode step with several consecutive query rows for each row. They attend to the
         same levels; of the row's own keys each sees those up to its own.
 
-        order, counts: as `next_rows` gave them for tokens that are all known.
+        Args:
+            order: As `next_rows` gave them for tokens that are all known.
+            counts: As `next_rows` gave them for tokens that are all known.
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size

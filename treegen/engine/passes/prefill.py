@@ -155,7 +155,8 @@ class PrefillPasses:
     ) -> list[FirstDraws]:
         """Draw the first tokens of all samples of requests from their prompts' last logits.
 
-        prompts: each request, and the row of the logits that its first tokens are drawn from.
+        Args:
+            prompts: Each request, and the row of the logits that its first tokens are drawn from.
         """
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, row in prompts:

@@ -24,10 +24,11 @@ def schedule_spans(
 ) -> list[Span]:
     """Spans of the next pass, depth first.
 
-    to_compute: segments by index; some may be computed already.
-    queue: the rows that resume, which are computed again, and those that wait.
-    room: most tokens of the pass, but that a block of tokens that see each other is never cut.
-    max_logits: most rows of logits of the pass.
+    Args:
+        to_compute: Segments by index; some may be computed already.
+        queue: The rows that resume, which are computed again, and those that wait.
+        room: Most tokens of the pass, but that a block of tokens that see each other is never cut.
+        max_logits: Most rows of logits of the pass.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}

@@ -37,8 +37,9 @@ class AdmissionController:
     ) -> None:
         """No requests yet.
 
-        on_prefilled: called with each request that wants no samples, once its keys are in place and
-        before its pages are freed.
+        Args:
+            on_prefilled: Called with each request that wants no samples, once its keys are in place
+                and before its pages are freed.
         """
         self._run, self._queue = run, queue
         self.to_compute: dict[int, LiveSegment] = {}
@@ -198,8 +199,9 @@ class AdmissionController:
     ) -> None:
         """Free pages for a request until it has what it needs; freeing may raise that number.
 
-        needed: how many pages it needs.
-        slots_short: how many slots for recurrent states it lacks.
+        Args:
+            needed: How many pages it needs.
+            slots_short: How many slots for recurrent states it lacks.
         """
         while self._pool.num_free < needed() or slots_short():
             if not self.reclaim_pages(request):

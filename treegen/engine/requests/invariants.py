@@ -21,9 +21,10 @@ def check_invariants(
 ) -> None:
     """Assert that pages and rows are accounted for and that rows are depth first.
 
-    waiting: slots whose samples are over and not reported.
-    flight: the pass whose results are not noted yet.
-    failed: whether a pass has failed, and so may have lost rows.
+    Args:
+        waiting: Slots whose samples are over and not reported.
+        flight: The pass whose results are not noted yet.
+        failed: Whether a pass has failed, and so may have lost rows.
     """
     run.store.check()
     tables = [*run.store.iter_page_tables(), *queue.tables(), *run.kept.tables()]

@@ -188,7 +188,8 @@ def build_completions(
 ) -> list[tuple[int, list[Completion]]]:
     """Completions of those slots whose samples are over: (place in `slots`, completions) pairs.
 
-    requests: the request of each slot. A slot has one sample; that of a greedy request has all.
+    Args:
+        requests: The request of each slot. A slot has one sample; that of a greedy request has all.
     """
     found: list[tuple[int, list[Completion]]] = []
     tokens = list(rows.tokens(slots))

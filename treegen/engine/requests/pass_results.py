@@ -112,8 +112,9 @@ class PassResultProcessor:
     ) -> None:
         """Note tokens of some rows, and which rows may be over. drawn: all draws of a flight.
 
-        draws: which of them these are, row by row.
-        is_last: which of these is the last of its row; None if each row has one.
+        Args:
+            draws: Which of them these are, row by row.
+            is_last: Which of these is the last of its row; None if each row has one.
         """
         rows, slots = self._run.rows, flight.slots[draws]
         mine = drawn.at(draws)

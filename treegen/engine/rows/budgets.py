@@ -62,8 +62,11 @@ class ThinkingBudgets:
 
         Call it where a budget is `used`.
 
-        order: slots. counts: how many tokens each has. known: whether all of these are known. A row
-        goes on unless it must be looked at and they are not.
+        Args:
+            order: slots.
+            counts: How many tokens each has.
+            known: Whether all of these are known. A row goes on unless it must be looked at and
+                they are not.
         """
         due = self._due[order] == counts
         ready = due & known

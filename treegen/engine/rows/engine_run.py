@@ -118,9 +118,10 @@ def new_run(
 ) -> EngineRun:
     """A run that begins.
 
-    param_sets: the sampling parameters that are known now, at least one.
-    samples: for each request of the plan, the sample indices that are wanted.
-    rewinds: whether requests may come that have the last token of a segment computed again.
+    Args:
+        param_sets: The sampling parameters that are known now, at least one.
+        samples: For each request of the plan, the sample indices that are wanted.
+        rewinds: Whether requests may come that have the last token of a segment computed again.
     """
     cache, executor = given.cache, given.executor
     first, *further = param_sets

@@ -129,8 +129,11 @@ class RowGrammars:
     ) -> Masks | None:
         """What a step's rows may draw, whose tokens are all known by now.
 
-        slots, serials: of each query row. guesses: what they verify; None for one draw of each row.
-        num: query rows of the step, those that fill it up among them.
+        Args:
+            slots: Of each query row.
+            serials: Of each query row.
+            guesses: What they verify; None for one draw of each row.
+            num: Query rows of the step, those that fill it up among them.
         """
         run, rows = self._run, self._run.rows
         firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
@@ -264,8 +267,10 @@ class RowGrammars:
     ) -> torch.Tensor:
         """Masks after each matcher's text, and after each of its guesses: int32 [masks, words].
 
-        given: the guesses of each; None where there are none. more: further tokens of masks.
-        slots: the rows of the matchers, to note failures; none for rows that begin.
+        Args:
+            given: The guesses of each; None where there are none.
+            more: Further tokens of masks.
+            slots: The rows of the matchers, to note failures; none for rows that begin.
         """
         num = len(matchers) + (sum(map(len, given)) if given is not None else 0)
         shape = num, self._words
@@ -314,7 +319,8 @@ class RowGrammars:
     def _catch_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
         """The matcher of a row, once it has read all tokens; None if the row may draw any.
 
-        new: a last token that it has to read yet is added here.
+        Args:
+            new: A last token that it has to read yet is added here.
         """
         rows = self._run.rows
         serial, num, last = int(rows.serial[slot]), int(rows.count[slot]), int(rows.last[slot])
@@ -354,7 +360,9 @@ def start_state(
 ) -> _GrammarState:
     """Where a text below a segment begins in its grammar.
 
-    prompt: the end of the prompt is enough. lane: as in `Grammar.start`.
+    Args:
+        prompt: The end of the prompt is enough.
+        lane: As in `Grammar.start`.
 
     Raises:
         InputError: what was drawn on the way to the segment cannot be a part of such a text.

@@ -94,7 +94,8 @@ class PageDemandEstimator:
     def _pages(self, slots: Ints, length: Ints) -> Ints:
         """Pages that rows take, beside those they have, until they have some numbers of tokens.
 
-        length: [..., rows].
+        Args:
+            length: [..., rows].
         """
         rows, size = self._run.rows, self._page_size
         base = rows.base[slots]

@@ -43,7 +43,8 @@ class ParamTable(list[ParamSet]):
     def add(self, each: ParamSet, in_use: Callable[[], Collection[int]]) -> int:
         """The index of some parameters, which are added if they are new.
 
-        in_use: gives the indices that are needed.
+        Args:
+            in_use: Gives the indices that are needed.
         """
         key = each.params.drawing
         if key in self._index:

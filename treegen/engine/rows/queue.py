@@ -52,8 +52,10 @@ class RowQueue:
     def __init__(self, run: EngineRun, *, scouts: int = 0) -> None:
         """No rows yet.
 
-        scouts: so many samples of a request run before the others, beside those of the request
-        before; 0 for all one after another. What they draw can then be guessed of the others.
+        Args:
+            scouts: So many samples of a request run before the others, beside those of the request
+                before; 0 for all one after another. What they draw can then be guessed of the
+                others.
         """
         self._scouts = scouts
         self.budgets = ThinkingBudgets(run)
@@ -353,8 +355,9 @@ class RowQueue:
     def check(self, drawn: Ints, ended: Ints) -> None:
         """Assert that every row is where its phase says, and nowhere else.
 
-        drawn: slots whose first tokens are being drawn.
-        ended: slots whose samples wait to be reported.
+        Args:
+            drawn: Slots whose first tokens are being drawn.
+            ended: Slots whose samples wait to be reported.
         """
         rows, phase = self._run.rows, self._run.rows.phase
         resuming = np.fromiter(self.resuming, dtype=np.int64)

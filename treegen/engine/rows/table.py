@@ -152,7 +152,8 @@ class RowTable:
     ) -> None:
         """Record one generated token for each slot.
 
-        place: if a slot has several, one after another, the number of each among them.
+        Args:
+            place: If a slot has several, one after another, the number of each among them.
         """
         counts = self.count[slots]
         if place is not None:

@@ -40,7 +40,8 @@ class VerifyInput:
     def num_accepted(self, drawn_T: Ints) -> Ints:
         """How many guesses of each row, from the first on, are what the row has drawn.
 
-        drawn_T: the same draws at each call.
+        Args:
+            drawn_T: The same draws at each call.
         """
         if self._accepted_R is None:
             most = self._tokens_RK.shape[1]

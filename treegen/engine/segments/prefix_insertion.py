@@ -46,7 +46,10 @@ def plan_prefix(
 ) -> Plan:
     """The plan that computes prompts, to keep them under one name.
 
-    requests: the prompts. spec, device_type: of the model.
+    Args:
+        requests: The prompts.
+        spec: Of the model.
+        device_type: Of the model.
 
     Raises:
         CapacityError: there are too many tokens, or too many recurrent states.

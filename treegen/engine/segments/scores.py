@@ -52,7 +52,10 @@ def score_after(
 
     The first tokens of all its children follow the segment's last position.
 
-    positions: [S] in order. logits_SV: the logits at each. lse_S: their log-sum-exp.
+    Args:
+        positions: [S] in order.
+        logits_SV: The logits at each.
+        lse_S: Their log-sum-exp.
     """
     next_index = positions - segment.start + 1
     num_inside = int(np.count_nonzero(next_index < len(segment.tokens)))

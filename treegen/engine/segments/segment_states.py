@@ -64,7 +64,8 @@ class SegmentStates:
     def leave_end(self, segment: LiveSegment, computed: int) -> None:
         """Take a slot to compute a segment anew in, if others read the state at its end meanwhile.
 
-        computed: the position from which it is computed.
+        Args:
+            computed: The position from which it is computed.
         """
         if self._is_read(segment, computed):
             segment.last_state = self.cache.allocate_one()

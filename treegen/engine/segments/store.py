@@ -46,7 +46,8 @@ class SegmentStore:
     ) -> None:
         """The segments of a plan; nothing is in memory yet and nothing refers to them.
 
-        rewinds: whether requests may come that have the last token of a segment computed again.
+        Args:
+            rewinds: Whether requests may come that have the last token of a segment computed again.
         """
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
         self.states = SegmentStates(cache.states, rewinds=rewinds) if cache.states else None
@@ -121,12 +122,15 @@ class SegmentStore:
     ) -> LiveSegment:
         """A segment made of what a row has generated, with one reference for the caller.
 
-        num_computed: how many of the tokens have their keys in the pages; may be 0.
-        table: the row's pages, which the segment takes over; may be empty.
-        base, above: the first position of `table`, and the kept segments above it, root first.
-        states: for a model with recurrent layers, how many of the tokens a kept state has seen, the
-        slot of that state and the slot of the state before it. The segment takes over the slots.
-        structure: what the sample had to be.
+        Args:
+            num_computed: How many of the tokens have their keys in the pages; may be 0.
+            table: The row's pages, which the segment takes over; may be empty.
+            base: The first position of `table`, and the kept segments above it, root first.
+            above: The first position of `table`, and the kept segments above it, root first.
+            states: For a model with recurrent layers, how many of the tokens a kept state has seen,
+                the slot of that state and the slot of the state before it. The segment takes over
+                the slots.
+            structure: What the sample had to be.
         """
         segment = self.retain(self.new(parent, tokens))
         segment.drawn, segment.structure = True, structure
@@ -309,12 +313,13 @@ class SegmentStore:
     def is_ready(self, segment: LiveSegment, reached: dict[int, int]) -> bool:
         """Whether a segment can be computed in the next pass.
 
-        reached: the positions up to which this pass computes other segments, by index.
-
         A kept segment above may be computed in the same pass, for a layer writes all keys before
         it attends. A folded parent must be computed before: its last page is copied first. The
         segment whose recurrent state this one goes on from may be computed in the same pass, for a
         layer computes what is above first.
+
+        Args:
+            reached: The positions up to which this pass computes other segments, by index.
         """
         parent = segment.parent
         if (

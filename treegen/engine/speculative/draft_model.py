@@ -45,7 +45,9 @@ _CHUNK: Final = 2048  # tokens of rows that are computed at once
 def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dtype) -> ModelSpec:
     """The shape of the model that is to guess, looked at before any weights are loaded.
 
-    tokenizer: that of the model whose tokens it guesses. dtype: what both compute in.
+    Args:
+        tokenizer: That of the model whose tokens it guesses.
+        dtype: What both compute in.
 
     Raises:
         InputError: it has another tokenizer, or recurrent layers.

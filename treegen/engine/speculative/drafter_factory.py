@@ -43,10 +43,12 @@ class DrafterFactory:
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
         """What the options ask for, with the small model loaded.
 
-        model, tokenizer: the model whose tokens are guessed.
-
         Raises InputError for options that this model cannot do, ModelError for a small model that
         cannot be used.
+
+        Args:
+            model: The model whose tokens are guessed.
+            tokenizer: The model whose tokens are guessed.
         """
         check_speculation(options, model.spec)
         self.how: str | DraftFunction | None = options.speculate
@@ -76,7 +78,8 @@ class DrafterFactory:
     def attach_cache(self, cache: PagedCache, *, graphs: bool) -> None:
         """Put the small model's pools under the pages of the model's cache.
 
-        graphs: whether its decode steps are replayed as CUDA graphs.
+        Args:
+            graphs: Whether its decode steps are replayed as CUDA graphs.
         """
         if self._draft is None:
             return

@@ -104,10 +104,11 @@ def merge_choices(
 ) -> dict[str, Any]:
     """Return a user's choices over stored ones, with absolute paths.
 
-    kind: the settings that they are for.
-
     A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
     anew, and that of a task has to be named or allowed. Nor is a device read, which may never end.
+
+    Args:
+        kind: The settings that they are for.
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
@@ -171,9 +172,10 @@ def build_settings(
 ) -> _Choices:
     """Return settings of a kind, made of what is in `given`; their values are taken out of it.
 
-    chosen: values of fields that are known already.
-    data: values of fields of the task's options that are known already.
-    also: further names that users may give, for hints.
+    Args:
+        chosen: Values of fields that are known already.
+        data: Values of fields of the task's options that are known already.
+        also: Further names that users may give, for hints.
 
     Raises:
         InputError: no model is named, a name is unknown, or the settings refuse a value.
@@ -207,9 +209,10 @@ def last_choices(
 ) -> dict[str, Any]:
     """Return the choices that a run was last begun or resumed with, by name.
 
-    groups: names of mappings of choices in the run's identity.
-    names: names of single choices in it.
-    absent: choices that hold if an old run does not say.
+    Args:
+        groups: Names of mappings of choices in the run's identity.
+        names: Names of single choices in it.
+        absent: Choices that hold if an old run does not say.
 
     Raises:
         RunError: the run is not one of the command's.

@@ -93,7 +93,9 @@ class Rounds:
     ) -> None:
         """Nothing is drawn yet.
 
-        representatives: of answers that may be equal without being equal strings, see `AnswerType`.
+        Args:
+            representatives: Of answers that may be equal without being equal strings, see
+                `AnswerType`.
         """
         self._rule, self._num, self._representatives = rule, rule.num_samples, representatives
         self._chance = parse_stop_rule(rule.stop_when)

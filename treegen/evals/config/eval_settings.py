@@ -222,9 +222,10 @@ def resolve_eval_settings(
 ) -> EvalSettings:
     """Return the settings that a user's choices come to.
 
-    asked: the user's choices, by name.
-    stored: the choices of the run that is resumed or scored. They hold if the user did not choose.
-    If neither has a name, the task's own default holds.
+    Args:
+        asked: The user's choices, by name.
+        stored: The choices of the run that is resumed or scored. They hold if the user did not
+            choose. If neither has a name, the task's own default holds.
 
     Raises:
         InputError: no task or model is named, a name is unknown, or a value cannot be used.

@@ -21,9 +21,10 @@ _NAMES: Final[Mapping[Any, str]] = {
 def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
     """Raise InputError for a choice whose value no field of its name can have.
 
-    kinds: dataclasses, whose annotations say what a field can have. A list stands for any sequence,
-    and a mapping with the names of fields for a dataclass, as in JSON. Names of no field are left
-    to others.
+    Args:
+        kinds: Dataclasses, whose annotations say what a field can have. A list stands for any
+            sequence, and a mapping with the names of fields for a dataclass, as in JSON. Names of
+            no field are left to others.
     """
     for kind in kinds:
         for name, value in given.items():

@@ -64,10 +64,11 @@ def special_in_template(template: str) -> set[str]:
 def quote_answer(text: str, mark: str, special: Sequence[str] = ()) -> str:
     """Return an answer between two marks, neither of which is in it.
 
-    mark: letters and digits that are the same for all answers, so that prompts share the tokens
-    before an answer. An answer that has them, or special tokens of the judge's tokenizer, gets a
-    space put into these. An answer that has them only in letters that tokenizers may take for
-    plain ones is written in plain letters first.
+    Args:
+        mark: Letters and digits that are the same for all answers, so that prompts share the tokens
+            before an answer. An answer that has them, or special tokens of the judge's tokenizer,
+            gets a space put into these. An answer that has them only in letters that tokenizers may
+            take for plain ones is written in plain letters first.
     """
     forged = [each for each in sorted({mark, *special}, key=len, reverse=True) if len(each) > 1]
     folded = text if text.isascii() else unicodedata.normalize("NFKC", text)

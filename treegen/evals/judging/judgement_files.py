@@ -36,7 +36,8 @@ def begin(
 ) -> JudgeRun:
     """Return the judging of a run that is asked for, and store how; its name is that of its folder.
 
-    others: further runs, whose answers are compared with the run's own.
+    Args:
+        others: Further runs, whose answers are compared with the run's own.
 
     Raises:
         RunError: the folder cannot be made or written.

@@ -38,11 +38,12 @@ def jury_of(
 ) -> list[tuple[float, Any, Any, int, Any]]:
     """Return the rows of a jury, which is one judge: a value for each answer and wording.
 
-    rows: (value, problem, answer, number of the judge, wording). An answer that a judge's verdicts
-    on cannot be read is decided by the others.
-    weights: of the judges; None for equal ones.
-    combine: "mean" takes the weighted mean of values; "majority" 1 where more than half of the
-    weight is on values above a half, 0 where less is, and 0.5 for a tie. See `check_jury`.
+    Args:
+        rows: (value, problem, answer, number of the judge, wording). An answer that a judge's
+            verdicts on cannot be read is decided by the others.
+        weights: Of the judges; None for equal ones.
+        combine: "mean" takes the weighted mean of values; "majority" 1 where more than half of the
+            weight is on values above a half, 0 where less is, and 0.5 for a tie. See `check_jury`.
     """
     num = max(row[3] for row in rows) + 1
     of_judge = [1.0] * num if weights is None else [float(weight) for weight in weights]

@@ -33,8 +33,9 @@ def resolve_judges(
 ) -> list[JudgeModel]:
     """Return the judges, checked as far as that takes no weights.
 
-    judges: models by directory or name, or loaded ones.
-    options: how models are loaded, by the names of `EngineOptions`.
+    Args:
+        judges: Models by directory or name, or loaded ones.
+        options: How models are loaded, by the names of `EngineOptions`.
 
     Raises:
         InputError: an option is wrong, or two judges have the same weights.

@@ -54,7 +54,8 @@ class OpenRuns:
 def open_runs(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack) -> OpenRuns:
     """Open runs of the same problems, and read their answers.
 
-    asked: where the problems are now, and whose code may run; see `OpenRunOptions` of evals.
+    Args:
+        asked: Where the problems are now, and whose code may run; see `OpenRunOptions` of evals.
 
     Raises:
         RunError: there is no run, or one is damaged.
@@ -78,7 +79,9 @@ def judge_all(
 ) -> JudgeResult:
     """Judge what is not judged, by one judge after another; nothing is judged twice.
 
-    judges: see `resolve_judges`. models: loads one if something lacks.
+    Args:
+        judges: See `resolve_judges`.
+        models: Loads one if something lacks.
 
     Raises:
         InputError: the rubric is not for these runs.

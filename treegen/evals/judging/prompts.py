@@ -111,7 +111,8 @@ def prompt_of(
 ) -> tuple[str, str]:
     """Return the system turn and the user turn of a case.
 
-    special: the special tokens of the judge's tokenizer, which no answer may forge.
+    Args:
+        special: The special tokens of the judge's tokenizer, which no answer may forge.
     """
     rubric = judging.asked.rubric
     texts = [

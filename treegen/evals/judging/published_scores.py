@@ -59,8 +59,10 @@ def mt_bench_scores(
 ) -> dict[str, dict[str, float | None]]:
     """Return MT-Bench's scores of models: of the first turn, the second turn, and on average.
 
-    judged: (model, turn, text) of each judgement. A text without a rating counts in no mean. The
-    average is over all judgements, so turns with more ratings weigh more, as in show_result.py.
+    Args:
+        judged: (model, turn, text) of each judgement. A text without a rating counts in no mean.
+            The average is over all judgements, so turns with more ratings weigh more, as in
+            show_result.py.
     """
     ratings: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for model, turn, text in judged:
@@ -96,7 +98,8 @@ def mt_bench_pairs(
     A pair counts as a win if both orders agree, and else as a tie; it is left out if a text has no
     verdict. win_rate_adjusted counts a tie as half a win.
 
-    baseline: count only pairs with this model, and leave it out of the result.
+    Args:
+        baseline: Count only pairs with this model, and leave it out of the result.
     """
     counts: dict[str, dict[str, float]] = {}
     for game in games:

@@ -55,8 +55,9 @@ def run_judge(
 ) -> Iterator[tuple[int, int]]:
     """Judge what is not judged; yields (judgements there are, judgements asked for) as they come.
 
-    work: is told what was computed. stop: polled after every step; once it returns something true,
-    the iteration ends.
+    Args:
+        work: Is told what was computed.
+        stop: Polled after every step; once it returns something true, the iteration ends.
 
     Raises:
         RunError: answers have changed since they were judged, or the lines cannot be written.
@@ -274,8 +275,9 @@ def distinct_tokens(prompts: Sequence[Any]) -> int:
 def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]) -> list[float]:
     """Return the log-probability that a choice is said and does not go on as a longer choice.
 
-    logprobs: of the tokens of each choice. If "1" is the beginning of "10" in tokens too, the
-    chance of "1" has that of "10" in it, which is taken out.
+    Args:
+        logprobs: Of the tokens of each choice. If "1" is the beginning of "10" in tokens too, the
+            chance of "1" has that of "10" in it, which is taken out.
     """
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(

@@ -100,9 +100,11 @@ def summarise(
 ) -> Summary:
     """Return what judgings that differ in their judge alone come to.
 
-    groups: by problem the cluster that it belongs to, empty for none.
-    labels: of people, by (problem, sample), from 0 to 1.
-    weights: of the judges, in their order. combine: how a jury's verdict is made of the judges'.
+    Args:
+        groups: By problem the cluster that it belongs to, empty for none.
+        labels: Of people, by (problem, sample), from 0 to 1.
+        weights: Of the judges, in their order.
+        combine: How a jury's verdict is made of the judges'.
 
     Raises:
         InputError: nothing can be read, the weights are not as many as judges, or a library lacks.

@@ -27,9 +27,12 @@ def evaluate_adapters(
 ) -> list[list[EvaluationResult]]:
     """Run evaluations with each adapter in a folder of its name; the weights are read once.
 
-    asked: as for `evaluate_all`, without an adapter. output: the directory of all; None for a new
-    one in runs/. resume: such a directory, whose runs are continued, and begun where there are
-    none; "" stands for `output`. how: the rest of `evaluate_all`.
+    Args:
+        asked: As for `evaluate_all`, without an adapter.
+        output: The directory of all; None for a new one in runs/.
+        resume: Such a directory, whose runs are continued, and begun where there are none; ""
+            stands for `output`.
+        how: The rest of `evaluate_all`.
 
     Raises:
         InputError: two adapters have the same name, or a directory is taken.

@@ -14,7 +14,8 @@ def discard_on_error(
 ) -> Iterator[None]:
     """Remove the runs if an error comes while all are new. Then the same can be asked again.
 
-    but: an error after which they stay, to be continued. Signals count as no error.
+    Args:
+        but: An error after which they stay, to be continued. Signals count as no error.
     """
     try:
         yield

@@ -101,16 +101,17 @@ def evaluate_all(
 ) -> list[EvaluationResult]:
     """Run evaluations of some tasks, one after another, each in a directory of its own.
 
-    asked: the user's choices, by the names of settings.
-    output: the directory, or that of all; None for a new one in runs/.
-    resume: a run to continue, or a directory of several; "" continues what is in `output` and
-    begins the rest.
-    execution: permission to run programs that the model wrote.
-    show_prompts: whether the listener gets the first prompt of each.
-    check_judges: is called with the judges that a resumed run names, before anything is drawn; it
-    raises if they cannot judge.
-
     If it is interrupted, a note of the exception says what is stored, and how to continue.
+
+    Args:
+        asked: The user's choices, by the names of settings.
+        output: The directory, or that of all; None for a new one in runs/.
+        resume: A run to continue, or a directory of several; "" continues what is in `output` and
+            begins the rest.
+        execution: Permission to run programs that the model wrote.
+        show_prompts: Whether the listener gets the first prompt of each.
+        check_judges: Is called with the judges that a resumed run names, before anything is drawn;
+            it raises if they cannot judge.
     """
     given = models.choices(dict(asked))
     targets = destinations(tasks, given, output, resume)

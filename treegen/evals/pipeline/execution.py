@@ -135,8 +135,9 @@ class ModelLoader(Closeable):
     def settings_of_complete(self, job: "AnyJob", info: "RunInfo | None") -> "RunSettings":
         """Return what `settings` does for a run of which nothing is to be drawn.
 
-        info: what the run has stored. Then the weights have to be the same, and no more is looked
-        at: not even torch is imported.
+        Args:
+            info: What the run has stored. Then the weights have to be the same, and no more is
+                looked at: not even torch is imported.
         """
         engine = job.settings.engine
         if self.given is not None:
@@ -225,8 +226,9 @@ def prepare_runs(
 ) -> "list[RunSettings]":
     """Check all that can be checked without weights; returns the settings of each run.
 
-    whole: those of which nothing is to be drawn, so that nothing is checked. With each is what its
-    run has stored, unless something else is asked of the model.
+    Args:
+        whole: Those of which nothing is to be drawn, so that nothing is checked. With each is what
+            its run has stored, unless something else is asked of the model.
     """
     found = []
     for job in jobs:
@@ -254,10 +256,12 @@ def execute_runs(
 ) -> list[_Done]:
     """Begin or continue runs, draw what each lacks, and return what they came to.
 
-    wanted: the settings of each run.
-    make: gives the work of open runs, and what each worker calls before it loads the model; what
-    it puts on the stack is closed at the end.
-    again: how to continue. unit: what runs have, such as samples.
+    Args:
+        wanted: The settings of each run.
+        make: Gives the work of open runs, and what each worker calls before it loads the model;
+            what it puts on the stack is closed at the end.
+        again: How to continue.
+        unit: What runs have, such as samples.
     """
     with ExitStack() as stack:
         runs = _open_runs(kind, targets, wanted, stack, listener, unit)

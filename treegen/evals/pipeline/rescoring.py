@@ -46,8 +46,9 @@ def rescore_run(
 ) -> EvaluationResult:
     """Score the samples of a run again and rewrite its results.json; needs no model.
 
-    asked: where the problems are, and settings that have changed, by their names.
-    execution: permission to run programs that the model wrote.
+    Args:
+        asked: Where the problems are, and settings that have changed, by their names.
+        execution: Permission to run programs that the model wrote.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -78,8 +79,9 @@ def score_run_with_verifier(
 ) -> int:
     """Let a verifier score the samples of a run that it has not scored; returns the scores.
 
-    settings: those that are not at their defaults; see `verifier_settings`.
-    how: device, memory and batch size; see `load_verifier`.
+    Args:
+        settings: Those that are not at their defaults; see `verifier_settings`.
+        how: Device, memory and batch size; see `load_verifier`.
 
     Raises:
         As `load_verifier` and `verify`.
@@ -108,7 +110,8 @@ def pick_run_samples(
 ) -> int:
     """Let the model of a run pick the most consistent sample of each problem; returns the picks.
 
-    most: show it the first samples only.
+    Args:
+        most: Show it the first samples only.
 
     Raises:
         RunError: picks are missing.

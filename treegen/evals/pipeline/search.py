@@ -98,9 +98,10 @@ def search_all(
 ) -> list[SearchRunResult]:
     """Search the problems of a task by some methods, each in a run directory of its own.
 
-    methods: their names; none stands for the task's default.
-    compare: whether each method has a directory of its own below `output`.
-    The rest is as for `treegen.evals.pipeline.evaluation.evaluate_all`.
+    Args:
+        methods: Their names; none stands for the task's default.
+        compare: Whether each method has a directory of its own below `output`. The rest is as for
+            `treegen.evals.pipeline.evaluation.evaluate_all`.
 
     Raises:
         InputError: the methods would not have the same problems and the same budget.

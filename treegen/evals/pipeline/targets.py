@@ -110,8 +110,9 @@ def destinations(
 ) -> list[RunTarget[EvalSettings]]:
     """Return which evaluations to run, and where.
 
-    resume: a run to continue, or a directory of runs of several tasks. With "" the runs in
-    output are continued, and those that are not there are begun.
+    Args:
+        resume: A run to continue, or a directory of runs of several tasks. With "" the runs in
+            output are continued, and those that are not there are begun.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:
@@ -147,10 +148,11 @@ def search_destinations(
 ) -> list[RunTarget[SearchSettings]]:
     """Return which runs of searches to make, and where.
 
-    methods: names of methods; none stands for the task's default.
-    resume: a run to continue, or a directory of runs that are compared. With "" the runs in
-    output are continued, and those that are not there are begun.
-    compare: whether each method has a directory of its own below the path.
+    Args:
+        methods: Names of methods; none stands for the task's default.
+        resume: A run to continue, or a directory of runs that are compared. With "" the runs in
+            output are continued, and those that are not there are begun.
+        compare: Whether each method has a directory of its own below the path.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:

@@ -13,8 +13,10 @@ from treegen.runs.images import RunImage, RunImages, keep_images
 def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
     """Keep the images of a job in its run, which has them then whatever becomes of the originals.
 
-    tokenizer: of the model; it knows how many tokens images are. Without it, the images of a run
-    that lacks no sample are kept again where they have been lost and the originals are there.
+    Args:
+        tokenizer: Of the model; it knows how many tokens images are. Without it, the images of a
+            run that lacks no sample are kept again where they have been lost and the originals are
+            there.
 
     Raises:
         InputError: an image has changed since the job was loaded.

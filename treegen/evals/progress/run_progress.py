@@ -112,8 +112,9 @@ class AccuracyCounter:
     def estimate(self, unknown: int = 0) -> Estimate | None:
         """Return the mean over the problems begun, with an interval; None before the first.
 
-        unknown: problems begun that are not judged. The value then counts them as wrong. The
-        interval reaches from its low end if all are wrong to its high end if all are right.
+        Args:
+            unknown: Problems begun that are not judged. The value then counts them as wrong. The
+                interval reaches from its low end if all are wrong to its high end if all are right.
         """
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
         if not values or not unknown:

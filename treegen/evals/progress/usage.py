@@ -32,7 +32,8 @@ class AttemptLog:
     def __init__(self, run: RunDir, workers: Workers = lambda: ()) -> None:
         """Take over the parts in the run's results.json; a new part begins now.
 
-        workers: says what each worker of a cluster has done.
+        Args:
+            workers: Says what each worker of a cluster has done.
         """
         self._run, self._before, self._workers = run, load_attempts(run), workers
         self._start, self._save_due = time.monotonic(), 0.0
@@ -72,9 +73,10 @@ class UsageLog(AttemptLog):
     ) -> None:
         """Start a part.
 
-        usage: the scheduler keeps it up.
-        plan: what the part follows, if known.
-        workers: says what each worker of a cluster has done.
+        Args:
+            usage: The scheduler keeps it up.
+            plan: What the part follows, if known.
+            workers: Says what each worker of a cluster has done.
         """
         self._usage, self._workers = usage, workers
         self._plan = plan_to_json(plan) if plan else None
@@ -173,9 +175,10 @@ def sum_usage(
 ) -> dict[str, Any]:
     """Return the account of a whole run.
 
-    num_samples: finished samples.
-    unshared: prompt tokens of these samples, each prompt counted as often as it has samples.
-    kept: tokens that these samples generated.
+    Args:
+        num_samples: Finished samples.
+        unshared: Prompt tokens of these samples, each prompt counted as often as it has samples.
+        kept: Tokens that these samples generated.
     """
     total: dict[str, Any] = {
         "prompt_tokens_computed": 0,

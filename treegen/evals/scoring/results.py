@@ -39,7 +39,8 @@ def build_results(
 
     The report is None if samples are not scored, or are programs that are not judged.
 
-    anew: whether samples are judged whose verdicts are kept.
+    Args:
+        anew: Whether samples are judged whose verdicts are kept.
     """
     unjudged = as_code_execution_task(job.task) is not None and judging is None
     report = None

@@ -45,8 +45,9 @@ def score_samples(
     answers of a problem are equal strings in them once this returns, and not before. Equal verdicts
     are one object, which saves memory.
 
-    rounds: is told of each sample, too.
-    anew: whether all are judged, also those whose verdicts are kept; see `evals.judged.kept`.
+    Args:
+        rounds: Is told of each sample, too.
+        anew: Whether all are judged, also those whose verdicts are kept; see `evals.judged.kept`.
 
     Raises:
         RunError: a record is damaged, or the file was changed meanwhile.
@@ -155,8 +156,9 @@ def aggregate(
 ) -> Report:
     """Return the metrics over scored samples of a job.
 
-    rounds: of a run that stops problems, by whose rule samples are chosen for what is told.
-    votes: what samples vote by that their records do not have.
+    Args:
+        rounds: Of a run that stops problems, by whose rule samples are chosen for what is told.
+        votes: What samples vote by that their records do not have.
     """
     settings = job.settings
     # In the order of the problems, so that nothing depends on the order in which samples ended.

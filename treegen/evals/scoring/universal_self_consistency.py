@@ -61,7 +61,8 @@ def question_of(
 ) -> PickPrompt:
     """Return the prompt of one problem. texts: of its samples, by index.
 
-    most: show the first samples only.
+    Args:
+        most: Show the first samples only.
     """
     shown = sorted(texts)[:most]
     responses = [
@@ -92,8 +93,9 @@ def pick_samples(
 ) -> Iterator[tuple[int, int]]:
     """Let the model pick for every problem that has no pick; yields (picks, problems) as they come.
 
-    most: show the first samples of a problem only, as where a prompt would be too long.
-    stop: polled after every step; once it returns something true, the iteration ends.
+    Args:
+        most: Show the first samples of a problem only, as where a prompt would be too long.
+        stop: Polled after every step; once it returns something true, the iteration ends.
 
     Raises:
         InputError: a problem has no sample.

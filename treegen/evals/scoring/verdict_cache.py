@@ -65,7 +65,8 @@ class VerdictCache:
     def read(self, digest: str) -> list[_Verdicts] | None:
         """Return the verdicts on each sample, in the order of the file; None if there are none.
 
-        digest: of the samples.
+        Args:
+            digest: Of the samples.
         """
         path = self._path(digest)
         try:

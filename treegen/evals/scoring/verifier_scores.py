@@ -29,8 +29,10 @@ def score_with_verifier(
 
     A sample's answer is judged, without its thinking. Each line has the value of each step too.
 
-    by: what stands for the verifier. Scores of another one, or of one's own, are not mixed with it.
-    stop: polled now and then; once it returns something true, the iteration ends.
+    Args:
+        by: What stands for the verifier. Scores of another one, or of one's own, are not mixed with
+            it.
+        stop: Polled now and then; once it returns something true, the iteration ends.
 
     Raises:
         InputError: there are scores by something else, or a text is too long for the verifier.

@@ -110,10 +110,11 @@ def vote_table(
 ) -> Table:
     """Return votes beside maj@k, with the difference to maj@k over the same problems.
 
-    problems: of which the scores are, for error bars that are clustered by their groups.
-    names: the votes; "all" stands for each that the samples have numbers for, by its usual rule.
-    A vote for which samples lack the numbers, or have none that can vote so, has no value, and its
-    name says why.
+    Args:
+        problems: Of which the scores are, for error bars that are clustered by their groups.
+        names: The votes; "all" stands for each that the samples have numbers for, by its usual
+            rule. A vote for which samples lack the numbers, or have none that can vote so, has no
+            value, and its name says why.
     """
     samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):

@@ -44,8 +44,9 @@ def read_signature(
 ) -> tuple[Argument, ...]:
     """Return the arguments of a function beside its first one.
 
-    told: what messages call the function.
-    given: names of parameters that the caller fills.
+    Args:
+        told: What messages call the function.
+        given: Names of parameters that the caller fills.
 
     Raises:
         InputError: the function takes no first argument, or has one that no text can stand for.
@@ -71,8 +72,9 @@ def read_values(
 ) -> dict[str, Any]:
     """Return the values of all arguments that JSON can hold, defaults included.
 
-    given: texts, or values that were read before.
-    also: names that `given` may have beside the known ones; they are left out.
+    Args:
+        given: Texts, or values that were read before.
+        also: Names that `given` may have beside the known ones; they are left out.
 
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.

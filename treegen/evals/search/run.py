@@ -49,11 +49,12 @@ def run_searches(
 ) -> Iterator[RunProgress]:
     """Search the problems that a run lacks and store each as it ends; yields after each.
 
-    stop: polled during and after every search; once it returns something true, the iteration ends.
-    Searches that had finished by then, or before an error, are in the run.
-    value_function: from `searcher.load_value_function`; by default it is loaded here.
-    no_room: a dict to fill with the errors of searches that lack memory, by problem id. These are
-    not stored; a resume with more memory searches them again.
+    Args:
+        stop: Polled during and after every search; once it returns something true, the iteration
+            ends. Searches that had finished by then, or before an error, are in the run.
+        value_function: From `searcher.load_value_function`; by default it is loaded here.
+        no_room: A dict to fill with the errors of searches that lack memory, by problem id. These
+            are not stored; a resume with more memory searches them again.
     """
     if run.missing <= 0:
         return
@@ -189,7 +190,8 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
 def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
     """The share of solved searches as a mean over problems.
 
-    unknown: searches under way. They are left open only if each problem has one search.
+    Args:
+        unknown: Searches under way. They are left open only if each problem has one search.
     """
     return tally.estimate(unknown if repeats == 1 else 0)
 
@@ -197,7 +199,8 @@ def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Esti
 def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
     """pass@k over searches, for k of 1, 2, 4 and so on; only problems with k searches count.
 
-    solved: of each problem, which of its searches solved it.
+    Args:
+        solved: Of each problem, which of its searches solved it.
     """
     if repeats == 1:
         return {}

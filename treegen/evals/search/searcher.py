@@ -52,10 +52,12 @@ def search_function(
 ) -> TaskSearchFn:
     """Return what searches any of a task's problems; `job.search_names` has names of searches.
 
-    interrupted: polled while a search is under way; once it returns something true, it is stopped.
-    value_function: of `load_value_function`; by default it is loaded with the first search.
-
     A search that lacks memory returns the CacheFullError: what it has found does not count.
+
+    Args:
+        interrupted: Polled while a search is under way; once it returns something true, it is
+            stopped.
+        value_function: Of `load_value_function`; by default it is loaded with the first search.
     """
     return _TaskSearch(task, data, settings, interrupted, value_function)
 

@@ -137,7 +137,8 @@ def resolve_search_settings(
     """Return the settings that a user's choices come to; see
     `treegen.evals.config.eval_settings.resolve_eval_settings`.
 
-    reading: whether the stored run is only looked at. Its method is not looked for then.
+    Args:
+        reading: Whether the stored run is only looked at. Its method is not looked for then.
     """
     if "verifier" in asked:
         if "evaluate" in asked:

@@ -47,8 +47,10 @@ def general_value_function(
 ) -> ValueFunction | None:
     """Return a way to judge that every task has; None if it is one of the task's own.
 
-    problems: by the names of searches.
-    verifier_args: how a verifier is read. memory: its cache.
+    Args:
+        problems: By the names of searches.
+        verifier_args: How a verifier is read.
+        memory: Its cache.
     """
     if how.startswith(REWARD):
         from treegen.search.reward import by_verifier

@@ -57,8 +57,9 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     Problems are independent draws. Samples of one problem are not, so each problem gives one value.
     See `mean_interval` for the interval.
 
-    clusters: of each problem, where problems of one cluster are not independent. The standard error
-    is then the cluster-robust one; see `standard_error`.
+    Args:
+        clusters: Of each problem, where problems of one cluster are not independent. The standard
+            error is then the cluster-robust one; see `standard_error`.
 
     Raises:
         InputError: there is no value, or one outside [0, 1].
@@ -160,14 +161,16 @@ def mean_interval(
     the values do. A mean of right and wrong problems is covered at least 93.2% of the time,
     whatever their number and the mean (computed up to 1,000 problems).
 
-    clusters: of each problem, where problems of one cluster are not independent. Then the two
-    imaginary ones are clusters too. Each is as large as the cluster that a problem is in, in the
-    mean over problems: the sum of squared sizes over the sum of sizes. The degrees of freedom are
-    1 + the effective number of clusters, (sum of sizes)^2 / sum of squared sizes, as few large
-    clusters make a standard error as uncertain as few clusters do (Carter, Schnepel and
-    Steigerwald 2017, without their term for correlation). Equal clusters have their number, and
-    clusters of one problem are no clusters. tests/evals/test_coverage.py simulates 2 to 30 clusters
-    of equal and of ragged sizes, and holds the coverage above 93%.
+    Args:
+        clusters: Of each problem, where problems of one cluster are not independent. Then the two
+            imaginary ones are clusters too. Each is as large as the cluster that a problem is in,
+            in the mean over problems: the sum of squared sizes over the sum of sizes. The degrees
+            of freedom are 1 + the effective number of clusters, (sum of sizes)^2 / sum of squared
+            sizes, as few large clusters make a standard error as uncertain as few clusters do
+            (Carter, Schnepel and Steigerwald 2017, without their term for correlation). Equal
+            clusters have their number, and clusters of one problem are no clusters.
+            tests/evals/test_coverage.py simulates 2 to 30 clusters of equal and of ragged sizes,
+            and holds the coverage above 93%.
     """
     return adjusted_mean(values, least, most, clusters).interval(least, most)
 

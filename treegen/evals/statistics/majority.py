@@ -124,7 +124,8 @@ def _without(sizes: Sequence[int], size: int) -> _Sizes:
 def _win(size: int, others: _Sizes, invalid: int, k: int) -> float:
     """Return the chance that an answer with `size` samples wins a vote of k, ties by their shares.
 
-    others: (size, how many) of the other answers.
+    Args:
+        others: (size, how many) of the other answers.
     """
     num = size + invalid + sum(other * repeats for other, repeats in others)
     if num > _COUNTED:

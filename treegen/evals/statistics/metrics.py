@@ -321,7 +321,9 @@ def mean_row(
 ) -> dict[str, Any]:
     """Return the fields of a MetricRow that follow from per-problem values.
 
-    k: of the metric. clusters: of each problem, as `clusters_of` gives them.
+    Args:
+        k: Of the metric.
+        clusters: Of each problem, as `clusters_of` gives them.
     """
     if not values:
         return {"value": None, "reason": "no samples"}

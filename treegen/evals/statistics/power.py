@@ -69,7 +69,8 @@ class Variances:
 def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the variances between and within the problems of a run, both without bias.
 
-    rights: for each problem, its right samples and all its samples.
+    Args:
+        rights: For each problem, its right samples and all its samples.
 
     Raises:
         InputError: there are fewer than two problems, or one has fewer than two samples.
@@ -93,7 +94,9 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
 def correlation_of(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -> float:
     """Return the correlation of problems' chances in two runs, free of the noise of samples.
 
-    a, b: as in `estimate_variances`, of the same problems in the same order.
+    Args:
+        a: As in `estimate_variances`, of the same problems in the same order.
+        b: As in `estimate_variances`, of the same problems in the same order.
     """
     (between_a, _), (between_b, _) = estimate_variances(a), estimate_variances(b)
     shares = [[right / num for right, num in run] for run in (a, b)]

@@ -74,8 +74,9 @@ def replay_early_stopping(
 ) -> list[RuleOutcome]:
     """Return what stopping comes to where the leading answer stays ahead with a chance.
 
-    chances: for each an outcome, all on the same orders.
-    batch: samples of a round; the rule is asked after each.
+    Args:
+        chances: For each an outcome, all on the same orders.
+        batch: Samples of a round; the rule is asked after each.
     """
     check_int("batch", batch, least=1)
     check_int("orders", orders, least=1)

@@ -56,7 +56,9 @@ def table_by(
 ) -> Table:
     """Return the mean value of each group of problems, with error bars over its problems.
 
-    groups: (label, problem ids) pairs. A problem without a value has no samples and is left out.
+    Args:
+        groups: (label, problem ids) pairs. A problem without a value has no samples and is left
+            out.
     """
     rows: list[tuple[Cell, ...]] = []
     for label, ids in groups:

@@ -45,7 +45,8 @@ def majority_vote(answers: Iterable[str | None]) -> Vote:
 def winner(counts: Mapping[str | None, int]) -> Vote:
     """Return the answer with the most votes, None never counting.
 
-    counts: votes by answer, in the order in which they were first given.
+    Args:
+        counts: Votes by answer, in the order in which they were first given.
     """
     given = {answer: votes for answer, votes in counts.items() if answer is not None}
     top = max(given.values(), default=0)
@@ -62,8 +63,9 @@ def count_distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
 def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:
     """Return how often each answer was judged right or wrong, in the order of the first.
 
-    verdicts: each with how often it is there, as of `distinct`: of a run, equal verdicts are one
-    object, so few have to be looked into.
+    Args:
+        verdicts: Each with how often it is there, as of `distinct`: of a run, equal verdicts are
+            one object, so few have to be looked into.
     """
     counts: dict[tuple[str | None, bool], int] = {}
     for verdict, times in verdicts:

@@ -138,10 +138,14 @@ def weighted_at_k(
 ) -> float:
     """Return the mean share of a correct answer in a vote among k of the samples.
 
-    numbers, answers, correct: of each sample.
-    seed, num_subsets: of the random subsets, where the value is not exact.
-
     NaN if there are fewer than k samples.
+
+    Args:
+        numbers: Of each sample.
+        answers: Of each sample.
+        correct: Of each sample.
+        seed: Of the random subsets, where the value is not exact.
+        num_subsets: Of the random subsets, where the value is not exact.
 
     Raises:
         InputError: a number is negative and the rule is weighted, or one is not finite.
@@ -194,7 +198,8 @@ def _shares(
 ) -> _Floats:
     """Return the share of a correct answer in the vote of each subset, [subsets].
 
-    chosen: [subsets, samples] who is in each subset.
+    Args:
+        chosen: [subsets, samples] who is in each subset.
     """
     readable = np.array([answer is not None for answer in answers])
     order = np.argsort(-values, kind="stable")

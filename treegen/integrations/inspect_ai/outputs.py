@@ -35,8 +35,12 @@ def output_of(
 ) -> ModelOutput:
     """The output of one generation: a choice for each completion.
 
-    prompt: its token ids. replies: takes completions apart. text: of tokens. tools: as the chat
-    template had them. logprobs: whether they were asked for.
+    Args:
+        prompt: Its token ids.
+        replies: Takes completions apart.
+        text: Of tokens.
+        tools: As the chat template had them.
+        logprobs: Whether they were asked for.
     """
     read, drawn = len(prompt), sum(each.num_tokens for each in completions)
     choices = []

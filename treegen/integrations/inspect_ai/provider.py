@@ -45,15 +45,16 @@ class TreegenAPI(ModelAPI):
     ) -> None:
         """Load a model.
 
-        model_name: a directory, a hub name, or "demo".
-        chat_template: in place of the tokenizer's own, or for a model that has none; a file, or the
-        template itself.
-        chat_template_kwargs: arguments of the chat template, such as enable_thinking.
-        sampling: what holds where a generation does not say: "recommended" is what the checkpoint's
-        generation_config.json recommends, as for Inspect's `hf` and `vllm`; "neutral" is
-        temperature 1 without filters.
-        tool_format: how the model writes tool calls, in place of what its chat template tells.
-        options: those of LLM, such as dtype, device, memory or max_rows.
+        Args:
+            model_name: A directory, a hub name, or "demo".
+            chat_template: In place of the tokenizer's own, or for a model that has none; a file, or
+                the template itself.
+            chat_template_kwargs: Arguments of the chat template, such as enable_thinking.
+            sampling: What holds where a generation does not say: "recommended" is what the
+                checkpoint's generation_config.json recommends, as for Inspect's `hf` and `vllm`;
+                "neutral" is temperature 1 without filters.
+            tool_format: How the model writes tool calls, in place of what its chat template tells.
+            options: Those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
             PrerequisiteError: an argument is not known or has a value that cannot be used, or the

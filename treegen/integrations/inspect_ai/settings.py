@@ -48,7 +48,8 @@ def sampling_params(
 ) -> SamplingParams:
     """The sampling parameters of a generation.
 
-    usual: those that are not set; the others are as SamplingParams has them.
+    Args:
+        usual: Those that are not set; the others are as SamplingParams has them.
 
     Raises:
         InputError: a setting cannot be honoured, or has a value that cannot be used.

@@ -73,7 +73,8 @@ class ResponseCache:
 
         The token that ended a sample is left out; the tokens of a stop string are not.
 
-        prompts: how many samples are wanted of each.
+        Args:
+            prompts: How many samples are wanted of each.
 
         Raises:
             TreegenError: as for `LLM.stream`; RunError if the journal cannot be used.

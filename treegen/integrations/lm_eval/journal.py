@@ -33,7 +33,8 @@ class Journal:
     def __init__(self, directory: Path, identity: Mapping[str, Any]) -> None:
         """Make the model's folder in an existing directory.
 
-        identity: all that an answer depends on, beside its request.
+        Args:
+            identity: All that an answer depends on, beside its request.
 
         Raises:
             RunError: the folder cannot be made, or is in use.

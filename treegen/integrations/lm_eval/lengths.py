@@ -43,7 +43,8 @@ def truncate_prompt(tokens: list[int], max_tokens: int, max_length: int) -> list
 def windows(tokens: Sequence[int], prefix: int | None, max_length: int) -> list[Pair]:
     """Return a text in windows of the model's length, each with what stands before it.
 
-    prefix: the token that stands before the first one.
+    Args:
+        prefix: The token that stands before the first one.
     """
     rolled = get_rolling_token_windows(tokens, prefix, max_length, 1)
     return [(list(context), list(rest)) for context, rest in map(make_disjoint_window, rolled)]

@@ -69,18 +69,24 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         """Load a model, or take an LLM as it is.
 
-        pretrained: a directory, a hub name, "demo", an LLM or a Cluster.
-        cache: a directory to keep answers in as they are known. A run that was stopped goes on from
-        it when the same command is run again.
-        seed: of samples whose gen_kwargs have none.
-        max_length: tokens of a prompt and its answer at most; by default as lm-eval's `hf`.
-        max_gen_toks: tokens of an answer at most, where gen_kwargs do not say.
-        add_bos_token, prefix_token_id, think_end_token, enable_thinking, chat_template_args: as for
-        lm-eval's `hf`.
-        sampling: what holds where gen_kwargs do not say: "neutral" filters and penalises nothing,
-        as lm-eval's `vllm`; "recommended" is what generation_config.json says, as its `hf`.
-        batch_size, max_batch_size: without effect; max_rows is the most samples at once.
-        options: those of LLM, such as dtype, device, memory or max_rows.
+        Args:
+            pretrained: A directory, a hub name, "demo", an LLM or a Cluster.
+            cache: A directory to keep answers in as they are known. A run that was stopped goes on
+                from it when the same command is run again.
+            seed: Of samples whose gen_kwargs have none.
+            max_length: Tokens of a prompt and its answer at most; by default as lm-eval's `hf`.
+            max_gen_toks: Tokens of an answer at most, where gen_kwargs do not say.
+            add_bos_token: As for lm-eval's `hf`.
+            prefix_token_id: As for lm-eval's `hf`.
+            think_end_token: As for lm-eval's `hf`.
+            enable_thinking: As for lm-eval's `hf`.
+            chat_template_args: As for lm-eval's `hf`.
+            sampling: What holds where gen_kwargs do not say: "neutral" filters and penalises
+                nothing, as lm-eval's `vllm`; "recommended" is what generation_config.json says, as
+                its `hf`.
+            batch_size: Without effect; max_rows is the most samples at once.
+            max_batch_size: Without effect; max_rows is the most samples at once.
+            options: Those of LLM, such as dtype, device, memory or max_rows.
 
         Raises:
             InputError: an argument is not known or has a value that cannot be used.

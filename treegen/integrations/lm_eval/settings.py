@@ -60,11 +60,13 @@ def gen_settings(
 ) -> GenSettings:
     """Return the settings that a request's gen_kwargs mean; None stands for a setting's absence.
 
-    max_gen_toks, seed: where gen_kwargs have none.
-    eos: the text of the end-of-sequence token.
-    thinks: whether thoughts come before the answer. They may have any text, so the stop strings do
-    not end the sample, and only cut its answer.
-    usual: settings that hold where gen_kwargs have none; a request that is greedy stays so.
+    Args:
+        max_gen_toks: Where gen_kwargs have none.
+        seed: Where gen_kwargs have none.
+        eos: The text of the end-of-sequence token.
+        thinks: Whether thoughts come before the answer. They may have any text, so the stop strings
+            do not end the sample, and only cut its answer.
+        usual: Settings that hold where gen_kwargs have none; a request that is greedy stays so.
 
     Raises:
         InputError: a setting cannot be honoured, or has a value that cannot be used.

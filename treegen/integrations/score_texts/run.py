@@ -53,9 +53,12 @@ def score_texts(
     What is in the folder already is not computed again, so a call that was stopped goes on when it
     is given again, with a file that may have more lines. Texts of a part are computed as one tree.
 
-    path: JSON lines; see `read_texts`. folder: where the columns go; see `columns`.
-    top: how many likeliest tokens to write in the place of each token.
-    part: most likeliest tokens of a part, which bounds the memory; a text has at least one part.
+    Args:
+        path: JSON lines; see `read_texts`.
+        folder: Where the columns go; see `columns`.
+        top: How many likeliest tokens to write in the place of each token.
+        part: Most likeliest tokens of a part, which bounds the memory; a text has at least one
+            part.
 
     Raises:
         InputError: an argument or a text cannot be used; the message has the number of its line.

@@ -64,9 +64,12 @@ class Server:
     ) -> None:
         """A server of one model.
 
-        name: what requests call the model. api_key: what they must have; None asks for none.
-        max_body: bytes of a body at most. body_seconds: how long a body may take to come.
-        usual: sampling parameters of requests that do not give them.
+        Args:
+            name: What requests call the model.
+            api_key: What they must have; None asks for none.
+            max_body: Bytes of a body at most.
+            body_seconds: How long a body may take to come.
+            usual: Sampling parameters of requests that do not give them.
         """
         self._served, self._name, self._api_key = served, name, api_key
         self._max_body, self._body_seconds = max_body, body_seconds

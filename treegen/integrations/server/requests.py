@@ -218,9 +218,10 @@ class CompletionRequest(BaseModel):
     ) -> SamplingParams:
         """How to sample.
 
-        room: tokens of a chat's answer at most, where it says nothing.
-        usual: sampling parameters that hold where it says nothing.
-        grammar: that of a call, where the model has to call a tool.
+        Args:
+            room: Tokens of a chat's answer at most, where it says nothing.
+            usual: Sampling parameters that hold where it says nothing.
+            grammar: That of a call, where the model has to call a tool.
 
         Raises:
             InputError: a sampling parameter cannot be used.

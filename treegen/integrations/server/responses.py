@@ -30,7 +30,11 @@ class CompletionResponse:
     ) -> None:
         """An answer without choices yet.
 
-        num: samples of each prompt. model: its name. text: of tokens. replies: takes them apart.
+        Args:
+            num: Samples of each prompt.
+            model: Its name.
+            text: Of tokens.
+            replies: Takes them apart.
         """
         self.ask, self.prompts = ask, list[list[int]]()
         self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
@@ -52,9 +56,10 @@ class CompletionResponse:
     ) -> Any:
         """The JSON of an answer that is given at once.
 
-        found: the completions of each prompt; none where nothing was to be drawn.
-        scores: the score of each prompt, where it is wanted; for echo with logprobs, and
-        prompt_logprobs.
+        Args:
+            found: The completions of each prompt; none where nothing was to be drawn.
+            scores: The score of each prompt, where it is wanted; for echo with logprobs, and
+                prompt_logprobs.
         """
         choices = []
         ids = self.ask.return_token_ids

@@ -164,12 +164,14 @@ def serve(
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP. Then answer what was asked, and return.
 
-    at: where to listen.
-    max_image_pixels: pixels that the images of one request may have together.
-    drain_seconds: how long answering may take after the signal; the rest is dropped.
-    recommended: requests that do not give a sampling parameter get what the checkpoint recommends.
-    tool_format: how the model writes tool calls, in place of what its chat template tells.
-    on_start: called with the URL once requests are taken.
+    Args:
+        at: Where to listen.
+        max_image_pixels: Pixels that the images of one request may have together.
+        drain_seconds: How long answering may take after the signal; the rest is dropped.
+        recommended: Requests that do not give a sampling parameter get what the checkpoint
+            recommends.
+        tool_format: How the model writes tool calls, in place of what its chat template tells.
+        on_start: Called with the URL once requests are taken.
 
     Raises:
         InputError: llm is no LLM, max_waiting cannot be used, or another program listens there.

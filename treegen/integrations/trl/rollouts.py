@@ -58,9 +58,10 @@ class Rollouts:
     def __init__(self, *, memory: int | str | None = None, **options: Any) -> None:
         """Nothing is allocated before the first rollout.
 
-        memory: bytes of the key-value cache, which stays while the model is trained. By default
-        three tenths of a GPU's free memory.
-        options: those of LLM for a loaded model, such as max_rows or eager.
+        Args:
+            memory: Bytes of the key-value cache, which stays while the model is trained. By default
+                three tenths of a GPU's free memory.
+            options: Those of LLM for a loaded model, such as max_rows or eager.
 
         Raises:
             InputError: an option is not known.

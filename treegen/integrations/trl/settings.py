@@ -63,8 +63,9 @@ def sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
 def seed_of(trainer: Any, call: int, *, trains: bool) -> int:
     """The seed of a rollout: another one in each call, and the same in each run of the trainer.
 
-    call: how many rollouts came before it at this step, in training or in evaluation.
-    trains: which of the two it is for.
+    Args:
+        call: How many rollouts came before it at this step, in training or in evaluation.
+        trains: Which of the two it is for.
     """
     place = (trainer.accelerator.process_index, trainer.state.global_step, call)
     parts = (trainer.args.seed, *place, *(() if trains else (1,)))

@@ -138,7 +138,8 @@ class Adapter:
 def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapter:
     """Return the adapter in a directory or of a hub name.
 
-    weights: whether they are fetched from the hub too.
+    Args:
+        weights: Whether they are fetched from the hub too.
 
     Raises:
         ModelError: there is none, or it cannot be merged.
@@ -149,7 +150,8 @@ def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapt
 def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     """Return the adapter in a directory that PEFT has written; no tensor is read.
 
-    weights: whether they must be there.
+    Args:
+        weights: Whether they must be there.
 
     Raises:
         ModelError: there is none, it is of another kind, or its weights are no safetensors.
@@ -182,10 +184,11 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
 def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> int:
     """Merge an adapter into a module's weights; returns how many tensors it changed.
 
-    dropped: names of parts that were taken out of the module, such as an image tower. What the
-    adapter has for them is left out too.
-
     A weight that other modules share, such as that of a tied head, is given to its module alone.
+
+    Args:
+        dropped: Names of parts that were taken out of the module, such as an image tower. What the
+            adapter has for them is left out too.
 
     Raises:
         ModelError: it is of another model, or it cannot be read.

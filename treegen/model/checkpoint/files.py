@@ -301,7 +301,8 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     size takes milliseconds. Two checkpoints that differ only between those blocks look the same,
     but training changes weights everywhere. The directory's own name does not count.
 
-    adapter: the directory of an adapter that is merged; its settings and weights count too.
+    Args:
+        adapter: The directory of an adapter that is merged; its settings and weights count too.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in (*_SETTINGS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS):

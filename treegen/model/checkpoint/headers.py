@@ -29,7 +29,8 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     Smaller differences are told by name and shape once the model is made. Quantised weights are
     packed in other types and smaller shapes.
 
-    raw: the content of config.json. Some configurations make a list as long as the layers.
+    Args:
+        raw: The content of config.json. Some configurations make a list as long as the layers.
     """
     text = raw.get("text_config")
     # Of a number that both have, the text's own counts: a wrapper may have a usual one beside it.

@@ -53,7 +53,8 @@ def quiet_loading() -> Iterator[list[str]]:
 def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelError:
     """Return the error with which loading is refused.
 
-    told: the lines of transformers' report.
+    Args:
+        told: The lines of transformers' report.
     """
     # Where tensors could not be put together, transformers' own error only points at the report.
     rows = [line for line in told if "CONVERSION" in line]

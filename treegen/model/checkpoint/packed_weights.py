@@ -50,8 +50,11 @@ def dequantize(
 ) -> Tensor:
     """The matrix [K, N] that is stored, in float32.
 
-    qweight: int32 [K / 8, N] of GPTQ, [K, N / 8] of AWQ. qzeros: int32 [G, N / 8].
-    scales: [G, N]. g_idx: the group of each input [K].
+    Args:
+        qweight: Int32 [K / 8, N] of GPTQ, [K, N / 8] of AWQ.
+        qzeros: Int32 [G, N / 8].
+        scales: [G, N].
+        g_idx: The group of each input [K].
 
     Raises:
         ValueError: the tensors do not go together.

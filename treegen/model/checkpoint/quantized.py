@@ -147,7 +147,8 @@ def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo)
 
     Other tools' FP8 is transformers' own but for the names of scales, so one reader does for all.
 
-    config: is changed.
+    Args:
+        config: Is changed.
     """
     for part in (config, config.get_text_config(decoder=True)):
         settings = getattr(part, "quantization_config", None)

@@ -29,7 +29,8 @@ def generates_text(config: PretrainedConfig) -> bool:
 def auto_class(config: PretrainedConfig, *, images: bool = False) -> Any:
     """The auto class of transformers that makes a text-generating model from a configuration.
 
-    images: whether it must take images too; some families have a class for texts alone beside.
+    Args:
+        images: Whether it must take images too; some families have a class for texts alone beside.
     """
     for mapping, auto in reversed(_MAPPINGS) if images else _MAPPINGS:
         if type(config) in mapping:
@@ -57,8 +58,9 @@ def find_unused_parts(
     Such a part hangs on the way from the model down to its list of layers, and the pass called
     nothing in it. What lies within the layers never counts.
 
-    attentions: the module that attends, for each layer.
-    called: the modules that the pass called.
+    Args:
+        attentions: The module that attends, for each layer.
+        called: The modules that the pass called.
     """
     names = {part: name for name, part in module.named_modules()}
     if not attentions:

@@ -177,12 +177,14 @@ def grouped_product(
 ) -> Tensor:
     """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
 
-    rows: [S / each, K]; each of them belongs to so many pairs, which follow one another.
-    scale_M: by which rows are multiplied, if they are in FP8.
-    weight: [E, N, K], or [E, K, N] if transposed.
-    scale: float32 [E, N], by which outputs are multiplied, if weights are in FP8.
-    bias_EN: what is added to outputs.
-    order_S, blocks_3B: as from `routed`.
+    Args:
+        rows: [S / each, K]; each of them belongs to so many pairs, which follow one another.
+        scale_M: By which rows are multiplied, if they are in FP8.
+        weight: [E, N, K], or [E, K, N] if transposed.
+        scale: Float32 [E, N], by which outputs are multiplied, if weights are in FP8.
+        bias_EN: What is added to outputs.
+        order_S: As from `routed`.
+        blocks_3B: As from `routed`.
     """
     outputs = weight.shape[2 if transposed else 1]
     out = rows.new_empty((len(order_S), outputs), dtype=dtype)

@@ -65,7 +65,8 @@ def disable_input_rounding(module: nn.Module) -> Iterator[None]:
 def check_device(device: torch.device, option: str) -> None:
     """Check that a device computes with FP8, or is a CPU, which does so slowly.
 
-    option: what asks for it.
+    Args:
+        option: What asks for it.
 
     Raises:
         InputError: it is a GPU that cannot.
@@ -160,8 +161,10 @@ def scaled_product(
 ) -> Tensor:
     """Return FP8 rows [M, K] times the transpose of an FP8 weight [N, K], [..., N].
 
-    scale_M, scale_N: what the rows and the outputs are multiplied by.
-    like: [..., K], of as many rows; the result has its type and its leading sizes.
+    Args:
+        scale_M: What the rows and the outputs are multiplied by.
+        scale_N: What the rows and the outputs are multiplied by.
+        like: [..., K], of as many rows; the result has its type and its leading sizes.
     """
     if rows.device.type == "cuda":
         out = torch._scaled_mm(

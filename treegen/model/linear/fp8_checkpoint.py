@@ -51,7 +51,8 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
 
     Those that a linear layer cannot be told to be made from stay expanded.
 
-    module: as transformers loaded it from the directory, with its weights expanded.
+    Args:
+        module: As transformers loaded it from the directory, with its weights expanded.
     """
     stored = _Stored(directory)
     count = rounded = 0
@@ -119,9 +120,10 @@ def _stack_experts(
 def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
     """Return a matrix [N, K] in FP8 with one scale for each output, from one with blocks.
 
-    grid: [n, k], float32, of blocks of one size.
-
     Returns the matrix, its scales [N], and two sums of squares: of what changed, of what is stored.
+
+    Args:
+        grid: [n, k], float32, of blocks of one size.
     """
     rows, width = weight.shape
     grid_Nk = grid.repeat_interleave(rows // grid.shape[0], dim=0)

@@ -25,7 +25,8 @@ class GatedLinears:
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
         """Find the layers by what they take.
 
-        run: does a forward pass, which shows that.
+        Args:
+            run: Does a forward pass, which shows that.
         """
         self._parts: list[_Gated] = []
         calls: list[_Call] = []
@@ -98,7 +99,8 @@ def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
 def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Return silu(gate) * up [M, F] in FP8, and what its rows [M] are to be multiplied by.
 
-    gate_up: [M, 2 F], gates first.
+    Args:
+        gate_up: [M, 2 F], gates first.
     """
     gate, up = gate_up.chunk(2, -1)
     if gate_up.device.type != "cuda":

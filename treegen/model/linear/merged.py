@@ -35,7 +35,8 @@ class MergedLinears:
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
         """Join the layers. Those for which memory runs out stay as they are.
 
-        run: does a forward pass, which shows which layers take the same input.
+        Args:
+            run: Does a forward pass, which shows which layers take the same input.
         """
         self._parts: list[nn.Linear] = []
         for siblings in _find_mergeable(module, run):

@@ -62,11 +62,14 @@ def mxfp4_product(
 ) -> Tensor:
     """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
 
-    halves_M2H: rows [S / each, 2, K / 2]: the numbers of even places, then those of odd ones.
-    weight, scale: uint8 [E, N, K / 2] and [E, N, K / 32].
-    bias_EN: what is added to outputs.
-    order_S, blocks_3B: as from `routed`.
-    each: so many pairs, which follow one another, have one row.
+    Args:
+        halves_M2H: Rows [S / each, 2, K / 2]: the numbers of even places, then those of odd ones.
+        weight: Uint8 [E, N, K / 2] and [E, N, K / 32].
+        scale: Uint8 [E, N, K / 2] and [E, N, K / 32].
+        bias_EN: What is added to outputs.
+        order_S: As from `routed`.
+        blocks_3B: As from `routed`.
+        each: So many pairs, which follow one another, have one row.
     """
     out = halves_M2H.new_empty(len(order_S), weight.shape[1])
     if halves_M2H.device.type == "cuda":

@@ -27,7 +27,9 @@ def with_whole_experts(
 ) -> dict[str, str]:
     """A plan with whole experts where the plan cannot cut experts themselves.
 
-    ep_plan: of expert parallelism. can_cut: names of modules whose experts the plan can cut.
+    Args:
+        ep_plan: Of expert parallelism.
+        can_cut: Names of modules whose experts the plan can cut.
     """
     found = dict(plan)
     experts = {key: key.rpartition(".")[0] for key, way in ep_plan.items() if way == ONE_OF_EXPERTS}

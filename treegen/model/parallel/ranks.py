@@ -136,7 +136,9 @@ def join(
 ) -> Ranks:
     """Become one of the ranks; waits until all have joined.
 
-    folder: an empty folder that all ranks can write to. lead: as in `Ranks`.
+    Args:
+        folder: An empty folder that all ranks can write to.
+        lead: As in `Ranks`.
 
     Raises:
         InputError: this process belongs to other ranks already.

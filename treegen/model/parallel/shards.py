@@ -103,9 +103,11 @@ def check_plan(module: PreTrainedModel) -> None:
 def shard(module: PreTrainedModel, rank: int, size: int, beside: Sequence[str] = ()) -> None:
     """Leave of a whole model what one of the ranks computes. The module may be without data.
 
-    beside: names of parts that the rank has whole, such as an image tower that rank 0 alone runs.
-
     An output matrix that is the embedding stays whole, until `tie_head`.
+
+    Args:
+        beside: Names of parts that the rank has whole, such as an image tower that rank 0 alone
+            runs.
 
     Raises:
         ModelError: the model cannot be divided so.

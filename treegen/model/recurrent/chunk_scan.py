@@ -31,9 +31,10 @@ def chunk_scan(
     A token makes exp(decay) S + key x' of a state S, and then reads it with its query. All are in
     float32.
 
-    x_NLGRV: inputs of heads, times the steps of their tokens.
-    decay_NLGR: logarithms of what tokens leave of a state, not above 0.
-    state_NGKRV: before the first token.
+    Args:
+        x_NLGRV: Inputs of heads, times the steps of their tokens.
+        decay_NLGR: Logarithms of what tokens leave of a state, not above 0.
+        state_NGKRV: Before the first token.
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())

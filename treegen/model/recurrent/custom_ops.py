@@ -24,8 +24,9 @@ def _opaque(
 ) -> Callable[..., Tensor]:
     """An operator that the compiler takes as one piece.
 
-    changes: the arguments that it writes into, for which it is given stand-ins. shape: an output
-    without values.
+    Args:
+        changes: The arguments that it writes into, for which it is given stand-ins.
+        shape: An output without values.
     """
     name = plain.__name__
     places = [list(inspect.signature(plain).parameters).index(each) for each in changes]

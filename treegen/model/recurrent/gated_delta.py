@@ -97,7 +97,8 @@ def forward(
 ) -> Tensor:
     """The output [1, T, D] of a layer on its states, which are those after the pass then.
 
-    operator: `gated_delta`, or a form of it that the compiler does not look into.
+    Args:
+        operator: `gated_delta`, or a form of it that the compiler does not look into.
     """
     project, norm, last = KNOWN[type(layer).__name__]
     given = project(layer, hidden_1TD[0])

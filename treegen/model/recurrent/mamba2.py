@@ -81,7 +81,8 @@ def forward(
 ) -> Tensor:
     """The output [1, T, D] of a layer on its states, which are those after the pass then.
 
-    operator: `mamba2`, or a form of it that the compiler does not look into.
+    Args:
+        operator: `mamba2`, or a form of it that the compiler does not look into.
     """
     by = getattr(layer, "ssm_in_multiplier", None)  # of Falcon-H1
     projected = layer.in_proj(hidden_1TD if by is None else hidden_1TD * by)
@@ -128,8 +129,10 @@ def mamba2(
 ) -> Tensor:
     """What the tokens of a pass read from their states, [T, H, V].
 
-    states: of the shape that transformers has, [slots, H, V, K]. They lie there as [H, K, V].
-    least, most: bounds of a time step, which transformers does not heed for a single token.
+    Args:
+        states: Of the shape that transformers has, [slots, H, V, K]. They lie there as [H, K, V].
+        least: Bounds of a time step, which transformers does not heed for a single token.
+        most: Bounds of a time step, which transformers does not heed for a single token.
     """
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)

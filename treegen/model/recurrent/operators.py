@@ -33,7 +33,9 @@ def has_operators(
 ) -> bool:
     """Whether operators are for all recurrent layers of a model.
 
-    layers: its recurrent layers. states: what they keep.
+    Args:
+        layers: Its recurrent layers.
+        states: What they keep.
     """
     return all(
         short_conv.fits(layer, each, dtype)

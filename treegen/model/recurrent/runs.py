@@ -39,7 +39,8 @@ def has_state_shapes(
 def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
     """What the tokens of this pass read from their states, [T, H, V].
 
-    rule: of sequences of several tokens.
+    Args:
+        rule: Of sequences of several tokens.
     """
     batch = states_of_pass()
     out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
@@ -66,7 +67,9 @@ def convolve_run(
 ) -> Tensor:
     """The convolution's outputs at a run's tokens, [N, L, C]; windows have these afterwards.
 
-    x_TC: of these N * L tokens. conv_C1W: may see fewer tokens than a window has.
+    Args:
+        x_TC: Of these N * L tokens.
+        conv_C1W: May see fewer tokens than a window has.
     """
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
     width, seen = windows.shape[-1], conv_C1W.shape[-1]

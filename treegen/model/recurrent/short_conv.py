@@ -34,7 +34,8 @@ def forward(
 ) -> Tensor:
     """The output [1, T, D] of a layer on its windows, which are those after the pass then.
 
-    operator: `short_conv`, or a form of it that the compiler does not look into.
+    Args:
+        operator: `short_conv`, or a form of it that the compiler does not look into.
     """
     before, after, x = layer.in_proj(hidden_1TD).chunk(3, -1)
     out_TD = operator((before * x)[0], layer.conv.weight, layer.conv.bias, windows)

@@ -157,7 +157,8 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
 def states_of_rows(inputs: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
     """What a decode step does to states: each row has one token.
 
-    inputs: [2, T] the slots that rows read and write, or [4 + P, T] as in `RowSlots`.
+    Args:
+        inputs: [2, T] the slots that rows read and write, or [4 + P, T] as in `RowSlots`.
     """
     return states_in_slots(RowSlots(to_device(inputs, layers[0][0].device)), layers)
 
@@ -177,8 +178,9 @@ def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> State
 def fold_lists(cache: StateCache, folds: Sequence[NDArray[np.int64]]) -> None:
     """Make states of lists in all layers.
 
-    folds: [3 + P, F] each. By row: the slots of the states that F lists go on from, those of the
-    new states, how many updates there are, and the pages of the lists.
+    Args:
+        folds: [3 + P, F] each. By row: the slots of the states that F lists go on from, those of
+            the new states, how many updates there are, and the pages of the lists.
     """
     for each in folds:
         assert cache.delta is not None

@@ -72,7 +72,8 @@ def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:
 def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: str) -> Model:
     """A Model of two outputs: what `head` gives in `column`, and all else.
 
-    module: a language model or a classifier, which attends by treegen from now on.
+    Args:
+        module: A language model or a classifier, which attends by treegen from now on.
 
     Raises:
         TreegenError: treegen cannot compute it.

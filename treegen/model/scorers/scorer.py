@@ -90,8 +90,10 @@ def load_scorer(
 ) -> Scorer:
     """Load a model that judges; safetensors only.
 
-    device: by default a GPU if there is one. form: by default what config.json says.
-    own: nobody else gets the same model, because it will be changed.
+    Args:
+        device: By default a GPU if there is one.
+        form: By default what config.json says.
+        own: Nobody else gets the same model, because it will be changed.
 
     Raises:
         InputError: there is no such device or form.

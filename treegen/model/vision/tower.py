@@ -95,7 +95,8 @@ class VisionTower:
     def encode(self, inputs: Mapping[str, Any], num: int) -> ImageEmbedding:
         """Encode an image that has `num` placeholders, on the host afterwards.
 
-        inputs: what the processor has made of it.
+        Args:
+            inputs: What the processor has made of it.
 
         Raises:
             ModelError: the model makes nothing of it that can be used.

@@ -34,8 +34,9 @@ def prepare(
 ) -> PreparedLevels:
     """Make levels ready for `attend`, once for all layers of a pass.
 
-    positions_T: the position of each query row, int64 or int32; needed where a level is causal or
-    a layer has a window.
+    Args:
+        positions_T: The position of each query row, int64 or int32; needed where a level is causal
+            or a layer has a window.
 
     Raises:
         InputError: the levels or positions are not as `Level` says, or the implementation does not
@@ -79,10 +80,11 @@ def prepare_host(
 ) -> PreparedLevels:
     """Make levels on the host ready for `attend`; does not wait for the device.
 
-    levels: known to be right; this does not check them.
-    impl: an implementation, or the name of one.
-    checked: whether `attend` checks each layer's tensors against the levels.
-    expands: as in `PreparedLevels`.
+    Args:
+        levels: Known to be right; this does not check them.
+        impl: An implementation, or the name of one.
+        checked: Whether `attend` checks each layer's tensors against the levels.
+        expands: As in `PreparedLevels`.
 
     Raises:
         InputError: the implementation does not run on the device.
@@ -161,23 +163,24 @@ def attend(
     Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold;
     for "flash4" this must be finite.
 
-    q_THD: queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads key
-    head h // (q_heads // kv_heads).
-    keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one for
-    each level.
-    values: [num_pages, page_size, kv_heads, v_dim], likewise. Both have the type of q, or both are
-    in FP8 (e4m3) and taken as the numbers that these are.
-    levels: Levels, which are checked, or what `prepare` returned, which is quicker.
-    positions_T: as in `prepare`, where levels are given.
-    scale: what logits are multiplied by; k_dim ** -0.5 by default.
-    window: W, at least 1.
-    softcap: c; scaled logits then become c * tanh(logit / c).
-    sinks: [q_heads], one more logit in the denominator of each head.
-    impl: the name of an implementation, where levels are given.
-
     Returns out [T, q_heads, v_dim] in the type of q. With return_lse also the natural logarithm of
     the softmax denominator, sink included: [T, q_heads] in float32 (float64 for float64). A row
     that sees no key has out 0, and LSE -inf or the logit of its sink.
+
+    Args:
+        q_THD: Queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads
+            key head h // (q_heads // kv_heads).
+        keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one
+            for each level.
+        values: [num_pages, page_size, kv_heads, v_dim], likewise. Both have the type of q, or both
+            are in FP8 (e4m3) and taken as the numbers that these are.
+        levels: Levels, which are checked, or what `prepare` returned, which is quicker.
+        positions_T: As in `prepare`, where levels are given.
+        scale: What logits are multiplied by; k_dim ** -0.5 by default.
+        window: W, at least 1.
+        softcap: C; scaled logits then become c * tanh(logit / c).
+        sinks: [q_heads], one more logit in the denominator of each head.
+        impl: The name of an implementation, where levels are given.
 
     Raises:
         InputError: arguments do not fit each other, or the implementation does not take them.

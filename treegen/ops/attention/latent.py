@@ -44,12 +44,14 @@ def attend_latents(
 ) -> Tensor:
     """Attend each query row to the latents of its groups, over all levels, in one softmax.
 
-    q_THK: queries; the last P numbers are rotated.
-    pool: latents and the rotated numbers behind them, [num_pages, page_size, 1, R + P].
-    up_HXR: what makes keys and values of a latent.
-    levels, options: as in `treegen.ops.attention.attend`; of options the scale must be given.
-
     Returns out [T, H, V] in the type of q.
+
+    Args:
+        q_THK: Queries; the last P numbers are rotated.
+        pool: Latents and the rotated numbers behind them, [num_pages, page_size, 1, R + P].
+        up_HXR: What makes keys and values of a latent.
+        levels: As in `treegen.ops.attention.attend`; of options the scale must be given.
+        options: As in `treegen.ops.attention.attend`; of options the scale must be given.
 
     Raises:
         InputError: the implementation does not take heads of this width.
@@ -137,8 +139,9 @@ def write_expanded(
 ) -> None:
     """Make the keys and values of some latents, and write them into copies.
 
-    slots_L: where the latents are, page * page_size + offset. targets_L: where in copies the keys
-    and values go, block * page_size + offset.
+    Args:
+        slots_L: Where the latents are, page * page_size + offset.
+        targets_L: Where in copies the keys and values go, block * page_size + offset.
     """
     num = get_chunk_size(form)
     for slots, targets in zip(slots_L.split(num), targets_L.split(num), strict=True):

@@ -55,7 +55,8 @@ class Level:
     ) -> Level:
         """Level over dense keys [G, L, kv_heads, k_dim], in which group g has page g of size L.
 
-        kv_len: for each group, or for all, how many of the L keys are real.
+        Args:
+            kv_len: For each group, or for all, how many of the L keys are real.
         """
         if device is None:
             device = q_start.device if isinstance(q_start, Tensor) else "cpu"
@@ -132,7 +133,8 @@ class HostLevel:
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.
 
-        index: the number of the level, for messages.
+        Args:
+            index: The number of the level, for messages.
 
         Raises:
             InputError: a group has too few pages, or a page that the pool does not have.

@@ -23,11 +23,12 @@ def merge(
     The weights of the parts are the softmax of their LSEs. Partial results are float32 or float64:
     they may be rounded to a shorter type after the merge, not before.
 
-    outs: [P, T, H, V], or a sequence of P tensors.
-    lses: [P, T, H], likewise; -inf where a row sees no key of a part. What `outs` holds there, even
-    NaN, does not reach the result.
-
     Returns out [T, H, V] and LSE [T, H]. A row that sees no key has out 0 and LSE -inf.
+
+    Args:
+        outs: [P, T, H, V], or a sequence of P tensors.
+        lses: [P, T, H], likewise; -inf where a row sees no key of a part. What `outs` holds there,
+            even NaN, does not reach the result.
 
     Raises:
         InputError: shapes do not fit each other, or the type is another one.
@@ -53,7 +54,8 @@ def merge(
 def merge_in_place(outs: Tensor | Sequence[Tensor], lse_PTH: Tensor) -> tuple[Tensor, Tensor]:
     """Merge as `merge` does, but into outs[0]. Where a row has no key of a part, `outs` is finite.
 
-    outs: P tensors [T, H, V], or one tensor of them.
+    Args:
+        outs: P tensors [T, H, V], or one tensor of them.
     """
     # In a row without any key the floor takes the place of -inf, so that all weights become 0.
     top_TH = lse_PTH.amax(dim=0).clamp_(min=torch.finfo(lse_PTH.dtype).min)

@@ -73,9 +73,10 @@ _READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
 def register(name: str, load: Callable[[], Implementation], *, auto: bool = True) -> None:
     """Add an implementation under a name.
 
-    load: returns the implementation; called each time that it is chosen.
-    auto: whether "auto" may take it, before those that were registered earlier. If not, it is used
-    only where it is named.
+    Args:
+        load: Returns the implementation; called each time that it is chosen.
+        auto: Whether "auto" may take it, before those that were registered earlier. If not, it is
+            used only where it is named.
 
     Raises:
         InputError: the name is taken.

@@ -65,9 +65,10 @@ class Implementation(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Attend in one layer.
 
-        pairs: the keys and values of each level.
-
         Returns out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
+
+        Args:
+            pairs: The keys and values of each level.
         """
         ...
 

@@ -21,9 +21,12 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
 
     In a pool in FP8 they are rounded, and numbers beyond its range become the largest in it.
 
-    keys, values: the pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
-    parts of one tensor.
-    slots_T: where each token goes, page * page_size + offset.
+    Args:
+        keys: The pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
+            parts of one tensor.
+        values: The pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
+            parts of one tensor.
+        slots_T: Where each token goes, page * page_size + offset.
     """
     # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
     slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])

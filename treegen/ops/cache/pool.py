@@ -71,7 +71,8 @@ class PagePool:
     def allocate(self, count: int, *, contiguous: bool = False) -> Pages:
         """Take `count` free pages, each with one reference; the caller has checked `num_free`.
 
-        contiguous: prefer consecutive ids, which dense kernels can read in place.
+        Args:
+            contiguous: Prefer consecutive ids, which dense kernels can read in place.
         """
         assert count <= self.num_free, f"{count} pages wanted, {self.num_free} free"
         if count == 0:
@@ -115,10 +116,11 @@ class PagePool:
     def lend(self, name: int, count: int, size: int) -> Pages | None:
         """Lend blocks of `size` consecutive free pages, which begin at multiples of `size`.
 
-        name: to take the loan back by.
-
         Returns the numbers of `count` blocks, of which block b has the pages b * size and those
         that follow; None if there are not so many.
+
+        Args:
+            name: To take the loan back by.
         """
         whole = len(self._refs) // size
         free = (self._refs == 0) & ~self._is_lent

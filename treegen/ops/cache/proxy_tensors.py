@@ -17,7 +17,8 @@ def make_proxy(whole: Tensor, dims: int) -> Tensor:
     """The first part of a tensor, without so many of its dimensions, which `resolve_proxy` knows it
     by.
 
-    whole: must be held elsewhere for as long.
+    Args:
+        whole: Must be held elsewhere for as long.
     """
     _wholes[whole.data_ptr()] = whole
     return whole[(0,) * dims]

@@ -138,7 +138,9 @@ class StateCache:
     ) -> None:
         """Assert that slots with an owner are those in `owned`, once each, beside NO_STATE.
 
-        pages, windows: likewise of pages and windows; None for none.
+        Args:
+            pages: Likewise of pages and windows; None for none.
+            windows: Likewise of pages and windows; None for none.
         """
         of_pages = np.zeros(self._pages.size, dtype=np.int64)
         np.add.at(of_pages, [] if pages is None else pages, 1)

@@ -27,8 +27,9 @@ def fold_update_lists(
 ) -> None:
     """Make F states of lists: what the first `listed_F` updates make of the states in `base_F`.
 
-    target_F: slots for them, which may be those in `base_F`.
-    pages_PF: pages of each list.
+    Args:
+        target_F: Slots for them, which may be those in `base_F`.
+        pages_PF: Pages of each list.
     """
     if not _has_kernels(on.states):
         return reference.fold(on, base_F, target_F, listed_F, pages_PF)
@@ -42,7 +43,8 @@ def convolve(
 ) -> Tensor:
     """The convolution at each row's token, [T, C]; windows have that token afterwards.
 
-    rows: with states of their own. Others as in `DeltaInputs` and `DeltaStates`.
+    Args:
+        rows: With states of their own. Others as in `DeltaInputs` and `DeltaStates`.
     """
     reads_T, writes_T = rows.inputs_RT
     if not _has_kernels(windows):
@@ -61,8 +63,10 @@ def scan(
     Sums of a token have one order: it has the same bits alone as after others. Windows and states
     are those after the last token then.
 
-    given: of the tokens of the first sequence, then of the next.
-    reads_N, writes_N: slots of the states before and after; -1 is read at the start of a text.
+    Args:
+        given: Of the tokens of the first sequence, then of the next.
+        reads_N: Slots of the states before and after; -1 is read at the start of a text.
+        writes_N: Slots of the states before and after; -1 is read at the start of a text.
     """
     if not _has_kernels(on.states):
         return reference.scan(given, on, reads_N, writes_N, num_tokens)

@@ -221,7 +221,9 @@ def convolve(
 ) -> Tensor:
     """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards.
 
-    mixed_TC: its rows are dense. activates: whether SiLU follows.
+    Args:
+        mixed_TC: Its rows are dense.
+        activates: Whether SiLU follows.
     """
     num_rows, channels = mixed_TC.shape
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)

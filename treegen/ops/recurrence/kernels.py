@@ -48,7 +48,9 @@ def convolve(
     """One program: some channels of one row. The window moves on by one token.
 
     A thread has whole channels, so it reads each place of a window before it writes there.
-    WHOLE: a channel's window is one number of `whole_windows`, its last token on top.
+
+    Args:
+        WHOLE: A channel's window is one number of `whole_windows`, its last token on top.
     """
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -212,8 +214,9 @@ def read_bases(
 ):
     """One program: what some rows read with keys and queries from one head of states they share.
 
-    out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
-    Without corrections nobody asks for what keys read.
+    Args:
+        out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
+            Without corrections nobody asks for what keys read.
     """
     head = tl.program_id(0)
     # First the queries of all these rows, then their keys.
@@ -272,7 +275,8 @@ def _updates(
 ):
     """Keys, values and sums of gates of some updates of a list; zeros past its end.
 
-    head_H: heads that have one key head.
+    Args:
+        head_H: Heads that have one key head.
     """
     each: tl.constexpr = H // G
     live = n < num

@@ -112,7 +112,9 @@ def fold(
 ) -> None:
     """Write the states after the updates in lists, [slots F], into other slots or the same ones.
 
-    base_F: slots of the states that the lists go on from. pages_PF: those of each list.
+    Args:
+        base_F: Slots of the states that the lists go on from.
+        pages_PF: Those of each list.
     """
     k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
     states_FHKV = on.states[base_F].clone()
@@ -128,7 +130,8 @@ def _decay_weights(
 ) -> tuple[Tensor, Tensor]:
     """Sums of gates [T, H] up to now, and by what each update of a list counts now, [T, N, H].
 
-    gate_TH: of the tokens after the lists.
+    Args:
+        gate_TH: Of the tokens after the lists.
     """
     num_T, num_N = sum_TNH.shape[:2]
     index_N = torch.arange(num_N, device=listed_T.device)

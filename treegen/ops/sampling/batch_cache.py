@@ -32,7 +32,8 @@ class SamplingBatchCache:
     ) -> SamplingBatch:
         """Row r is drawn by params[index[r]] and biases[index[r]]. The result is not to be changed.
 
-        biases: none, or one of each of the parameters.
+        Args:
+            biases: None, or one of each of the parameters.
         """
         if len(params) > 1:
             return SamplingBatch.of(params, to_device(index, self._device), biases)

@@ -19,7 +19,9 @@ _T = TypeVar("_T")
 def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor | None:
     """A number for each row, in float32; None if all are neutral.
 
-    values: of each set of parameters. index_P: the set of each row.
+    Args:
+        values: Of each set of parameters.
+        index_P: The set of each row.
     """
     if all(value == neutral for value in values):
         return None

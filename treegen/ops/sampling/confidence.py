@@ -48,13 +48,14 @@ class ConfidenceSignals:
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
         """The confidence and the self-certainty of each row, float32 [P, 2]; 0 if not asked for.
 
-        logits_PV: of any floating type.
-        lse_P: float32, their log-sum-exp.
-
         The confidence is minus the mean log-probability of the K likeliest tokens (Fu et al. 2025,
         "Deep Think with Confidence"). The self-certainty is the mean over the vocabulary of
         -log(V p), which is KL(uniform || p) (Kang et al. 2025). Tokens that the model cannot give,
         with a logit of minus infinity, are in neither mean.
+
+        Args:
+            logits_PV: Of any floating type.
+            lse_P: Float32, their log-sum-exp.
         """
         most = max(_AT_ONCE // logits_PV.shape[1], 1)
         parts = []

@@ -35,7 +35,9 @@ _MIX2 = 0x94D049BB133111EB - 2**64
 def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
     """Uniform float64 numbers in [0, 1), one for each seed and step.
 
-    seeds, steps: int64, of one shape, which the result has too.
+    Args:
+        seeds: Int64, of one shape, which the result has too.
+        steps: Int64, of one shape, which the result has too.
     """
     # int64 arithmetic wraps around. The masks turn arithmetic shifts into logical ones.
     z = seeds + (steps + 1) * _GAMMA
@@ -86,11 +88,13 @@ def draw(
 ) -> Draws:
     """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
 
-    seeds_PN: the seed of each draw.
-    steps_PN: how many tokens were drawn before it. All draws of a biased row have the same.
-    forced_P: int64, the token that a row gets in place of its draws, or -1; None if all are drawn.
-    texts: what comes before the draws; needed where there are penalties.
-    masks: the tokens that may be drawn; None for all.
+    Args:
+        seeds_PN: The seed of each draw.
+        steps_PN: How many tokens were drawn before it. All draws of a biased row have the same.
+        forced_P: Int64, the token that a row gets in place of its draws, or -1; None if all are
+            drawn.
+        texts: What comes before the draws; needed where there are penalties.
+        masks: The tokens that may be drawn; None for all.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
         tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
@@ -140,8 +144,10 @@ def draw_vocab_parallel(
 
     All of them get the draws. They exchange sums of blocks, not logits.
 
-    part: which part is at hand, its first token, and how many of the W logits are real.
-    gather: puts what all have side by side, dense. total: adds up what all have.
+    Args:
+        part: Which part is at hand, its first token, and how many of the W logits are real.
+        gather: Puts what all have side by side, dense.
+        total: Adds up what all have.
     """
     kernels = _kernels()
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(

@@ -30,7 +30,8 @@ SUMS = ("tops", "plain", "tempered", "free")
 def _mask_logits(x, at, there, bits, mine, words):
     """Logits at some tokens, minus infinity where the bits of a mask bar them.
 
-    mine: which mask; none if it is below 0.
+    Args:
+        mine: Which mask; none if it is below 0.
     """
     first = tl.maximum(mine, 0).to(tl.int64) * words
     word = tl.load(bits + first + at // 32, mask=there, other=0)
@@ -216,17 +217,21 @@ def draw_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
 
-    logits_PV: of any floating type.
-    seeds_PN, steps_PN: int64, dense.
-    temperature_P: not 0 where greedy_P is false.
-    greedy_P: which rows take the likeliest token; None for none.
-    forced_P: int64, dense, the token that a row gets in place of its draws, or -1; None for none.
-    masks: the tokens that may be drawn; None for all. Of the whole vocabulary, not of a part.
-    part: the part of the vocabulary that the logits are of; None for all of it. Then gather puts
-    the sums [..., B] of all parts side by side, and total adds up draws, of which one part has one.
-
     A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
     they go to the host in one copy.
+
+    Args:
+        logits_PV: Of any floating type.
+        seeds_PN: Int64, dense.
+        steps_PN: Int64, dense.
+        temperature_P: Not 0 where greedy_P is false.
+        greedy_P: Which rows take the likeliest token; None for none.
+        forced_P: Int64, dense, the token that a row gets in place of its draws, or -1; None for
+            none.
+        masks: The tokens that may be drawn; None for all. Of the whole vocabulary, not of a part.
+        part: The part of the vocabulary that the logits are of; None for all of it. Then gather
+            puts the sums [..., B] of all parts side by side, and total adds up draws, of which one
+            part has one.
     """
     rows, width = logits_PV.shape
     mine = part or VocabPart(0, 0, width)

@@ -97,7 +97,9 @@ class TokenHistory:
     ) -> TokenHistory:
         """Texts of P rows, as the levels have them.
 
-        lengths: [P] tokens of each. drawn: [P, I, 2].
+        Args:
+            lengths: [P] tokens of each.
+            drawn: [P, I, 2].
         """
         device, num = tokens_S.device, len(lengths)
         parts = [_LevelTokens.of(level, num, device) for level in levels if len(level.start_G)]

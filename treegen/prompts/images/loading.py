@@ -224,7 +224,9 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
 def load_image(given: bytes | Image, name: str) -> Image:
     """An image in RGB, turned as its file says, as transformers loads images.
 
-    given: from `read`. name: what messages call it.
+    Args:
+        given: From `read`.
+        name: What messages call it.
 
     Raises:
         InputError: it is no image, is damaged, empty, animated or too large.

@@ -76,7 +76,8 @@ class ImageTable:
     ) -> None:
         """processor: of transformers. vocab_size: ids that the model has.
 
-        sees_ahead: in which layers tokens of images see those after them; None for no layer.
+        Args:
+            sees_ahead: In which layers tokens of images see those after them; None for no layer.
         """
         self._processor = processor
         self.marker: str = processor.image_token

@@ -13,7 +13,8 @@ _QUALITY: Final = 80
 def thumbnail(data: bytes, name: str) -> str:
     """Return the image in a file's bytes as a data URL, at most 360 pixels wide and high.
 
-    name: what messages call the image.
+    Args:
+        name: What messages call the image.
 
     Raises:
         InputError: the image cannot be used, or Pillow is not installed.

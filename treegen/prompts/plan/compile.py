@@ -36,20 +36,21 @@ def compile_plan(
 ) -> Plan:
     """Build the plan of some requests.
 
-    token_bytes: bytes of a token's keys and values in all layers together.
-    num_layers: attention layers of the model.
-    sharing: which segments are kept. "auto" keeps what pays by the cost model, "all" every shared
-    segment, "one" the roots only, "off" none: every row then reads its whole prompt.
-    cost: the cost model of the device.
-    max_rows: rows that are decoded at once at most, which bounds what sharing can save.
-    split_at: further token sequences, such as kept prefixes. Segments are split where they end.
-    align: attention parts begin at multiples of so many positions. The last tokens of a kept
-    segment that fill no such block are folded.
-    state_bytes: of one recurrent state, for a model with recurrent layers.
-    delta: how its rows list updates of states, if they do.
-    latent: how keys and values are made of latents, for a model that keeps these.
-    itemsize: bytes of one number of them.
-    copy_pages: as in `ModelSpec`.
+    Args:
+        token_bytes: Bytes of a token's keys and values in all layers together.
+        num_layers: Attention layers of the model.
+        sharing: Which segments are kept. "auto" keeps what pays by the cost model, "all" every
+            shared segment, "one" the roots only, "off" none: every row then reads its whole prompt.
+        cost: The cost model of the device.
+        max_rows: Rows that are decoded at once at most, which bounds what sharing can save.
+        split_at: Further token sequences, such as kept prefixes. Segments are split where they end.
+        align: Attention parts begin at multiples of so many positions. The last tokens of a kept
+            segment that fill no such block are folded.
+        state_bytes: Of one recurrent state, for a model with recurrent layers.
+        delta: How its rows list updates of states, if they do.
+        latent: How keys and values are made of latents, for a model that keeps these.
+        itemsize: Bytes of one number of them.
+        copy_pages: As in `ModelSpec`.
 
     Raises:
         InputError: `sharing` is none of these words.

@@ -42,8 +42,9 @@ class CostModel:
 
         Those are more to read, and less to compute for each row.
 
-        rows: the rows that read the same latents.
-        itemsize: bytes of one number.
+        Args:
+            rows: The rows that read the same latents.
+            itemsize: Bytes of one number.
         """
 
         def key_us(numbers: int, widths: int) -> float:
@@ -56,10 +57,11 @@ class CostModel:
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
         """Microseconds that a part of its own saves in each layer of a step; below 0 if it costs.
 
-        rows: the rows that share the part.
-        tokens: its keys.
-        layer_bytes: bytes of one token's keys and values in a layer.
-        live_rows: rows of the whole step.
+        Args:
+            rows: The rows that share the part.
+            tokens: Its keys.
+            layer_bytes: Bytes of one token's keys and values in a layer.
+            live_rows: Rows of the whole step.
         """
         again = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
         level = self.level_us * rows / max(live_rows, rows)
@@ -94,9 +96,10 @@ def decide_cascade(
 ) -> tuple[bool, str]:
     """Whether a segment is kept as an attention part of its own, and why.
 
-    rows: rows below it.
-    live_rows: rows of the whole step.
-    root: whether nothing is above it.
+    Args:
+        rows: Rows below it.
+        live_rows: Rows of the whole step.
+        root: Whether nothing is above it.
     """
     if sharing == "off":
         return False, "sharing is off"

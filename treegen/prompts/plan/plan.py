@@ -311,7 +311,8 @@ class Plan:
     def rows_that_fit(self, num_pages: int, page_size: int, num_states: int | None = None) -> int:
         """Return how many rows a pool of pages holds at once, each at its full length.
 
-        num_states: slots for recurrent states, for a model with recurrent layers.
+        Args:
+            num_states: Slots for recurrent states, for a model with recurrent layers.
         """
         seen: set[int] = set()
         used = rows = 0
@@ -336,7 +337,8 @@ class Plan:
     def check_fits(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
         """Check that each prompt can be decoded, one row at a time if need be.
 
-        num_states: slots for recurrent states, for a model with recurrent layers.
+        Args:
+            num_states: Slots for recurrent states, for a model with recurrent layers.
 
         Raises:
             CacheFullError: some prompt does not fit even alone. The message names the prompt that
@@ -367,8 +369,10 @@ class Plan:
 def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
     """Pages that a segment adds to those of the folded segments that its page table begins with.
 
-    base: the first position in the page table.
-    start, stop: the positions of its tokens.
+    Args:
+        base: The first position in the page table.
+        start: The positions of its tokens.
+        stop: The positions of its tokens.
     """
     return -(-(stop - base) // page_size) - (start - base) // page_size
 
@@ -376,7 +380,8 @@ def segment_pages(base: int, start: int, stop: int, page_size: int) -> int:
 def row_pages(base: int, stop: int, max_tokens: int, page_size: int) -> int:
     """Pages that a row adds below a prompt that ends at `stop`, once it has `max_tokens` tokens.
 
-    base: the first position in its page table.
+    Args:
+        base: The first position in its page table.
     """
     # The last sampled token is never an input, so its key is never stored.
     pages: int = -(-(stop + max_tokens - 1 - base) // page_size) - (stop - base) // page_size

@@ -36,7 +36,8 @@ def build_sample_requests(
 ) -> list[Request]:
     """One request for each sampled node of a tree, in declared order.
 
-    params: the sampling parameters of all nodes, or of each node.
+    Args:
+        params: The sampling parameters of all nodes, or of each node.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -75,7 +76,8 @@ def build_flat_requests(
 ) -> list[Request]:
     """One request for each flat prompt, named by its place; its randomness is that of its tokens.
 
-    template: arguments of the chat template.
+    Args:
+        template: Arguments of the chat template.
 
     Raises:
         InputError: a prompt has no tokens, or tokens that the model does not have.
@@ -126,7 +128,8 @@ def expand_requests(
 def check_length(tree: Node, tokenizer: Any, spec: ModelSpec, *, drawn: bool = True) -> None:
     """Refuse a prompt whose length in characters tells that it does not fit; nothing is encoded.
 
-    drawn: whether a token is to be drawn after it.
+    Args:
+        drawn: Whether a token is to be drawn after it.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -226,7 +229,8 @@ def build_score_requests(
     context that is left without a token gets the token that texts begin with, or else the token
     that ends them.
 
-    top: how many likeliest tokens to report in each place.
+    Args:
+        top: How many likeliest tokens to report in each place.
 
     Raises:
         InputError: a pair is not two texts or two lists of token ids, a continuation has no token,

@@ -134,8 +134,11 @@ def call_grammar(
 ) -> str:
     """The grammar, in Lark's form, of a reply that calls tools and says nothing else.
 
-    form: how the model writes calls; None if that is not known. tools: as chat templates have
-    them. name: the tool to call; None for any. is_single: whether there is one call only.
+    Args:
+        form: How the model writes calls; None if that is not known.
+        tools: As chat templates have them.
+        name: The tool to call; None for any.
+        is_single: Whether there is one call only.
 
     Raises:
         InputError: the format cannot be forced, there is no such tool, or its parameters have no

@@ -69,7 +69,8 @@ _CHANNEL: Final = re.compile(r"(?:^|<\|channel\|>)\s*(\w+)")
 def harmony(scan: Scan, tools: ToolSchemas, *, is_start: bool) -> Read:
     """A message: its header, and if it is for a tool its arguments.
 
-    is_start: whether the header begins with the role.
+    Args:
+        is_start: Whether the header begins with the role.
     """
     header = scan.until(_MESSAGE)
     if len(header) > 500 or any(mark in header for mark in HARMONY_ENDS):

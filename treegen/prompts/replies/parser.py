@@ -28,8 +28,11 @@ class ReplyParser:
     ) -> None:
         """A text that has not begun.
 
-        form: how calls are written. tools: their parameters. tags: those around a thinking.
-        is_thinking: whether the prompt has opened the thinking.
+        Args:
+            form: How calls are written.
+            tools: Their parameters.
+            tags: Those around a thinking.
+            is_thinking: Whether the prompt has opened the thinking.
         """
         self._form, self._tools, self._tags = form, tools, tags
         self._text, self._ended = "", False

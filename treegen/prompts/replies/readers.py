@@ -67,7 +67,9 @@ def json_calls(
 ) -> Read:
     """Objects with a name and arguments, or lists of them, up to the mark `end`.
 
-    strict: the text has nothing but calls, each with arguments. new_id: makes ids.
+    Args:
+        strict: The text has nothing but calls, each with arguments.
+        new_id: Makes ids.
     """
     calls: list[ToolCall] = []
     while True:

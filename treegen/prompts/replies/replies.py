@@ -42,7 +42,8 @@ class ReplyReader:
     def __init__(self, tokenizer: Any, tool_format_name: str | None = None) -> None:
         """What a model with a tokenizer says.
 
-        tool_format_name: a name of `TOOL_FORMATS`, in place of what the tokenizer says.
+        Args:
+            tool_format_name: A name of `TOOL_FORMATS`, in place of what the tokenizer says.
 
         Raises:
             InputError: it is no tokenizer, or no format has the name.
@@ -79,9 +80,11 @@ class ReplyReader:
         Thoughts are the completion's `thinking` if that is known. Else they stand between the tags
         that the tokenizer is known by, or <think> and </think>, and before a closing tag.
 
-        prompt: the token ids before it; they may have opened the thinking. tools: as the chat
-        template had them. is_structured: whether the text has a grammar, so that tags in it are no
-        thinking where the completion has none.
+        Args:
+            prompt: The token ids before it; they may have opened the thinking.
+            tools: As the chat template had them.
+            is_structured: Whether the text has a grammar, so that tags in it are no thinking where
+                the completion has none.
         """
         self._warn(tools)
         has_channels = self.format is not None and self.format.has_channels
@@ -114,8 +117,10 @@ class ReplyReader:
 
         A model that thinks does so before. Where the format of calls is not known, it is `hermes`.
 
-        tools: as the chat template has them. name: the tool to call; None for any. is_single:
-        whether there is to be one call only.
+        Args:
+            tools: As the chat template has them.
+            name: The tool to call; None for any.
+            is_single: Whether there is to be one call only.
 
         Raises:
             InputError: calls in the model's format cannot be forced, or there is no such tool.

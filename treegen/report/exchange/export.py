@@ -31,12 +31,13 @@ def export_run(
 ) -> list[Path]:
     """Write a run in another format; returns the files.
 
-    run: its directory. It may be under way; then its finished samples are written.
-    to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema of
-        that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
-        "parquet" (tables of samples, problems, metrics and search nodes).
-    path: the file of "inspect", for the others a folder; by default within the run.
-    asked: data=, task= and allow_task_code=, as for `treegen.open_run`.
+    Args:
+        run: Its directory. It may be under way; then its finished samples are written.
+        to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema of
+            that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
+            "parquet" (tables of samples, problems, metrics and search nodes).
+        path: The file of "inspect", for the others a folder; by default within the run.
+        asked: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
         RunError: there is no run, it is damaged or has no sample, or a file cannot be written.

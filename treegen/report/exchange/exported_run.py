@@ -60,7 +60,8 @@ class ExportedRun:
 def read_whole(path: Path, **asked: Unpack[OpenRunOptions]) -> ExportedRun:
     """Read a run.
 
-    asked: see `treegen.evals.config.base.OpenRunOptions`.
+    Args:
+        asked: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, it is damaged, or has no sample yet.

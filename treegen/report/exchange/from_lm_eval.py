@@ -125,7 +125,8 @@ def newest_results(folder: Path) -> Path:
 def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
     """Return what is in results and the samples beside them, task by task.
 
-    tasks: these only.
+    Args:
+        tasks: These only.
 
     Raises:
         InputError: a file cannot be read or does not have lm-eval's form, samples were not logged,

@@ -19,11 +19,12 @@ def import_log(
 ) -> list[Path]:
     """Write a log as run directories; returns them, one for each task of the log.
 
-    log: an Inspect log (`.eval` or `.json`), or lm-eval's results: results_TIME.json, its
-        samples_TASK_TIME.jsonl beside it (`--log_samples`), or the folder of both, of which the
-        newest results are read.
-    path: the directory of the run; of several tasks, the one above theirs.
-    tasks: import these tasks of the log only.
+    Args:
+        log: an Inspect log (`.eval` or `.json`), or lm-eval's results: results_TIME.json, its
+            samples_TASK_TIME.jsonl beside it (`--log_samples`), or the folder of both, of which the
+            newest results are read.
+        path: The directory of the run; of several tasks, the one above theirs.
+        tasks: Import these tasks of the log only.
 
     Raises:
         InputError: there is no log, it is no log of either kind, it has no samples or no scores

@@ -63,7 +63,8 @@ _TURNS: Final = {
 def write(run: ExportedRun, path: Path) -> list[Path]:
     """Write the log; returns its file.
 
-    path: ends in .eval, or in .json for Inspect's older form.
+    Args:
+        path: Ends in .eval, or in .json for Inspect's older form.
 
     Raises:
         InputError: the path has another ending.

@@ -122,7 +122,8 @@ class Plot:
     def save(self, folder: Path, svg: bytes | None = None) -> list[Path]:
         """Write NAME.svg and NAME.png, and return their paths.
 
-        svg: what `svg` returned, so that it is not drawn again.
+        Args:
+            svg: What `svg` returned, so that it is not drawn again.
 
         Raises:
             InputError: the folder cannot be written, or matplotlib is not installed.

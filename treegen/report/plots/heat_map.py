@@ -17,7 +17,8 @@ _MISSING: Final = "--"
 def draw_text(grid: Grid, *, ascii: bool = False) -> str:
     """Return the grid as lines of shaded cells, each with its value in percent.
 
-    ascii: shade with punctuation, for streams that have no block characters.
+    Args:
+        ascii: Shade with punctuation, for streams that have no block characters.
     """
     shades = _ASCII if ascii else _BLOCKS
     cells = [[_cell(value, shades) for value in row] for row in grid.values]

@@ -84,7 +84,8 @@ def run_plots(view: RunView) -> list[Plot]:
 def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
     """Return the picture of pass@k and maj@k against k, for one run or several.
 
-    curves_of: by the name of a run, its curves; without maj@k where answers do not vote.
+    Args:
+        curves_of: By the name of a run, its curves; without maj@k where answers do not vote.
     """
     told = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
@@ -183,7 +184,8 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
     """Return the picture of one metric of several runs.
 
-    rows: for each run its label, its value, and the bounds of its interval.
+    Args:
+        rows: For each run its label, its value, and the bounds of its interval.
     """
     told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
 

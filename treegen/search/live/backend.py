@@ -58,12 +58,13 @@ class LiveBackend:
     ) -> None:
         """A backend without any tree yet.
 
-        params: the first sampling parameters. No others may ask for more logprobs.
-        stopping_of: gives what ends the samples of some parameters.
-        make_scheduler: makes the scheduler, of what ends samples by default and of the function to
-        call with every finished sample.
-        make_plan: finds what prompts share.
-        before: the samples that were drawn of unnamed prompts before, so that others are drawn.
+        Args:
+            params: The first sampling parameters. No others may ask for more logprobs.
+            stopping_of: Gives what ends the samples of some parameters.
+            make_scheduler: Makes the scheduler, of what ends samples by default and of the function
+                to call with every finished sample.
+            make_plan: Finds what prompts share.
+            before: The samples that were drawn of unnamed prompts before, so that others are drawn.
         """
         self.tokenizer, self.spec, self.params = tokenizer, spec, params
         self._make_plan, self._stopping_of = make_plan, stopping_of

@@ -92,7 +92,9 @@ class PrefixScorer:
     ) -> list[list[float]]:
         """For each text, the share of what is right after each of some of its tokens.
 
-        rows: token ids of each text. ends: indices of tokens.
+        Args:
+            rows: Token ids of each text.
+            ends: Indices of tokens.
 
         Raises:
             CapacityError: a text does not fit the cache.

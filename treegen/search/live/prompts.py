@@ -27,8 +27,9 @@ class PromptIndex:
     def __init__(self, store: SegmentStore, *, rows: int, held: int = _MAX_HELD) -> None:
         """No prompts yet.
 
-        rows: rows to expect below a segment that prompts share.
-        held: segments that stay, though nothing else refers to them.
+        Args:
+            rows: Rows to expect below a segment that prompts share.
+            held: Segments that stay, though nothing else refers to them.
         """
         self._store, self._rows, self._max_held = store, rows, held
         self._page_size = store.cache.page_size

@@ -75,8 +75,9 @@ class LiveRun(Closeable, NonCopyable):
     ) -> None:
         """A run without requests.
 
-        stopping_of: gives what ends the samples of some parameters.
-        before: the samples that were drawn of each prompt before.
+        Args:
+            stopping_of: Gives what ends the samples of some parameters.
+            before: The samples that were drawn of each prompt before.
         """
         self.scheduler = scheduler
         self._run, self._spec, self._stopping_of = scheduler.run, spec, stopping_of
@@ -148,7 +149,8 @@ class LiveRun(Closeable, NonCopyable):
     def score(self, tokens: Tokens, top: int = 0) -> int:
         """Ask for the log-likelihood of all tokens but the first; returns the request's number.
 
-        top: how many likeliest tokens to report in the place of each.
+        Args:
+            top: How many likeliest tokens to report in the place of each.
 
         Raises:
             InputError: there are fewer than two tokens.

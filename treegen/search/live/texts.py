@@ -72,7 +72,9 @@ class StreamedTexts:
     ) -> None:
         """No sample has begun. stops: the stop strings of the call.
 
-        replies: takes texts apart, into the parts of News. tools: those of the call.
+        Args:
+            replies: Takes texts apart, into the parts of News.
+            tools: Those of the call.
         """
         self._text, self._stops, self._replies, self._tools = text, stops, replies, tools
         self._prompts: dict[int, list[int]] = {}

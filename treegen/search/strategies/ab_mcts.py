@@ -48,19 +48,24 @@ async def ab_mcts(
     (deeper). Each option draws a score from what is known of it. The highest draw wins, and the
     search goes on there, until a new child wins. Its value is known to all nodes above it.
 
-    generate: makes new children; or several such functions by name, one for each LLM. Which of
-    them makes a child is drawn likewise, from the values of all that each has made. The child's
-    `data` has its name, if that is empty.
-    evaluate: gives values, for which 0 is bad and 1 is good.
-    iterations: most children to generate. batch: how many to choose at once if the budget has room.
-    rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
-    child draws from the values of the children when they were new, and all old ones together from
-    the values of all that is below them. If these win, the children draw, each from the values at
-    it and below it. The draws are those of `posterior.gaussian`, with "a-beta" `posterior.beta`.
-    depth: most steps of a path. refine: whether solutions have children too, as improved solutions.
-    state: of nodes with equal states the first is kept. What leads to no node counts as a value
-    of 0, and to a node that is known, as its value.
-    observed: a mapping to fill with the values at and below each node, for who wants to see them.
+    Args:
+        generate: Makes new children; or several such functions by name, one for each LLM. Which of
+            them makes a child is drawn likewise, from the values of all that each has made. The
+            child's `data` has its name, if that is empty.
+        evaluate: Gives values, for which 0 is bad and 1 is good.
+        iterations: Most children to generate.
+        batch: How many to choose at once if the budget has room.
+        rule: "m", the mixed model of `posterior.mixed` over the values below each child. "a": a new
+            child draws from the values of the children when they were new, and all old ones
+            together from the values of all that is below them. If these win, the children draw,
+            each from the values at it and below it. The draws are those of `posterior.gaussian`,
+            with "a-beta" `posterior.beta`.
+        depth: Most steps of a path.
+        refine: Whether solutions have children too, as improved solutions.
+        state: Of nodes with equal states the first is kept. What leads to no node counts as a value
+            of 0, and to a node that is known, as its value.
+        observed: A mapping to fill with the values at and below each node, for who wants to see
+            them.
     """
     check_counts(iterations=iterations, batch=batch, depth=depth)
     check_rule(rule)

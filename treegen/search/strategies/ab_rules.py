@@ -30,9 +30,11 @@ def deeper(
 ) -> SearchNode | None:
     """The child to go on from; None for a new child.
 
-    options: the children that may have children. children: all that there are.
-    barren: values of attempts that made no new child.
-    values: of each child, its own first, then those below it.
+    Args:
+        options: The children that may have children.
+        children: All that there are.
+        barren: Values of attempts that made no new child.
+        values: Of each child, its own first, then those below it.
     """
     if not options:
         return None

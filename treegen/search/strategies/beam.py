@@ -36,12 +36,13 @@ async def beam(
 ) -> SearchOutcome:
     """Extend all paths by one step, keep the best, and go on with these.
 
-    width: paths to keep, finished ones included. So it finds at most `width` solutions.
-    depth: most steps of a path.
-    state: of nodes with equal states only the first is kept.
-
     Returns the solutions, that of the highest value first. For a vote weighted by values give what
     is found to `vote`.
+
+    Args:
+        width: Paths to keep, finished ones included. So it finds at most `width` solutions.
+        depth: Most steps of a path.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(width=width, depth=depth)
     try:

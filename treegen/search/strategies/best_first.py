@@ -44,12 +44,13 @@ async def best_first(
 ) -> SearchOutcome:
     """Expand nodes in the order of their values, whatever their depth.
 
-    max_expansions: most nodes to propose next steps for.
-    batch: nodes to expand side by side.
-    prune_below: a node of a lower value is given up.
-    solutions: solutions to finish before the search ends. A solution is finished when it is done
-    and no open node is better. None goes on until no node is open.
-    state: of nodes with equal states only the first is kept.
+    Args:
+        max_expansions: Most nodes to propose next steps for.
+        batch: Nodes to expand side by side.
+        prune_below: A node of a lower value is given up.
+        solutions: Solutions to finish before the search ends. A solution is finished when it is
+            done and no open node is better. None goes on until no node is open.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(max_expansions=max_expansions, batch=batch, solutions=solutions)
     seen: set[Hashable] = {state(root)}

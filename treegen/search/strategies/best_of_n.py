@@ -19,11 +19,12 @@ async def best_of_n(
 ) -> SearchOutcome:
     """Draw n samples and rank them by their values. Every sample is a candidate.
 
-    overrides: as for `SearchNode.sample`.
-
     Under a budget of tokens it draws in rounds. Each round draws as many samples side by side as
     are sure to end within the tokens that are left; the first draws at least one. An evaluation
     may spend the rest.
+
+    Args:
+        overrides: As for `SearchNode.sample`.
     """
     check_counts(n=n)
     search, max_tokens = root.search, replace(root.search.params, **overrides).max_tokens

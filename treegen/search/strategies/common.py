@@ -68,7 +68,8 @@ def split(
 def prune(nodes: Iterable[SearchNode], root: SearchNode, because: str = "") -> None:
     """Give nodes up and free their pages; also parents below root whose children are all pruned.
 
-    because: why, in a few words, for records.
+    Args:
+        because: Why, in a few words, for records.
     """
     for node in nodes:
         reason = because
@@ -107,7 +108,8 @@ async def collect_outcome(
     Candidates are the leaves that are done and not pruned. Those without a value get one now. If
     the budget does not allow it, they come last.
 
-    inner: whether nodes with children are candidates too.
+    Args:
+        inner: Whether nodes with children are candidates too.
     """
     nodes = [node for node in root.walk() if not node.pruned and node is not root]
     leaves = [node for node in nodes if inner or node.is_leaf]

@@ -29,12 +29,13 @@ async def dvts(
     Unlike in a beam, a good start does not crowd out the others. Each subtree asks for first steps
     of its own, so `propose` must sample (`sample_steps`).
 
-    subtrees: how many to grow.
-    depth: most steps of a path.
-    state: of nodes with equal states only the first is kept.
-
     Returns at most one solution of each subtree, that of the highest value first. For a vote
     weighted by values, as the authors report, give what is found to `vote`.
+
+    Args:
+        subtrees: How many to grow.
+        depth: Most steps of a path.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(subtrees=subtrees, depth=depth)
     try:

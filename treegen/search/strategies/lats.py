@@ -55,13 +55,15 @@ async def lats(
     of the end counts for all nodes of the play: V is their mean, as in the paper's algorithm, where
     the first reward takes the place of the evaluation. Ends are not played again.
 
-    propose, evaluate: as for other strategies, but they also get the lessons so far.
-    done: whether a node ends a play; so does `depth`, the most steps of a path.
-    reward: of an end, from outside or by a judge, and not by the lessons.
-    reflect: makes a lesson of an end whose reward is less than `success`. The latest `num_lessons`
-    are kept. A reward of at least `success` ends the search.
-    iterations: most plays.
-    state: of nodes with equal states only the first is kept.
+    Args:
+        propose: As for other strategies, but they also get the lessons so far.
+        evaluate: As for other strategies, but they also get the lessons so far.
+        done: Whether a node ends a play; so does `depth`, the most steps of a path.
+        reward: Of an end, from outside or by a judge, and not by the lessons.
+        reflect: Makes a lesson of an end whose reward is less than `success`. The latest
+            `num_lessons` are kept. A reward of at least `success` ends the search.
+        iterations: Most plays.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(iterations=iterations, depth=depth, num_lessons=num_lessons)
     arms: dict[SearchNode, NodeStatistics] = {root: NodeStatistics()}

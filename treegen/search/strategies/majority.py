@@ -51,15 +51,16 @@ async def majority(
 ) -> SearchOutcome:
     """Draw solutions until the beta rule says that the vote is decided, and let them vote.
 
-    answer: reads the answer of a solution.
-    max_samples: most solutions to draw.
-    batch: solutions to draw side by side. There are fewer if the budget of tokens has no room for
-    all of them. When the vote is decided, those still being drawn are cancelled.
-    confidence: the chance at which the vote is decided; None draws max_samples.
-    overrides: as for `SearchNode.sample`.
-
     Solutions are read in the order in which they were started. So neither the votes nor the tree
     depend on which of them end first.
+
+    Args:
+        answer: Reads the answer of a solution.
+        max_samples: Most solutions to draw.
+        batch: Solutions to draw side by side. There are fewer if the budget of tokens has no room
+            for all of them. When the vote is decided, those still being drawn are cancelled.
+        confidence: The chance at which the vote is decided; None draws max_samples.
+        overrides: As for `SearchNode.sample`.
     """
     check_counts(max_samples=max_samples, batch=batch)
     if confidence is not None and not 0 < confidence < 1:
@@ -92,13 +93,14 @@ def vote(
 ) -> SearchOutcome:
     """Let the candidates of a search vote on the answer; those of the winning answer come first.
 
-    weight: gives the votes of a candidate, a finite number from 0 on; 1 by default.
-
     With the values of a verifier as weights, `lambda node: node.value or 0.0`, candidates of
     `rebase`, `dvts` and `beam` vote as in their papers. A log-probability is no weight, because it
     is negative. Its exponential is one: `lambda node: math.exp(node.value)`.
 
     Raises InputError for a weight that is negative or not finite.
+
+    Args:
+        weight: Gives the votes of a candidate, a finite number from 0 on; 1 by default.
     """
     answers = [answer(candidate) for candidate in found.candidates]
     elected = _elect(found.candidates, answers, weight)

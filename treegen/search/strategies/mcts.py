@@ -55,15 +55,19 @@ async def mcts(
     a node that is new, done or at the depth limit. The value of that node counts for all nodes on
     the way. A node gets children at its second visit, the root at its first. Dead ends are pruned.
 
-    evaluate: gets the nodes of a batch; `rollouts` plays samples to their ends.
-    iterations: most visits. c: the weight of the bound's second term; 1.4 fits values from 0 to 1.
-    depth: most steps of a path. enough: the search ends at a solution of at least this value.
-    batch: visits side by side. Each is led away from those chosen before it. One that would come to
-    the same node is left out. So are those for which the budget has no room, by costs so far.
-    rules: how visits count, and which solution comes first.
-    priors: weights of siblings, such as `likelihood`. Bounds are then those of AlphaZero.
-    state: of nodes with equal states only the first is kept.
-    arms: a mapping to fill with the visits of each node, for callers who want to see them.
+    Args:
+        evaluate: Gets the nodes of a batch; `rollouts` plays samples to their ends.
+        iterations: Most visits.
+        c: The weight of the bound's second term; 1.4 fits values from 0 to 1.
+        depth: Most steps of a path.
+        enough: The search ends at a solution of at least this value.
+        batch: Visits side by side. Each is led away from those chosen before it. One that would
+            come to the same node is left out. So are those for which the budget has no room, by
+            costs so far.
+        rules: How visits count, and which solution comes first.
+        priors: Weights of siblings, such as `likelihood`. Bounds are then those of AlphaZero.
+        state: Of nodes with equal states only the first is kept.
+        arms: A mapping to fill with the visits of each node, for callers who want to see them.
     """
     check_counts(iterations=iterations, depth=depth, batch=batch)
     arms = {} if arms is None else arms

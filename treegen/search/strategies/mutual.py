@@ -39,12 +39,13 @@ async def mutual(
     solution's answer, it is confirmed. Its score is its value times the share of all solutions that
     have its answer. Confirmed solutions come first, and then the higher scores.
 
-    found: what any strategy returned; best with the values of a search from 0 on.
-    answer: reads the answer of a solution; those without one are not checked and come last.
-    complete: completes a node to the end, n times. The paper has another LLM do it; see
-    `search_with`.
-
     A budget that ends the checks leaves what is confirmed by then.
+
+    Args:
+        found: What any strategy returned; best with the values of a search from 0 on.
+        answer: Reads the answer of a solution; those without one are not checked and come last.
+        complete: Completes a node to the end, n times. The paper has another LLM do it; see
+            `search_with`.
     """
     check_counts(checks=checks)
     if not 0 <= low <= high <= 1:

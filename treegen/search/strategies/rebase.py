@@ -66,14 +66,15 @@ async def rebase(
 ) -> SearchOutcome:
     """Go down level by level, drawing from each node as many steps as its value earns.
 
-    step: draws a number of next steps of a node (`sample_step`).
-    width: steps to draw per level, less one for each solution finished above.
-    depth: most steps of a path.
-    temperature: the smaller it is, the more steps the best nodes get.
-    state: of nodes with equal states only the first is kept.
-
     Returns the solutions, that of the highest value first. For the paper's vote, in which each
     solution counts as much as its value, give what is found to `vote`.
+
+    Args:
+        step: Draws a number of next steps of a node (`sample_step`).
+        width: Steps to draw per level, less one for each solution finished above.
+        depth: Most steps of a path.
+        temperature: The smaller it is, the more steps the best nodes get.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(width=width, depth=depth)
     allocate((), 0, temperature)  # It checks the temperature before anything is drawn.

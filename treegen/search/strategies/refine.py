@@ -20,7 +20,8 @@ Continue = Callable[[SearchNode], Awaitable[SearchNode]]
 def answer_after(text: str, **overrides: Any) -> Continue:
     """Append a text, such as a request for feedback, and draw one answer to it.
 
-    overrides: as for `SearchNode.sample`.
+    Args:
+        overrides: As for `SearchNode.sample`.
     """
 
     async def ask(node: SearchNode) -> SearchNode:
@@ -47,12 +48,15 @@ async def self_refine(
     feedback before it, as in the paper, and nothing is computed twice. The answer of an attempt is
     in the node's own `text`; its `path_text` also has what was before.
 
-    generate: makes the first attempt below the root.
-    feedback: makes the feedback below an attempt. refine: makes an attempt below feedback.
-    enough: whether feedback says that its attempt needs no other.
-    rounds: most times to refine. chains: how many to follow side by side.
-
     The last attempt of each chain comes first, then those before the last.
+
+    Args:
+        generate: Makes the first attempt below the root.
+        feedback: Makes the feedback below an attempt.
+        refine: Makes an attempt below feedback.
+        enough: Whether feedback says that its attempt needs no other.
+        rounds: Most times to refine.
+        chains: How many to follow side by side.
     """
     check_counts(rounds=rounds, chains=chains)
     attempts: list[list[SearchNode]] = [[] for _ in range(chains)]

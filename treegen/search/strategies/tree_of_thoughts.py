@@ -44,12 +44,13 @@ async def bfs(
 ) -> SearchOutcome:
     """Go down level by level, keeping the best thoughts of each.
 
-    breadth: thoughts of a level to go on with, finished ones not counted.
-    depth: most levels.
-    prune_below: a thought of a lower value is given up, finished or not.
-    solutions: the search ends after the level at which so many are finished; None goes on to
-    `depth` levels.
-    state: of nodes with equal states only the first is kept.
+    Args:
+        breadth: Thoughts of a level to go on with, finished ones not counted.
+        depth: Most levels.
+        prune_below: A thought of a lower value is given up, finished or not.
+        solutions: The search ends after the level at which so many are finished; None goes on to
+            `depth` levels.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(breadth=breadth, depth=depth, solutions=solutions)
     frontier, seen, num_finished, stopped = [root], {state(root)}, 0, ""
@@ -87,11 +88,12 @@ async def dfs(
 ) -> SearchOutcome:
     """Follow the best thought first, and go back where there is no way on.
 
-    depth: most steps of a path.
-    prune_below: a thought of a lower value is given up and not visited.
-    max_visits: most nodes to propose next steps for.
-    solutions: the search ends when so many are finished; None visits everything.
-    state: of nodes with equal states only the first is kept.
+    Args:
+        depth: Most steps of a path.
+        prune_below: A thought of a lower value is given up and not visited.
+        max_visits: Most nodes to propose next steps for.
+        solutions: The search ends when so many are finished; None visits everything.
+        state: Of nodes with equal states only the first is kept.
     """
     check_counts(depth=depth, max_visits=max_visits, solutions=solutions)
     stopped, num_visits, num_finished = "", 0, 0

@@ -24,9 +24,10 @@ def draw_tree(
 ) -> Tree:
     """Return a tree for rich to draw. The path to the node `best` is marked by * and bold.
 
-    nodes: of `SearchTree`, or as `trees.jsonl` holds them, parents before their children.
-    full: whether a text may take many lines. Otherwise each node is one line, cut at the width of
-    the terminal.
+    Args:
+        nodes: Of `SearchTree`, or as `trees.jsonl` holds them, parents before their children.
+        full: Whether a text may take many lines. Otherwise each node is one line, cut at the width
+            of the terminal.
     """
     from rich.tree import Tree
 

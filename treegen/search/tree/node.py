@@ -67,9 +67,10 @@ class Search(BudgetedSearch):
 
         It counts for this search's budget but is not part of its tree. Drop it when you are done.
 
-        key: a text that the seeds of its samples follow from, beside the search. Prompts of one key
-        draw the same samples. The default is the number of prompts made before. If parts of a
-        search run side by side, that number may differ from run to run.
+        Args:
+            key: A text that the seeds of its samples follow from, beside the search. Prompts of one
+                key draw the same samples. The default is the number of prompts made before. If
+                parts of a search run side by side, that number may differ from run to run.
         """
         self._num_prompts += 1
         own = f"={key}" if key is not None else str(self._num_prompts)
@@ -261,11 +262,12 @@ class SearchNode(TextNode):
     def extend(self, content: str | Parts) -> SearchNode:
         """Append given text, such as a tool's result or a question; it is computed when needed.
 
-        content: text, or parts as in messages, with images. Around an image stands what the chat
-        template puts there; roles are the caller's to write.
-
         Raises BudgetReached if the budget has no room for another node, TreeError for what is no
         part, InputError for an image that cannot be used, and if this node was dropped.
+
+        Args:
+            content: Text, or parts as in messages, with images. Around an image stands what the
+                chat template puts there; roles are the caller's to write.
         """
         if not isinstance(content, str):
             check_parts("content", content)

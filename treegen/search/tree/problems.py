@@ -32,9 +32,10 @@ def name_problems(
 ) -> list[SearchProblem]:
     """Problems with names: pairs as they are, others by their number.
 
-    flat: gives the text or token ids of a prompt.
-
     Raises InputError if two problems have one name.
+
+    Args:
+        flat: Gives the text or token ids of a prompt.
     """
     found = []
     for index, problem in enumerate(as_list("problems", problems)):

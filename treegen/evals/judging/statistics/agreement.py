@@ -23,10 +23,11 @@ def cohens_kappa(
 ) -> float | None:
     """Return Cohen's kappa of two raters of the same units; None if both always say one thing.
 
-    weights: "quadratic" counts a disagreement of numbers by its square. Numbers that nobody gave
-        count for the distance too: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score` weighs
-        by the places of the labels that are there, so it agrees if its `labels=` lists all numbers
-        from the lowest to the highest.
+    Args:
+        weights: "quadratic" counts a disagreement of numbers by its square. Numbers that nobody gave
+            count for the distance too: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score` weighs
+            by the places of the labels that are there, so it agrees if its `labels=` lists all numbers
+            from the lowest to the highest.
 
     Raises:
         InputError: there is no unit, or they rated different numbers of units.
@@ -53,8 +54,10 @@ def krippendorffs_alpha(
 ) -> float | None:
     """Return Krippendorff's alpha; None if nothing could differ.
 
-    units: of each unit the values that raters gave it; a unit with fewer than two tells nothing.
-    scale: "nominal" asks whether values differ, "interval" by how much numbers do, squared.
+    Args:
+        units: Of each unit the values that raters gave it; a unit with fewer than two tells
+            nothing.
+        scale: "nominal" asks whether values differ, "interval" by how much numbers do, squared.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
     values = sorted({v for unit in pairable for v in unit}, key=lambda v: (str(type(v)), v))

@@ -154,7 +154,8 @@ def _within(y: Floats, group: Ints) -> float:
 def _coefficient(group: Ints, effect: Ints | None) -> float:
     """Return by what a variance is multiplied in the expectation of `_within` of a grouping.
 
-    effect: the levels of the random effect; None for the rest, whose levels are all different.
+    Args:
+        effect: The levels of the random effect; None for the rest, whose levels are all different.
     """
     counts = np.bincount(group)
     if effect is None:

@@ -61,7 +61,8 @@ class Mean:
 def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     """Return the mean of some cells with its interval.
 
-    clusters: of each problem's number, where problems are not independent.
+    Args:
+        clusters: Of each problem's number, where problems are not independent.
 
     Raises:
         InputError: scipy is not installed.

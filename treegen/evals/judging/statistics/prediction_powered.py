@@ -54,8 +54,12 @@ def correct_mean(
 ) -> CorrectedMean:
     """Return the corrected mean.
 
-    labels, judged: of each labelled problem, what people and the judge say of its labelled answers,
-    from 0 to 1. others: what the judge says of the other problems.
+    Args:
+        labels: Of each labelled problem, what people and the judge say of its labelled answers,
+            from 0 to 1.
+        judged: Of each labelled problem, what people and the judge say of its labelled answers,
+            from 0 to 1.
+        others: What the judge says of the other problems.
 
     Raises:
         InputError: fewer than two problems have labels, or scipy is not installed.

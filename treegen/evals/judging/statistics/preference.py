@@ -54,7 +54,8 @@ class Strength:
 def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
     """Return the strength of each run.
 
-    pairs: (problem, one run, the other run, what the one has won: 1, 0 or between).
+    Args:
+        pairs: (problem, one run, the other run, what the one has won: 1, 0 or between).
 
     Raises:
         InputError: a run is in no pair with the others, or choix or scipy is not installed.
@@ -234,8 +235,9 @@ class PositionBias:
 def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) -> PositionBias:
     """Return how much order decides.
 
-    orders: by problem, of each pair what the first run's answer won when it was shown first, and
-    when it was shown second.
+    Args:
+        orders: By problem, of each pair what the first run's answer won when it was shown first,
+            and when it was shown second.
 
     Raises:
         InputError: no pair was judged in both orders.

@@ -46,8 +46,10 @@ def required_numbers(
     interval that is reported is wider. What a design cannot tell counts as no variance, so one
     judge alone says nothing of how many judges it takes.
 
-    repeats: verdicts of each cell. repeat_variance: of one verdict about the mean of its cell; it
-    is a part of the rest of `variances`, divided by repeats there.
+    Args:
+        repeats: Verdicts of each cell.
+        repeat_variance: Of one verdict about the mean of its cell; it is a part of the rest of
+            `variances`, divided by repeats there.
 
     Raises:
         InputError: the half width is not above 0.

@@ -194,9 +194,10 @@ def attend_units(
     what is dense and with the first parts, as many as the unit's first number says, and writes out
     [T, H, V] and lses [T, H].
 
-    LATENT: k and v are the same pool of D = V + P numbers, V of a latent and P rotated ones behind
-    it. A latent is read once, for logits and for results. The rotated numbers are a block of their
-    own, BLOCK_D wide, so no block is wider than it must be.
+    Args:
+        LATENT: K and v are the same pool of D = V + P numbers, V of a latent and P rotated ones
+            behind it. A latent is read once, for logits and for results. The rotated numbers are a
+            block of their own, BLOCK_D wide, so no block is wider than it must be.
     """
     # What is loaded from where something else was loaded waits twice: few steps of that.
     unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)

@@ -56,8 +56,13 @@ class LayerCall:
     ) -> None:
         """One launch of units of one height.
 
-        height: rows of a program. arrays, counts, own: what only this kernel takes. tuning: the
-        block of keys, stages and warps for a height, a width, a type and a shared memory.
+        Args:
+            height: Rows of a program.
+            arrays: What only this kernel takes.
+            counts: What only this kernel takes.
+            own: What only this kernel takes.
+            tuning: The block of keys, stages and warps for a height, a width, a type and a shared
+                memory.
         """
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape

@@ -122,7 +122,9 @@ class StaticState(TritonState):
     ) -> bool:
         """Put another state's levels in place; False, with nothing changed, if they do not fit.
 
-        staging: by which the lists come to the device. live_rows: as in the class.
+        Args:
+            staging: By which the lists come to the device.
+            live_rows: As in the class.
         """
         live_rows = live_rows_of(other.levels) if live_rows is None else live_rows
         plans = {shape: other.plan(shape, live_rows) for shape in self._lists}

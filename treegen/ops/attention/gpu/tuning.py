@@ -18,8 +18,9 @@ _LEAST_KEYS: Final = 16  # of a block; a matrix product takes no fewer
 def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
     """Block of keys, warps and stages for a height and head width; see performance.md.
 
-    memory: bytes that a program may share among its threads (`shared_memory`). What is fastest on
-    an H200 shrinks until it fits; InputError if nothing does.
+    Args:
+        memory: Bytes that a program may share among its threads (`shared_memory`). What is fastest
+            on an H200 shrinks until it fits; InputError if nothing does.
     """
     chosen = _fastest(height, width, dtype)
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):

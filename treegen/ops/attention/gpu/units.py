@@ -75,7 +75,8 @@ def build_work_list(
 ) -> WorkList:
     """Cut levels into units; few long ones are split over keys until they keep all processors busy.
 
-    elsewhere: a level, and how many of its first keys are read elsewhere.
+    Args:
+        elsewhere: A level, and how many of its first keys are read elsewhere.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0

@@ -87,8 +87,9 @@ class LibraryState:
     ) -> tuple[list[KernelCall], int]:
         """Return the calls, and how many partial results a row has at most.
 
-        pools: the shape of each level's keys.
-        bands: as in `units.cut`.
+        Args:
+            pools: The shape of each level's keys.
+            bands: As in `units.cut`.
         """
         key = q_shape, pools, window
         if key not in self._calls:

@@ -31,9 +31,11 @@ def cut_level(
 ) -> IntArray:
     """Return the units [U, 5] of a level.
 
-    longest: pages of a unit at most.
-    positions_T: needed if the level is causal or there is a window.
-    bands: whether a causal unit may have a window that hides keys. If not, such rows stand alone.
+    Args:
+        longest: Pages of a unit at most.
+        positions_T: Needed if the level is causal or there is a window.
+        bands: Whether a causal unit may have a window that hides keys. If not, such rows stand
+            alone.
     """
     runs_R6 = _runs(level, page_size, longest)
     if positions_T is None or not (level.causal or window is not None):
