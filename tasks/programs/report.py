@@ -62,7 +62,8 @@ def report_programs(
     Args:
         headline: The name of the accuracy.
         difficulties: The order in which the table has them.
-        by_test: whether each program was run on all tests, so that the share of them that it passes is
+        by_test: whether each program was run on all tests, so that the share of them that it passes
+        is
             known.
     """
     pass_ks = options.pass_ks

@@ -165,8 +165,8 @@ def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(kind: str, tmp_path:
         place = int(done.prompt_id)
         check(place, done, llm.tokenizer)
         if not done.sample_index:
-            want = slow_logprobs(llm, stock, done, asked[place])
-            assert done.logprobs == pytest.approx(want, abs=1e-4)
+            logprobs = slow_logprobs(llm, stock, done, asked[place])
+            assert done.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["added", "special"])

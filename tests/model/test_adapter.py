@@ -85,7 +85,9 @@ def test_an_alpha_of_zero_adds_nothing(base: Path, tmp_path: Path) -> None:
     """A zero is a number, and not the default of 8."""
     adapted = save_adapter(base, tmp_path, lora_alpha=0, target_modules=["q_proj", "v_proj"])
     config = read_adapter(tmp_path).config
-    assert config["lora_alpha"] == 0 and read_adapter(tmp_path).scale("q_proj", 4) == 0
+    assert config["lora_alpha"] == 0 and read_adapter(tmp_path).alphas(["q_proj"]) == {
+        "q_proj": 0.0
+    }
     merged = load_model(base, device="cpu", adapter=tmp_path).module
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     scaling = adapted.base_model.model.model.layers[0].self_attn.q_proj.scaling

@@ -368,6 +368,11 @@ def test_unknown_rules_are_refused() -> None:
     with pytest.raises(InputError, match="rule must be one of m, a, a-beta, got 'b'"):
         find(
             lambda root: ab_mcts(
-                root, {}, by_function(lambda _: 0), at_length(1), iterations=1, rule="b"
+                root,
+                {},
+                by_function(lambda _: 0),
+                at_length(1),
+                iterations=1,
+                rule="b",  # type: ignore[arg-type]
             )
-        )  # type: ignore[arg-type]
+        )

@@ -256,7 +256,7 @@ def test_token_ids_are_prompts() -> None:
         (request,) = searches.ask()
         assert request.context == TextContext((1, 2, 3), "", 3)
     with pytest.raises(InputError, match="text or token ids"):
-        AskTell(fn, [[{"role": "user", "content": "x"}]])  # type: ignore[list-item]
+        AskTell(fn, [[{"role": "user", "content": "x"}]])
 
 
 def test_no_problems_are_done_at_once() -> None:

@@ -109,7 +109,7 @@ def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: 
     sizes: list[int] = []
 
     class Counting:
-        def shares(self, rows: Any, ends: Any) -> list[list[float]]:
+        def score_prefixes(self, rows: Any, ends: Any) -> list[list[float]]:
             sizes.append(len(rows))
             assert judge.reader is not None
             return judge.reader.score_prefixes(rows, ends)

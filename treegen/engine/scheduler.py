@@ -180,7 +180,8 @@ class Scheduler:
                 self._error = translate_error(self.run, error)
                 with suppress(Exception):
                     if isinstance(error, torch.OutOfMemoryError):
-                        self._collect_results()  # the pass before was under way; its results are good
+                        # The pass before was in flight, and its results are good.
+                        self._collect_results()
                 with suppress(Exception):
                     self._results.end()
                 with suppress(Exception):

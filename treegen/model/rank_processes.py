@@ -36,7 +36,8 @@ from treegen.model.parallel.ranks import check_free, join, leave
 
 # It ends with this process from the beginning: to import torch may take a minute on a busy machine.
 _START: Final = (
-    "import sys; from treegen.common.parent_watch import exit_with_parent; exit_with_parent(int(sys.argv[-1])); "
+    "import sys; from treegen.common.parent_watch import exit_with_parent; "
+    "exit_with_parent(int(sys.argv[-1])); "
     "from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import what it needs

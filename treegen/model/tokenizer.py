@@ -66,7 +66,8 @@ def load_tokenizer(
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
         raise ModelError(
-            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend its files, or "
+            f"the tokenizer in {directory} cannot be loaded: {summarize_error(error)}; mend "
+            "its files, or "
             "download them again"
         ) from None
     # Else what encodes or renders would come upon them.

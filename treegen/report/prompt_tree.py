@@ -1,6 +1,7 @@
 """One problem's prompt and samples as a tree like that of a search."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from treegen.evals.statistics.votes import majority_vote
 from treegen.prompts.images.loading import describe_content
@@ -71,7 +72,6 @@ def content_text(node: Node) -> str:
     if isinstance(node.content, str):
         return node.content
     if node.has_messages:
-        return "\n".join(
-            f"{turn['role']}: {describe_content(turn['content'])}" for turn in node.content
-        )  # type: ignore[index]
+        turns = cast("Sequence[Mapping[str, Any]]", node.content)
+        return "\n".join(f"{turn['role']}: {describe_content(turn['content'])}" for turn in turns)
     return f"{len(node.content):,} token ids: {' '.join(map(str, node.content[:50]))}"

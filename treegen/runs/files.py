@@ -219,7 +219,8 @@ class Lock:
                 with suppress(OSError):
                     path.unlink()
             raise RunError(
-                f"cannot lock {path}: {format_os_error(error)}; the file system may have no locks: choose a "
+                f"cannot lock {path}: {format_os_error(error)}; the file system may have no "
+                "locks: choose a "
                 "directory on a local disk, or mount it with locks"
             ) from error
         return fd

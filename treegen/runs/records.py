@@ -86,7 +86,8 @@ class RecordFile:
         except OSError as error:
             self.close()
             raise RunError(
-                f"cannot read or mend {path}: {format_os_error(error)}; check that the folder can be written"
+                f"cannot read or mend {path}: {format_os_error(error)}; check that the folder "
+                "can be written"
             ) from error
 
     @property
@@ -153,7 +154,8 @@ class RecordFile:
             # The system may have dropped what it could not write, and would not tell a second time.
             self._unsure = True
             raise RunError(
-                f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest records may "
+                f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest "
+                "records may "
                 f"be lost; {self._again}, which checks the file"
             ) from error
         end = time.monotonic()
@@ -322,7 +324,10 @@ class RecordFile:
         try:
             os.ftruncate(self._fd, end)
         except OSError as error:
-            part = f"a part of one more could not be cut off ({format_os_error(error)}), resuming does it"
+            part = (
+                f"a part of one more could not be cut off ({format_os_error(error)}), "
+                "resuming does it"
+            )
         else:
             self._unsure = False
             part = "nothing of the last one is in the file"

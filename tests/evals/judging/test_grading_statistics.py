@@ -123,8 +123,8 @@ def test_variances_are_right_on_average_also_with_holes() -> None:
         }
         y = sum(effects.values())
         rows = [
-            (float(y[i]), i[0], i[:2], i[2], i[3])
-            for i in np.ndindex(n, k, j, w)  # type: ignore[index]
+            (float(y[i]), i[0], i[:2], i[2], i[3])  # type: ignore[index]
+            for i in np.ndindex(n, k, j, w)
             if rng.random() < 0.8
         ]
         for name, value in components(cells(rows)).items():

@@ -36,9 +36,9 @@ else:
     pytest.importorskip("prometheus_client")
     Server = pytest.importorskip("treegen.integrations.server.app").Server
     run = pytest.importorskip("treegen.integrations.server.run")
-    config_of, serve, _GracefulServer = run.config_of, run.serve, run._Listening
+    config_of, serve, _GracefulServer = run.config_of, run.serve, run._GracefulServer
     sockets = pytest.importorskip("treegen.integrations.server.sockets")
-    bound, listens_soon = sockets.bound, sockets.listens_soon
+    bind_socket, prepare_to_listen = sockets.bind_socket, sockets.prepare_to_listen
 
 PROMPT = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
 CHAT = [{"role": "user", "content": "Tom has 3 apples"}]
@@ -97,10 +97,10 @@ def test_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) ->
 def test_chat_answers_are_those_of_generate(client: openai.OpenAI, reference: LLM) -> None:
     got = client.chat.completions.create(
         model="demo",
-        messages=CHAT,
+        messages=CHAT,  # type: ignore[arg-type]
         n=2,
         seed=1,
-        max_completion_tokens=12,  # type: ignore[arg-type]
+        max_completion_tokens=12,
         logprobs=True,
         top_logprobs=3,
         temperature=0.8,
@@ -241,7 +241,7 @@ def test_a_structured_answer_of_a_thinking_model_is_the_structure_alone(running:
         "guided_choice": ["yes", "no"],
     }
     for reasoning in ("on", "off"):
-        thinks = {"chat_template_kwargs": {"reasoning": reasoning}}
+        thinks: dict[str, Any] = {"chat_template_kwargs": {"reasoning": reasoning}}
         thinks |= {"max_thinking_tokens": 6} if reasoning == "on" else {}
         for name, kind in kinds.items():
             ask = {**body, **thinks, name: kind}

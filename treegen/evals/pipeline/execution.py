@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from treegen import demo
 from treegen.common.closeable import Closeable
@@ -192,6 +192,9 @@ class ModelLoader(Closeable):
             loaded.close()
 
 
+_Works: TypeAlias = "tuple[Sequence[RunWork[Any, Any, _Done]], Before]"
+
+
 def _format_places(places: "Placement") -> str:
     """Return where workers are, for people."""
     count = "all" if places.count is None else f"{places.count}"
@@ -247,7 +250,7 @@ def execute_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
     wanted: "Sequence[RunSettings]",
-    make: "Callable[[Sequence[_Run], ExitStack], tuple[Sequence[RunWork[Any, Any, _Done]], Before]]",
+    make: "Callable[[Sequence[_Run], ExitStack], _Works[_Done]]",
     models: ModelLoader,
     listener: Listener,
     again: str,

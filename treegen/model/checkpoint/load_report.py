@@ -65,7 +65,8 @@ def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelEr
             "from the tensors of the checkpoint; download both again, or update transformers"
         )
     return ModelError(
-        f"the weights in {directory} cannot be loaded: {summarize_error(error)}; download them again"
+        f"the weights in {directory} cannot be loaded: {summarize_error(error)}; download "
+        "them again"
     )
 
 

@@ -84,7 +84,8 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
         return made
     except Exception as error:
         raise ModelError(
-            f"the image processor in {directory} cannot be loaded: {summarize_error(error)}; download its "
+            f"the image processor in {directory} cannot be loaded: {summarize_error(error)}; "
+            "download its "
             "preprocessor_config.json again"
         ) from None
 

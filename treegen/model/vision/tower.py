@@ -111,7 +111,8 @@ class VisionTower:
             given = error.given
         except ValueError as error:
             raise ModelError(
-                f"the model cannot encode an image: {summarize_error(error)}; processor_config.json, "
+                f"the model cannot encode an image: {summarize_error(error)}; "
+                "processor_config.json, "
                 "preprocessor_config.json and config.json may not be of one model: download them"
             ) from None
         else:

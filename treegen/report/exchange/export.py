@@ -33,7 +33,8 @@ def export_run(
 
     Args:
         run: Its directory. It may be under way; then its finished samples are written.
-        to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema of
+        to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema
+        of
             that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
             "parquet" (tables of samples, problems, metrics and search nodes).
         path: The file of "inspect", for the others a folder; by default within the run.

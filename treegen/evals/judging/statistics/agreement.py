@@ -24,10 +24,11 @@ def cohens_kappa(
     """Return Cohen's kappa of two raters of the same units; None if both always say one thing.
 
     Args:
-        weights: "quadratic" counts a disagreement of numbers by its square. Numbers that nobody gave
-            count for the distance too: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score` weighs
-            by the places of the labels that are there, so it agrees if its `labels=` lists all numbers
-            from the lowest to the highest.
+        weights: "quadratic" counts a disagreement of numbers by its square. Numbers that nobody
+        gave
+            count for the distance too: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score`
+            weighs by the places of the labels that are there, so it agrees if its `labels=` lists
+            all numbers from the lowest to the highest.
 
     Raises:
         InputError: there is no unit, or they rated different numbers of units.

@@ -188,7 +188,7 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
     """
     num = len(wins)
     free = np.ones(num, dtype=bool)
-    theta = start - start.mean()
+    theta: _Floats = start - start.mean()
     if strength is not None:
         free[run] = False
         theta = theta + (strength - theta[run]) * np.where(free, -1 / (num - 1), 1.0)
