@@ -92,7 +92,7 @@ def faked() -> Iterator[pytest.MonkeyPatch]:
         for owner in (decode_graphs.DecodeGraphs, prefill_graphs.PrefillGraphs):
             patch.setattr(owner, "_compute", computes_or_captures(owner))
         for module in (decode_graphs, prefill_graphs):
-            patch.setattr(module, "borrowed", lambda tensor: tensor)
+            patch.setattr(module, "weak_ref_tensor", lambda tensor: tensor)
         patch.setattr(attend, "_INTERPRETED", True)  # so that it plans on a CPU
         patch.setattr(
             async_draws,

@@ -68,7 +68,7 @@ def test_a_device_is_named_by_text_or_by_a_device_of_torch(wrong: Any, tmp_path:
         "resolve_device": lambda: resolve_device(wrong),
         "EngineOptions": lambda: EngineOptions(model="demo", device=wrong),
         "LLM": lambda: LLM("demo", device=wrong),
-        "places_of": lambda: parse_placement(workers=1, device=wrong),
+        "parse_placement": lambda: parse_placement(workers=1, device=wrong),
         "load_verifier": lambda: load_verifier(tmp_path, device=wrong),
         "Level.dense": lambda: Level.dense(row, row, row, device=wrong),
     }

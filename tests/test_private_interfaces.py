@@ -59,6 +59,7 @@ PRIVATE = (
     Private("torch.utils._python_dispatch", "TorchDispatchMode", "what a model asks of attention"),
     Private("torch.utils._pytree", "tree_leaves", "the tensors in a recurrent layer's arguments"),
     Private("torch.distributed.distributed_c10d", "_abort_process_group", "a rank that has died"),
+    Private("torch.distributed.distributed_c10d", "_world.group_count", "a rank died in joining"),
     # transformers
     Private(
         "transformers",

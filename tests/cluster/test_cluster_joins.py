@@ -38,7 +38,8 @@ def test_a_gpu_that_joins_takes_work(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.loading", lambda options, device: make_llm_options(options, "cpu")
+        "treegen.cluster.cluster.make_llm_options",
+        lambda options, device: make_llm_options(options, "cpu"),
     )
     tree = Node(
         "Go.",
@@ -65,7 +66,8 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
     nodes: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "treegen.cluster.cluster.loading", lambda options, device: make_llm_options(options, "cpu")
+        "treegen.cluster.cluster.make_llm_options",
+        lambda options, device: make_llm_options(options, "cpu"),
     )
     tree = Node("Go.", children=[Node("Question?", id="0", samples=400)], samples=0)
     params = SamplingParams(max_tokens=150, seed=1, ignore_eos=True)

@@ -171,7 +171,9 @@ class Mixed:
                 with alone._start(alone._plan([request]), [each], [some]) as stream:
                     want |= {(c.prompt_id, c.sample_index): c for c in stream}
         if rng.random() < 0.5 and not few.spec.states:
-            self.monkeypatch.setattr("treegen.engine.speculative.drafter_factory.Pace", Always)
+            self.monkeypatch.setattr(
+                "treegen.engine.speculative.drafter_factory.DraftLengthController", Always
+            )
             guessed(few, Knowing(want.values(), int(rng.integers(99)), strict=False))
         self.read()
         if rng.random() < 0.7:

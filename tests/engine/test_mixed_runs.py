@@ -28,7 +28,7 @@ def test_likewise_where_tokens_are_guessed(seed: int) -> None:
 def test_likewise_where_rows_list_updates_of_states(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold_update_lists", fold_hashes)
     MixedRun(seed, recurrent=True, delta=SmallLists(1, 1, 8, 8, 4)).run()
 
 

@@ -60,7 +60,7 @@ def steps(cache: StateCache, lists: RowUpdateLists, num_rows: int, num: int) -> 
 def test_rows_leave_the_state_where_a_segment_ends(
     num: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold_update_lists", fold_hashes)
     _, cache, lists = started(5, 30)
     expected = steps(cache, lists, 5, num)
     ((windows, states),) = cache.layers
@@ -80,7 +80,7 @@ def test_rows_leave_the_state_where_a_segment_ends(
 
 
 def test_a_row_without_room_for_its_state_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold_update_lists", fold_hashes)
     _, cache, lists = started(2, 4, num_states=4)
     expected = steps(cache, lists, 2, 3)
     others = cache.allocate(cache.num_free)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -12,9 +14,10 @@ import torch
 import torch.distributed as dist
 from killed_ranks import kill_ranks
 
-from treegen.errors import WorkerError
+from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
-from treegen.model.parallel.ranks import RankLeader, join, leave
+from treegen.model.model import Model
+from treegen.model.parallel.ranks import RankLeader, Ranks, join, leave
 from treegen.model.rank_processes import RankGroup
 
 DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
@@ -69,14 +72,31 @@ def test_threads_that_leave_at_once_abort_the_group_once(
 
 
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 would wait for it until gloo's or NCCL's own limit of time."""
-    die = DIE
-    monkeypatch.setattr(
-        rank_processes, "_START", rank_processes._START.replace("main()", f"{die}; main()")
-    )
-    with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
-        RankGroup(2, "cpu")
+    """Rank 0 would wait for it until gloo's or NCCL's own time limit; the next ranks can join."""
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            rank_processes, "_START", rank_processes._START.replace("main()", f"{DIE}; main()")
+        )
+        with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+            RankGroup(2, "cpu")
     assert not dist.is_initialized()
+    with RankGroup(2, "cpu") as group:
+        assert group.pids and dist.is_initialized()
+    assert not dist.is_initialized()
+
+
+def fail_once_rank_1_is_killed(device: torch.device, ranks: Ranks) -> Model:
+    """Fail on rank 0 as the check of a model does where a collective has failed."""
+    if ranks.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    raise ModelError("a forward pass fails: connection closed by peer")
+
+
+def test_an_error_that_the_death_of_a_rank_has_caused_names_the_rank() -> None:
+    message = "not all ranks could load the model: rank 1 has died by signal 9"
+    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=message):
+        group.load(fail_once_rank_1_is_killed)
 
 
 @pytest.mark.soak

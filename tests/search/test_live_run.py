@@ -171,7 +171,7 @@ def test_what_prompts_share_is_computed_once_whatever_their_order() -> None:
 def test_a_prompt_that_comes_again_leaves_rows_the_state_that_they_go_on_from(
     delta: DeltaSpec | None, prefill_chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold", fold_hashes)
+    monkeypatch.setattr("treegen.model.recurrent.state_batch.fold_update_lists", fold_hashes)
     model = HistoryModel(eos_bias=-20.0, recurrent=True, delta=delta)
     prompt, params = _SHARED[:9], SamplingParams(n=4, max_tokens=9)
     for steps in (3, 10, 12):  # of the first call, before the second one comes

@@ -157,6 +157,15 @@ class FollowerProcesses:
         code = self._processes[rank - 1].returncode
         return f"rank {rank} has died" + (f" by signal {-code}" if code and code < 0 else "")
 
+    def describe_death(self) -> str:
+        """Return which follower a signal has ended, and which signal; empty if none has."""
+        for rank, process in enumerate(self._processes, start=1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_SOON)
+            if (process.returncode or 0) < 0:
+                return self._describe_exit(rank)
+        return ""
+
     def _wait(self) -> None:
         """Wait until a follower says that it fails, or dies."""
         ready = wait(self._connections)
@@ -260,8 +269,12 @@ class RankGroup(Closeable):
         """End the followers if this rank fails, and raise what one of them told if that is why."""
         try:
             yield
-        except TreegenError:
+        except TreegenError as error:
+            death = "" if isinstance(error, WorkerError) else self._followers.describe_death()
             self._followers.close(now=True)
+            if death:  # the cause of the error, such as a collective that failed in a check
+                told = f"not all ranks could load the model: {death}"
+                raise WorkerError(f"{told}; see what they have told above") from error
             raise
         except BaseException as error:
             self._followers.fail(f"rank 0: {type(error).__name__}: {error}")

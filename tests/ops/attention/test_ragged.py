@@ -90,7 +90,7 @@ def test_each_row_reads_each_of_its_keys_once() -> None:
                     level.items.memo.update(memo)
             size = -(-int(offsets[-1]) // 32) * 32
             shape = units.WorkShape(size, 2, per_head, PAGE, False)
-            work = ragged.ragged_list(levels, shape, 132)
+            work = ragged.build_ragged_list(levels, shape, 132)
             assert read(work, levels, per_head) == wanted(levels)
             assert work.causal and not work.complete
             memos = [level.items.memo for level in levels if level.items is not None]
@@ -109,7 +109,7 @@ def test_passes_of_a_size_are_cut_alike_while_rows_end() -> None:
             HostLevel(start[:1], stop[-1:], none[:1], one, one * 0, False, items=trunk),
             HostLevel(start, stop, none, many, many * 0, True, items=own),
         ]
-        work = ragged.ragged_list(levels, units.WorkShape(64, 8, 4, 64, False), 132)
+        work = ragged.build_ragged_list(levels, units.WorkShape(64, 8, 4, 64, False), 132)
         shapes.add((work.num_parts, tuple(len(table) > 0 for table in work.units)))
     assert len(shapes) == 1
 

@@ -24,7 +24,7 @@ FEW: Final = 512
 """Outputs of a layer in 16 bits at most whose products are taken here. In float32 all are."""
 
 
-@torch.library.custom_op("treegen::fixed_linear", mutates_args=())
+@torch.library.custom_op("treegen::batch_invariant_linear", mutates_args=())
 def batch_invariant_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return input [..., K] times the transpose of weight [N, K], plus bias [N]."""
     out = input.new_empty((*input.shape[:-1], len(weight)))

@@ -124,7 +124,7 @@ class GroupedLayers:
         self._were.clear()
 
 
-@torch.library.custom_op("treegen::routed", mutates_args=())
+@torch.library.custom_op("treegen::group_by_expert", mutates_args=())
 def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """Return the pairs by expert, int32 [S], and their blocks, int32 [3, B].
 

@@ -95,7 +95,7 @@ def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
     return torch.equal(silu(gate[2]) * up[2], down[1])
 
 
-@torch.library.custom_op("treegen::silu_quantized", mutates_args=())
+@torch.library.custom_op("treegen::silu_mul_quantize", mutates_args=())
 def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Return silu(gate) * up [M, F] in FP8, and what its rows [M] are to be multiplied by.
 

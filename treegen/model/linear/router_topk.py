@@ -17,7 +17,7 @@ MOST_CHOSEN: Final = 16
 """What `TopKPass` replaces at most; more scores or choices are left to torch."""
 
 
-@torch.library.custom_op("treegen::largest", mutates_args=())
+@torch.library.custom_op("treegen::topk_rows", mutates_args=())
 def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest of scores [..., E], the largest first, and where they are, int64.
 
@@ -51,7 +51,7 @@ class TopKPass(CustomGraphPass):
         """Replace the calls that fit."""
         for node in graph.nodes:
             if node.target is torch.ops.aten.topk.default and _fits(*node.args, **node.kwargs):
-                node.target = torch.ops.treegen.largest.default
+                node.target = torch.ops.treegen.topk_rows.default
                 node.args, node.kwargs = node.args[:2], {}
 
     def uuid(self) -> Any:

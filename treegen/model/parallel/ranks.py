@@ -193,6 +193,8 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     threading.Thread(target=run, name="treegen-join", daemon=True).start()
     while not wait([done], _POLL_SECONDS).done:
         if lead.failed and not wait([done], _GRACE).done:
+            # torch counts groups, and the ranks of the next one must have the same count.
+            dist.distributed_c10d._world.group_count = 0
             lead.check()
     done.result()
 

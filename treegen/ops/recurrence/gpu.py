@@ -254,7 +254,7 @@ def convolve(
 def fold(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Make states of lists; see `treegen.ops.recurrence.fold`."""
+    """Make states of lists; see `treegen.ops.recurrence.fold_update_lists`."""
     spec, num_rows = on.spec, len(base_F)
     block_k, block_v = _blocks(on)
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](

@@ -157,7 +157,7 @@ def draw_vocab_parallel(
         params.temperature_P,
         params.greedy_P,
         forced_P,
-        part=kernels.Part(*part),
+        part=kernels.VocabPart(*part),
         gather=gather,
         total=total,
     )
