@@ -7,9 +7,11 @@ the compiler does not look into, and on GPUs both can be part of a CUDA graph.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +32,7 @@ _GRACE: Final = 2.0  # seconds for a join to end by itself once a rank has died
 # Its name changes from torch 2.13 on.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _here: list[Ranks] = []  # of this process, for the operators; one at most
+_WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _leaving: Final = threading.RLock()  # held while a process group is aborted
 
 
@@ -152,14 +155,15 @@ def join(
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=TIMEOUT),
-            **options,
-        )
+        with _survive_nccl_errors() if lead is not None else nullcontext():
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=TIMEOUT),
+                **options,
+            )
 
     if lead is None:
         begin()
@@ -169,6 +173,23 @@ def join(
     _here.append(ranks)
     ranks.check()  # a rank that died before this line was not found by `leave`
     return ranks
+
+
+@contextmanager
+def _survive_nccl_errors() -> Iterator[None]:
+    """Make process groups whose NCCL watchdog does not end this process when a rank is gone.
+
+    torch's default is to abort the process. Rank 0 raises WorkerError and goes on, so it switches
+    the watchdog's handling off, unless the user has set the variable.
+    """
+    if _WATCHDOG in os.environ:
+        yield
+        return
+    os.environ[_WATCHDOG] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[_WATCHDOG]
 
 
 def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
