@@ -99,7 +99,10 @@ _DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 
 
 def page_offsets(spec: DeltaSpec) -> tuple[int, int]:
-    """Return the byte offsets of keys and values, behind the gates, in a page's part of a key head."""
+    """Return the byte offsets of keys and values in a page's part of one key head.
+
+    The gates are at offset 0.
+    """
     gates = 4 * spec.page_tokens * (spec.v_heads // spec.k_heads)
     keys = -(-gates // 16) * 16
     return keys, keys + spec.page_tokens * spec.k_dim * spec.itemsize

@@ -54,7 +54,7 @@ class Biases:
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
-        """Return the biases of P rows; row p has kinds[index_P[p]]. None if no kind adds anything."""
+        """Return the biases of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
         most = max((len(kind.token) for kind in kinds), default=0)
         if not most:
             return None

@@ -12,7 +12,7 @@ from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
 from treegen.ops.sampling.batch import Bias, SamplingBatch
 
-_MOST: Final = 256  # largest number of cached batches, give or take one
+_MOST: Final = 256  # the cache is cleared when it has more batches
 
 
 class SamplingBatchCache:

@@ -30,7 +30,10 @@ def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor |
 
 
 def slice_rows(found: _T, rows: slice) -> _T:
-    """Return a dataclass with some of its rows: each tensor named [P, ...] is sliced, also nested."""
+    """Return a dataclass with some of its rows.
+
+    Each tensor whose name says [P, ...] is sliced, in nested dataclasses too.
+    """
     whole: Any = found
     changes: dict[str, Any] = {}
     for name in (each.name for each in fields(whole)):

@@ -37,7 +37,7 @@ class ConfidenceSignals:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], index_P: Tensor) -> ConfidenceSignals | None:
-        """Return the signals of P rows; row p has params[index_P[p]]. None if no row reports any."""
+        """Return the signals of P rows, where row p has params[index_P[p]]; None if all are off."""
         most = max(each.confidence for each in params)
         certainty = any(each.self_certainty for each in params)
         if not most and not certainty:

@@ -86,14 +86,17 @@ def draw(
     texts: TokenHistory | None = None,
     masks: Masks | None = None,
 ) -> Draws:
-    """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
+    """Draw N tokens from each of P rows of logits, computing in float32 for any type of logits.
 
     Args:
-        seeds_PN: The seed of each draw.
-        steps_PN: How many tokens were drawn before it. All draws of a biased row have the same.
-        forced_P: Int64, the token that a row gets in place of its draws, or -1; None if all are
-            drawn.
-        texts: What comes before the draws; needed where there are penalties.
+        logits_PV: Logits [P, V] of any floating type.
+        seeds_PN: Seed of each draw, int64 [P, N].
+        steps_PN: Number of tokens drawn before each draw, int64 [P, N]. All draws of a biased row
+            have the same number.
+        params: Sampling parameters of the rows.
+        forced_P: The token that a row gets instead of its draws, or -1, int64 [P]; None if all
+            tokens are drawn.
+        texts: The text before the draws. Required with penalties.
         masks: The tokens that may be drawn; None for all.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
@@ -124,7 +127,10 @@ def draw(
 
 
 def can_divide(device: torch.device) -> bool:
-    """Return whether `draw_vocab_parallel` runs on a device: a GPU, or any in Triton's interpreter."""
+    """Return whether `draw_vocab_parallel` runs on a device.
+
+    It runs on GPUs, and on any device in Triton's interpreter.
+    """
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 

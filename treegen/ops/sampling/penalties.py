@@ -40,7 +40,7 @@ class BannedWords:
 
     @staticmethod
     def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
-        """Return the banned words of P rows; row p has kinds[index_P[p]]. None if there are none."""
+        """Return the words of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
         most = max((len(words) for words in kinds), default=0)
         if not most:
             return None
@@ -59,7 +59,7 @@ class BannedWords:
 
         Args:
             text_PL: Token ids of each text [P, L].
-            drawn_PL: Which of the tokens the model has drawn [P, L]. Only these can begin a word.
+            drawn_PL: Which of the tokens the model has drawn [P, L]. Others do not count.
             length_P: Number of tokens of each text [P].
         """
         before_PWK, last_PW = self.before_UWK[self.index_P], self.last_UW[self.index_P]
@@ -95,8 +95,13 @@ class Penalties:
     def of(
         params: Sequence[SamplingParams], words: Sequence[Words], index_P: Tensor
     ) -> Penalties | None:
-        """Those of P rows; row p has params[index_P[p]] and words[index_P[p]]. None for none."""
+        """Return the penalties of P rows; None if no row has any.
 
+        Args:
+            params: Distinct sampling parameters. Row p has params[index_P[p]].
+            words: Banned words of each of the parameters, or empty.
+            index_P: Index into `params` of each row, int64 [P].
+        """
         ngram = column([each.no_repeat_ngram_size for each in params], 0, index_P)
         found = Penalties(
             presence_P=column([each.presence_penalty for each in params], 0, index_P),

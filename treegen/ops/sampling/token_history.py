@@ -89,8 +89,8 @@ class TokenHistory:
     parts: the tokens of each level.
     length_P: number of tokens of each text.
     longest: number of tokens of the longest text.
-    drawn_PI2: the first position and the end of each run of tokens that the model has drawn. All
-    other tokens belong to the prompt.
+    drawn_PI2: the first position and the end of each run of tokens that the model has drawn, as
+    opposed to tokens of a prompt.
     """
 
     tokens_S: Tensor
@@ -125,7 +125,7 @@ class TokenHistory:
         )
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return the tokens, int64 [P, L], padded with NOTHING, and which were drawn, bool [P, L]."""
+        """Return the tokens, int64 [P, L] padded with NOTHING, and which were drawn [P, L]."""
         shape = len(self.length_P), self.longest + 1
         text_PL = torch.full(shape, NOTHING, dtype=torch.int32, device=self.tokens_S.device)
         for part in self.parts:
