@@ -216,7 +216,7 @@ def rows_to_expand(form: LatentSpec) -> float:
     """Return the number of rows from which expanding latents during the pass costs less.
 
     Expanding takes one more product. In return, each row and head reads keys and values that are
-    narrower than latents.
+    narrower than latents. The result is infinite if they are not narrower.
     """
     spared = form.kept + form.rank - form.k_dim - form.v_dim
     made = form.rank * (form.nope + form.v_dim)
@@ -231,8 +231,8 @@ def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSpli
     key = form, page_size
     if key not in levels.memo:
         levels.memo[key] = _make_split(levels, form, page_size)
-    found: _LevelSplit = levels.memo[key]
-    return found
+    split: _LevelSplit = levels.memo[key]
+    return split
 
 
 def _make_split(levels: PreparedLevels, form: LatentSpec, page_size: int) -> _LevelSplit:

@@ -1,6 +1,6 @@
 """Levels: groups of consecutive query rows, each group with its own keys.
 
-Legend: G groups, P page table entries per group.
+Legend: G groups, P page table entries per group, L slots of a page of dense keys.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class HostLevel:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without `memo`, because every process has its own."""
-        given = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
+        arrays = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
         copied = self.copied, self.stored_GP
-        return HostLevel, (*given, self.causal, {}, self.items, *copied)
+        return HostLevel, (*arrays, self.causal, {}, self.items, *copied)
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.

@@ -104,20 +104,20 @@ def choose(impl: str, device: torch.device) -> Implementation:
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:
-        found = load(name, device)
-        if not isinstance(found, str):
-            return found
-        reasons.append(f"{name}: {found}")
+        loaded = load(name, device)
+        if not isinstance(loaded, str):
+            return loaded
+        reasons.append(f"{name}: {loaded}")
     raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
 
 
 def load(name: str, device: torch.device) -> Implementation | str:
     """Return the named implementation, or the reason why it cannot run on a device."""
     try:
-        found = LOADERS[name]()
+        implementation = LOADERS[name]()
     except ModuleNotFoundError as error:
         return f"{error.name} is not installed"
-    return found.refusal(device) or found
+    return implementation.refusal(device) or implementation
 
 
 def check_reads_fp8(impl: str) -> None:

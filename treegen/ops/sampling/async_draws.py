@@ -28,17 +28,17 @@ class HostDraws:
 
     def flat(self) -> HostDraws:
         """Return arrays with one entry per draw, repeating the values of each distribution."""
-        each = self.tokens.shape[1]
-        told: list[Any] = [self.lse, self.top_tokens, self.top_logprobs, self.signals]
-        if each > 1:
-            told = [None if array is None else np.repeat(array, each, axis=0) for array in told]
-        return HostDraws(self.tokens.ravel(), self.logprobs.ravel(), *told)
+        num_draws = self.tokens.shape[1]
+        arrays: list[Any] = [self.lse, self.top_tokens, self.top_logprobs, self.signals]
+        if num_draws > 1:
+            arrays = [None if a is None else np.repeat(a, num_draws, axis=0) for a in arrays]
+        return HostDraws(self.tokens.ravel(), self.logprobs.ravel(), *arrays)
 
     def at(self, draws: NDArray[np.int64]) -> HostDraws:
         """Return some of the draws, by index."""
-        every = (getattr(self, name) for name in _NAMES)
-        told: list[Any] = [None if array is None else array[draws] for array in every]
-        return HostDraws(*told)
+        arrays = (getattr(self, name) for name in _NAMES)
+        chosen: list[Any] = [None if array is None else array[draws] for array in arrays]
+        return HostDraws(*chosen)
 
 
 _NAMES = tuple(field.name for field in fields(HostDraws))
@@ -55,6 +55,6 @@ class AsyncDraws:
 
     def wait(self) -> HostDraws:
         """Wait for the copies, and return the draws."""
-        arrays = iter(self._fetch.wait())
-        told: list[Any] = [next(arrays) if there else None for there in self._is_there]
-        return HostDraws(*told)
+        copied = iter(self._fetch.wait())
+        arrays: list[Any] = [next(copied) if there else None for there in self._is_there]
+        return HostDraws(*arrays)

@@ -176,5 +176,5 @@ class SamplingBatch:
             biases=Biases.of(biases, index_P),
             signals=ConfidenceSignals.of(params, index_P),
             processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
-            penalties=Penalties.of(params, [each.words for each in biases], index_P),
+            penalties=Penalties.of(params, [bias.words for bias in biases], index_P),
         )

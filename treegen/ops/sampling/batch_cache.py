@@ -49,8 +49,8 @@ class SamplingBatchCache:
         bias = biases[0] if biases else None
         if params[0] is not self._params or bias is not self._bias or len(self._by_rows) > _MOST:
             self._params, self._bias, self._by_rows = params[0], bias, {}
-        found = self._by_rows.get(len(index))
-        if found is None:
-            found = SamplingBatch.of(params, to_device(index, self._device), biases)
-            self._by_rows[len(index)] = found
-        return found
+        batch = self._by_rows.get(len(index))
+        if batch is None:
+            batch = SamplingBatch.of(params, to_device(index, self._device), biases)
+            self._by_rows[len(index)] = batch
+        return batch

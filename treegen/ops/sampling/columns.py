@@ -36,13 +36,13 @@ def slice_rows(found: _T, rows: slice) -> _T:
     """
     whole: Any = found
     changes: dict[str, Any] = {}
-    for name in (each.name for each in fields(whole)):
+    for name in (field.name for field in fields(whole)):
         value = getattr(whole, name)
         if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("P"):
             changes[name] = value[rows]
         elif is_dataclass(value):
             changes[name] = slice_rows(value, rows)
         elif isinstance(value, list) and all(map(is_dataclass, value)):
-            changes[name] = [slice_rows(each, rows) for each in value]
+            changes[name] = [slice_rows(item, rows) for item in value]
     part: _T = replace(whole, **changes)
     return part

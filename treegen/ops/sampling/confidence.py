@@ -38,11 +38,11 @@ class ConfidenceSignals:
     @staticmethod
     def of(params: Sequence[SamplingParams], index_P: Tensor) -> ConfidenceSignals | None:
         """Return the signals of P rows, where row p has params[index_P[p]]; None if all are off."""
-        most = max(each.confidence for each in params)
-        certainty = any(each.self_certainty for each in params)
+        most = max(p.confidence for p in params)
+        certainty = any(p.self_certainty for p in params)
         if not most and not certainty:
             return None
-        likeliest = np.array([each.confidence for each in params], dtype=np.int64)
+        likeliest = np.array([p.confidence for p in params], dtype=np.int64)
         return ConfidenceSignals(to_device(likeliest, index_P.device)[index_P], most, certainty)
 
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
@@ -65,19 +65,19 @@ class ConfidenceSignals:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
-        found_P2 = torch.zeros(len(logits_PV), 2, device=logits_PV.device)
+        signals_P2 = torch.zeros(len(logits_PV), 2, device=logits_PV.device)
         if self.most:
             top_PK = logits_PV.topk(min(self.most, logits_PV.shape[1]), dim=-1).values
             rank_K = torch.arange(top_PK.shape[1], device=top_PK.device)
-            asked_PK = (rank_K < self.likeliest_P[:, None]) & top_PK.isfinite()
-            mean_P = _mean(top_PK, asked_PK)
-            asked_P = self.likeliest_P > 0
-            found_P2[:, CONFIDENCE] = torch.where(asked_P, lse_P - mean_P, 0.0)
+            counted_PK = (rank_K < self.likeliest_P[:, None]) & top_PK.isfinite()
+            mean_P = _mean(top_PK, counted_PK)
+            reports_P = self.likeliest_P > 0
+            signals_P2[:, CONFIDENCE] = torch.where(reports_P, lse_P - mean_P, 0.0)
         if self.certainty:
-            given_PV = logits_PV.isfinite()
-            size_P = given_PV.sum(dim=-1).clamp(min=1)
-            found_P2[:, CERTAINTY] = lse_P - _mean(logits_PV, given_PV) - size_P.log()
-        return found_P2
+            finite_PV = logits_PV.isfinite()
+            size_P = finite_PV.sum(dim=-1).clamp(min=1)
+            signals_P2[:, CERTAINTY] = lse_P - _mean(logits_PV, finite_PV) - size_P.log()
+        return signals_P2
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ in the row's cumulative distribution. So a sample uses the same numbers in any b
 and after any preemption or resume. The sample is the same if its logits are, but a model may round
 logits differently in another batch.
 
-Shape letters: P distributions, N draws from each, V vocabulary.
+Shape letters: P distributions, N draws from each, V vocabulary, W one GPU's part of it, B blocks of
+it, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Draws:
 
     def first(self, num: int) -> Draws:
         """Return the draws of the first `num` distributions."""
-        told = (getattr(self, each.name) for each in fields(self))
-        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in told]
+        tensors = (getattr(self, field.name) for field in fields(self))
+        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in tensors]
         return Draws(*parts)
 
 

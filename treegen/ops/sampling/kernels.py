@@ -66,6 +66,22 @@ def _block_sums(
 
     Sums are of exp(x - top), where top is the block's largest logit. With masks, tops and tempered
     include only allowed tokens; free and plain include all tokens.
+
+    Args:
+        logits: Pointer to the logits [P, V].
+        temperature: Pointer to the temperature of each row [P].
+        bits: Pointer to the masks, int32 [masks, words].
+        masks: Pointer to the mask of each row [P]; -1 for none.
+        tops: Pointer to the output of the largest logits [P, B].
+        plain: Pointer to the output of sums without temperature [P, B].
+        tempered: Pointer to the output of sums with temperature [P, B].
+        free: Pointer to the output of the largest logits without masks [P, B].
+        row_stride: Stride of `logits` between rows, in elements.
+        words: Words of 32 bits per mask.
+        V: Tokens of the vocabulary.
+        B: Blocks of the vocabulary.
+        HAS_MASK: Whether there are masks.
+        BLOCK: Tokens per block.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -133,9 +149,38 @@ def _pick(
 ):
     """Draw one token; one program for each of a row's N draws.
 
-    The token is the first whose cumulative weight passes the target, or the forced token. The
-    logits are those of V tokens from FIRST on, in MY_BLOCKS of all B blocks, of which the first is
-    FIRST_BLOCK. A draw that falls into a block of another GPU is stored as 0.
+    The token is the first whose cumulative weight passes the target, or the forced token. A draw
+    that falls into a block of another GPU is stored as 0.
+
+    Args:
+        logits: Pointer to this GPU's logits [P, V].
+        temperature: Pointer to the temperature of each row [P].
+        greedy: Pointer to whether each row takes the likeliest token [P].
+        forced: Pointer to the forced token of each row, or -1 [P].
+        seeds: Pointer to the seed of each draw [P, N].
+        steps: Pointer to the number of tokens before each draw [P, N].
+        bits: Pointer to the masks, int32 [masks, words].
+        masks: Pointer to the mask of each row [P]; -1 for none.
+        tops: Pointer to the blocks' largest logits [P, B].
+        plain: Pointer to the blocks' sums without temperature [P, B].
+        tempered: Pointer to the blocks' sums with temperature [P, B].
+        free: Pointer to the blocks' largest logits without masks [P, B].
+        tokens: Pointer to the output of tokens, every second int64.
+        logprobs: Pointer to the output of log-probabilities, every fourth float32.
+        lses: Pointer to the output of LSEs, every fourth float32.
+        row_stride: Stride of `logits` between rows, in elements.
+        words: Words of 32 bits per mask.
+        V: This GPU's tokens of the vocabulary.
+        B: Blocks of the whole vocabulary.
+        N: Draws per row.
+        FIRST: First token of this GPU's part of the vocabulary.
+        FIRST_BLOCK: First block of this part.
+        MY_BLOCKS: Blocks of this part.
+        HAS_GREEDY: Whether any row takes the likeliest token.
+        HAS_FORCED: Whether any row has a forced token.
+        HAS_MASK: Whether there are masks.
+        ROOM: B, rounded up to a power of two.
+        BLOCK: Tokens per block.
     """
     draw = tl.program_id(0).to(tl.int64)
     row = draw // N

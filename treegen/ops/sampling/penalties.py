@@ -102,17 +102,17 @@ class Penalties:
             words: Banned words of each of the parameters, or empty.
             index_P: Index into `params` of each row, int64 [P].
         """
-        ngram = column([each.no_repeat_ngram_size for each in params], 0, index_P)
-        found = Penalties(
-            presence_P=column([each.presence_penalty for each in params], 0, index_P),
-            frequency_P=column([each.frequency_penalty for each in params], 0, index_P),
-            repetition_P=column([each.repetition_penalty for each in params], 1, index_P),
+        ngram = column([p.no_repeat_ngram_size for p in params], 0, index_P)
+        result = Penalties(
+            presence_P=column([p.presence_penalty for p in params], 0, index_P),
+            frequency_P=column([p.frequency_penalty for p in params], 0, index_P),
+            repetition_P=column([p.repetition_penalty for p in params], 1, index_P),
             ngram_P=None if ngram is None else ngram.long(),
-            ngrams=sorted({each.no_repeat_ngram_size for each in params} - {0}),
+            ngrams=sorted({p.no_repeat_ngram_size for p in params} - {0}),
             words=BannedWords.of(words, index_P),
         )
-        columns = (found.presence_P, found.frequency_P, found.repetition_P, ngram, found.words)
-        return None if all(each is None for each in columns) else found
+        columns = (result.presence_P, result.frequency_P, result.repetition_P, ngram, result.words)
+        return None if all(value is None for value in columns) else result
 
     def apply(self, logits_PV: Tensor, texts: TokenHistory) -> Tensor:
         """Return the penalised logits [P, V].
@@ -144,8 +144,9 @@ class Penalties:
             banned.append(self.words.ending(text_PL, drawn_PL, texts.length_P))
         if not banned:
             return logits_PV
-        given_PV = logits_PV.masked_fill(_marks(logits_PV, banned), -torch.inf)
-        return torch.where((given_PV > -torch.inf).any(dim=-1, keepdim=True), given_PV, logits_PV)
+        allowed_PV = logits_PV.masked_fill(_marks(logits_PV, banned), -torch.inf)
+        has_any_P1 = (allowed_PV > -torch.inf).any(dim=-1, keepdim=True)
+        return torch.where(has_any_P1, allowed_PV, logits_PV)
 
 
 def _marks(logits_PV: Tensor, tokens: Sequence[Tensor]) -> Tensor:

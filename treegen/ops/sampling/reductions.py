@@ -69,10 +69,10 @@ def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     blocks = size // depth
     most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
     floor_P = np.partition(most_PB, blocks - num, axis=1)[:, blocks - num]
-    found = np.empty((len(logits_PV), num), dtype=np.float32)
+    logit_PK = np.empty((len(logits_PV), num), dtype=np.float32)
     token_PK = np.empty((len(logits_PV), num), dtype=np.int64)
     for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), floor_P, strict=True)):
         at = np.flatnonzero(~(logit_V < floor))  # keeps NaN
         at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
-        found[row], token_PK[row] = logit_V[at], at
-    return torch.from_numpy(found), torch.from_numpy(token_PK)
+        logit_PK[row], token_PK[row] = logit_V[at], at
+    return torch.from_numpy(logit_PK), torch.from_numpy(token_PK)

@@ -49,15 +49,15 @@ class _LevelTokens:
             num: P, the number of texts.
             device: Where the texts are read.
         """
-        found: _LevelTokens | None = level.memo.get((_MEMO, num))
-        if found is None:
+        tokens: _LevelTokens | None = level.memo.get((_MEMO, num))
+        if tokens is None:
             rows = np.arange(num)
             group_P = np.searchsorted(level.start_G, rows, side="right") - 1
             group_P[rows >= level.stop_G[group_P]] = -1
             pages_GP = level.pages_GP if level.stored_GP is None else level.stored_GP
             arrays = [group_P, pages_GP, level.kv_len_G, level.kv_start_G]
-            found = level.memo[_MEMO, num] = _LevelTokens(*to_device_together(arrays, device))
-        return found
+            tokens = level.memo[_MEMO, num] = _LevelTokens(*to_device_together(arrays, device))
+        return tokens
 
     def read(self, tokens_S: Tensor, page_size: int, text_PL: Tensor, length_P: Tensor) -> None:
         """Write this level's tokens to their positions in the texts.

@@ -70,7 +70,7 @@ class Cpu:
     name = "cpu"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused, unless it is a CPU."""
+        """Return None for a CPU, and the reason for refusal for any other device."""
         return None if device.type == "cpu" else f"takes CPU tensors, got {device}"
 
     def prepare(

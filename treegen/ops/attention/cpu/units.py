@@ -3,7 +3,7 @@
 A unit is "plain" if all its rows see all its keys, "causal" if N rows see N keys up to the
 diagonal, and "masked" otherwise.
 
-Legend: G groups, U units.
+Legend: G groups, U units, T query rows.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Triton:
     in_graphs = True
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused, unless it is a CUDA device, Ampere or newer.
+        """Return None for a CUDA device since Ampere, and the reason for refusal otherwise.
 
         Triton's interpreter runs on any device.
         """

@@ -44,7 +44,7 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
 
 
 def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
-    """Return the same for latents, where one block is both keys and values.
+    """Return the block of keys, warps and stages for latents, whose blocks are keys and values.
 
     Args:
         height: Folded query rows of a unit.
@@ -75,7 +75,7 @@ def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
 
 
 def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
-    """Return the same for `fold_units`, which keeps more numbers in registers.
+    """Return the block of keys, warps and stages for `fold_units`, which needs more registers.
 
     Args:
         height: Folded query rows of a unit.

@@ -151,8 +151,8 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
     per_head = shape.per_head
     key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest
     if key in level.memo:
-        found: _LevelTiling = level.memo[key]
-        return found
+        tiling: _LevelTiling = level.memo[key]
+        return tiling
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]

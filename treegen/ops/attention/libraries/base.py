@@ -177,7 +177,7 @@ class Library:
         raise NotImplementedError
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused, unless it is an NVIDIA GPU, Ampere or newer."""
+        """Return None for an NVIDIA GPU since Ampere, and the reason for refusal otherwise."""
         if device.type != "cuda" or torch.version.hip is not None:
             return f"takes tensors on an NVIDIA GPU, got {device}"
         if torch.cuda.get_device_capability(device) < (8, 0):

@@ -60,8 +60,8 @@ def xformers() -> tuple[Any, Any]:
 @contextmanager
 def _whole_flash_attn() -> Iterator[None]:
     """Hide flash_attn from xformers, which mistakes flash-attn-4 alone for flash-attn."""
-    found = importlib.util.find_spec("flash_attn")
-    if found is None or found.origin is not None:
+    spec = importlib.util.find_spec("flash_attn")
+    if spec is None or spec.origin is not None:
         yield
         return
     loaded = sys.modules.get("flash_attn")

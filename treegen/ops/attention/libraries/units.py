@@ -4,7 +4,8 @@ A unit is a run of consecutive rows and a run of consecutive slots of the pool, 
 Either all its rows see all its keys, or it is causal: the last row sees up to the last key, and
 each row before it one key less. A window then counts back from the last key that a row sees.
 
-Legend: G groups, P used pages of all groups, R runs of slots, N rows of all runs, U units.
+Legend: G groups, P used pages of all groups, R runs of slots, N rows of all runs, U units, T query
+rows.
 """
 
 from __future__ import annotations

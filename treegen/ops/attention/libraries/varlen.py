@@ -33,7 +33,7 @@ class FlashAttention2(Library):
         self.softcaps = self._package is not None
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused; without flash-attn, torch must have the kernels."""
+        """Return why the kernel cannot run on a device; without flash-attn, torch must have it."""
         reason = super().refusal(device)
         available = self._package is not None or torch.backends.cuda.is_flash_attention_available()
         if reason is None and not available:
@@ -90,7 +90,10 @@ class FlashAttention4(Library):
         self._compiled: set[Any] = set()
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused; kernels for older GPUs are untested and not used."""
+        """Return why the kernel cannot run on a device, or None.
+
+        The package's kernels for GPUs before Hopper are not tested, so they are not used.
+        """
         reason = super().refusal(device)
         if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
             reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
@@ -173,11 +176,11 @@ class XFormers(Library):
             self._missing = f"xformers cannot be imported ({error}); {install('xformers')}"
             return
         if not getattr(xformers, "_has_cpp_library", True):
-            told = "xformers was built for another torch or CUDA and cannot load its kernels"
-            self._missing = told
+            reason = "xformers was built for another torch or CUDA and cannot load its kernels"
+            self._missing = reason
 
     def refusal(self, device: torch.device) -> str | None:
-        """Return why the device is refused, or why xformers or its kernels cannot be loaded."""
+        """Return why xformers cannot be loaded or cannot run on a device, or None."""
         return self._missing or super().refusal(device)
 
     def run(
@@ -219,8 +222,8 @@ class XFormers(Library):
                 scale=options.scale,
             )
         except NotImplementedError as error:  # the message lists all kernels with their reasons
-            told = " ".join(str(error).split())
+            reason = " ".join(str(error).split())
             raise InputError(
-                f"impl 'xformers': {told}; take another impl, or leave it out"
+                f"impl 'xformers': {reason}; take another impl, or leave it out"
             ) from None
         return out[0].flatten(1, 2), lse[0].flatten(0, 1)
