@@ -1,0 +1,1 @@
+"""Operators without state: attention, recurrent layers, sampling, and the paged KV cache."""

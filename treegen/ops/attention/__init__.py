@@ -1,4 +1,4 @@
-"""Attention of query rows over levels of shared and own keys: one softmax, exactly."""
+"""Exact attention of query rows over levels of shared and private keys, as one softmax."""
 
 from treegen.ops.attention.api import attend, prepare, prepare_host
 from treegen.ops.attention.level import HostLevel, Items, Level

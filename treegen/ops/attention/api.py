@@ -1,4 +1,4 @@
-"""The attention operator: it checks its arguments and calls an implementation.
+"""The attention operator, which checks its arguments and calls an implementation.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension.
 """
@@ -25,22 +25,27 @@ from treegen.ops.attention.types import (
 )
 
 Pools = Tensor | Sequence[Tensor]
-"""Keys or values: one pool for all levels, or one for each."""
+"""Keys or values: one pool for all levels, or one pool per level."""
 FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def prepare(
     levels: Sequence[Level], positions_T: Tensor | None = None, impl: str = "auto"
 ) -> PreparedLevels:
-    """Make levels ready for `attend`, once for all layers of a pass.
+    """Prepare levels for `attend`, once for all layers of a pass.
 
     Args:
-        positions_T: The position of each query row, int64 or int32; needed where a level is causal
+        levels: The levels, at least one, with all tensors on one device.
+        positions_T: Position of each query row, int64 or int32 [T]. Required if a level is causal
             or a layer has a window.
+        impl: Name of an implementation. "auto" takes the first one that runs on the device.
+
+    Returns:
+        The prepared levels, which serve every layer of the pass.
 
     Raises:
-        InputError: the levels or positions are not as `Level` says, or the implementation does not
-            run on their device.
+        InputError: the levels or positions violate the rules of `Level`, or the implementation does
+            not run on their device.
     """
     levels = as_tuple("levels", levels)
     if not levels:
@@ -78,18 +83,22 @@ def prepare_host(
     checked: bool = False,
     expands: bool = False,
 ) -> PreparedLevels:
-    """Make levels on the host ready for `attend`; does not wait for the device.
+    """Prepare levels on the host for `attend`, without waiting for the device.
 
     Args:
-        levels: Known to be right; this does not check them.
-        impl: An implementation, or the name of one.
+        levels: Valid levels; this function does not check them.
+        positions_T: Position of each query row, int64 or int32 [T]; None if no level is causal and
+            no layer has a window.
+        device: Where the tensors of the layers are.
+        impl: An implementation or its name. "auto" takes the first one that runs on the device.
         checked: Whether `attend` checks each layer's tensors against the levels.
-        expands: As in `PreparedLevels`.
+        expands: Whether rows may attend to latents through keys and values that are expanded
+            during the pass.
 
     Raises:
         InputError: the implementation does not run on the device.
     """
-    if device.type == "cuda" and device.index is None:  # as the tensors on it name it
+    if device.type == "cuda" and device.index is None:  # tensors report a device with its index
         device = torch.device("cuda", torch.cuda.current_device())
     implementation = choose(impl, device) if isinstance(impl, str) else impl
     copied = [level for level in levels if level.copied]
@@ -111,7 +120,7 @@ def prepare_host(
 
 
 class AttendOptions(TypedDict, total=False):
-    """The options of `attend`, which says what they mean."""
+    """The options of `attend`; its docstring explains them."""
 
     scale: float | None
     window: int | None
@@ -160,30 +169,32 @@ def attend(
 
     A row sees the keys of its groups. On a causal level it sees only keys at or before its own
     position. With a window W it sees, on any level, only keys less than W positions before it.
-    Slots past a group's kv_len, and pages of no group, do not reach the result, whatever they hold;
-    for "flash4" this must be finite.
-
-    Returns out [T, q_heads, v_dim] in the type of q. With return_lse also the natural logarithm of
-    the softmax denominator, sink included: [T, q_heads] in float32 (float64 for float64). A row
-    that sees no key has out 0, and LSE -inf or the logit of its sink.
+    Slots past a group's kv_len and pages outside all groups never affect the result, whatever they
+    hold; "flash4" requires finite numbers there.
 
     Args:
         q_THD: Queries [T, q_heads, k_dim]. q_heads is a multiple of kv_heads: query head h reads
             key head h // (q_heads // kv_heads).
-        keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence of one
-            for each level.
-        values: [num_pages, page_size, kv_heads, v_dim], likewise. Both have the type of q, or both
-            are in FP8 (e4m3) and taken as the numbers that these are.
-        levels: Levels, which are checked, or what `prepare` returned, which is quicker.
-        positions_T: As in `prepare`, where levels are given.
-        scale: What logits are multiplied by; k_dim ** -0.5 by default.
-        window: W, at least 1.
-        softcap: C; scaled logits then become c * tanh(logit / c).
-        sinks: [q_heads], one more logit in the denominator of each head.
-        impl: The name of an implementation, where levels are given.
+        keys: [num_pages, page_size, kv_heads, k_dim], one pool for all levels or a sequence with
+            one pool per level.
+        values: [num_pages, page_size, kv_heads, v_dim], likewise. Keys and values have the type of
+            q, or both are in FP8 (e4m3) and are read without a scale.
+        levels: Levels, which are checked here, or the result of `prepare`, which is faster.
+        positions_T: As in `prepare`; None if `levels` are prepared.
+        scale: Factor of the logits. Default: k_dim ** -0.5.
+        window: W, at least 1. Default: no window.
+        softcap: Positive bound C; scaled logits become C * tanh(logit / C). Default: no bound.
+        sinks: One more logit in the denominator of each head [q_heads]. Default: no sinks.
+        impl: As in `prepare`; "auto" or the prepared implementation if `levels` are prepared.
+        return_lse: Whether to return the LSE too.
+
+    Returns:
+        Results [T, q_heads, v_dim] in the type of q. With return_lse also the natural logarithm of
+        the softmax denominator, sink included: [T, q_heads] in float32 (float64 for float64). A row
+        that sees no key has the result 0, and the LSE -inf or the logit of its sink.
 
     Raises:
-        InputError: arguments do not fit each other, or the implementation does not take them.
+        InputError: arguments do not fit each other, or the implementation does not support them.
     """
     if isinstance(levels, PreparedLevels):
         prepared = levels

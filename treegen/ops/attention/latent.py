@@ -1,17 +1,18 @@
-"""Attention over levels of latents (multi-head latent attention).
+"""Attention over levels of latents (multi-head latent attention, MLA).
 
-There are two forms, and they give the same numbers. Absorbed: queries are multiplied by what would
-make keys of latents, and results by what makes values of them. Then a latent is one key for all
-heads, and its first numbers are the value. A row's heads are the rows of one product, which reads
-little and computes much. Expanded: keys and values of all heads are made of the latents first. That
-costs less where many rows read the same keys.
+Two equivalent forms exist. Absorbed: queries are multiplied by the weights that make keys from
+latents, and results by the weights that make values. A latent is then one key for all heads, its
+first numbers are the value, and a row's heads are the rows of one product: little to read, much to
+compute. Expanded: keys and values of all heads are made from the latents first, which is cheaper if
+many rows read the same keys.
 
-Keys and values of a level may lie expanded beside the latents, in copies. They take whole blocks of
-pages of the same pool. In a pass of many rows, as of a long prompt, they are made meanwhile, piece
-by piece. All parts are merged in the space of the values.
+Expanded keys and values of a level may be stored as copies, in whole blocks of pages of the same
+pool as the latents. In a pass with many rows, such as that of a long prompt, they are made during
+the pass, chunk by chunk. All parts are merged in the space of the values.
 
-Legend: T query rows, H heads, N numbers of a head's key that are made of a latent, V numbers of a
-head's value, R rank, P rotated numbers, K = N + P, X = N + V, L keys of a piece.
+Legend: T query rows, H heads, N numbers of a head's key that are made from a latent, V numbers of a
+head's value, R rank, P rotated numbers, K = N + P, X = N + V, L keys of a chunk, B blocks of pages,
+D = R + P.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import merge
 from treegen.ops.attention.types import PreparedLevels
 
-_PIECE: Final = 2**26  # numbers of the keys and values of a piece at most
+_PIECE: Final = 2**26  # largest number of elements in the keys and values of a chunk
 
 
 def attend_latents(
@@ -44,17 +45,19 @@ def attend_latents(
 ) -> Tensor:
     """Attend each query row to the latents of its groups, over all levels, in one softmax.
 
-    Returns out [T, H, V] in the type of q.
-
     Args:
-        q_THK: Queries; the last P numbers are rotated.
-        pool: Latents and the rotated numbers behind them, [num_pages, page_size, 1, R + P].
-        up_HXR: What makes keys and values of a latent.
-        levels: As in `treegen.ops.attention.attend`; of options the scale must be given.
-        options: As in `treegen.ops.attention.attend`; of options the scale must be given.
+        q_THK: Queries [T, H, K]; the last P numbers of each head are rotated.
+        pool: Latents, each followed by its rotated numbers [num_pages, page_size, 1, R + P].
+        up_HXR: Weights that make keys and values from a latent [H, X, R].
+        form: Sizes of the latents and heads.
+        levels: The levels, prepared by `treegen.ops.attention.prepare`.
+        options: As in `treegen.ops.attention.attend`; `scale` is required.
+
+    Returns:
+        Results [T, H, V] in the type of q.
 
     Raises:
-        InputError: the implementation does not take heads of this width.
+        InputError: the implementation does not support heads of this width.
     """
     sinks = options.pop("sinks", None)
     split = _split(levels, form, pool)
@@ -84,7 +87,7 @@ def attend_latents(
 
 
 def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """What merges two results in one launch, where there is one."""
+    """Return the function that merges two results in one launch; None if it is unavailable."""
     if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
         return None
     try:
@@ -103,7 +106,7 @@ def _attend_absorbed(
     options: AttendOptions,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Out [T, H, V] in the type of q, and LSE [T, H], of levels that are read as latents."""
+    """Attend to levels that are read as latents; out [T, H, V] in the type of q, LSE [T, H]."""
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
     q_HTN, q_HTP = q_THK.transpose(0, 1).split([form.nope, form.rope], -1)
     q_HTD = q_THK.new_empty(form.heads, len(q_THK), form.kept)
@@ -117,9 +120,14 @@ def _attend_absorbed(
 
 
 def view_expanded(pool: Tensor, form: LatentSpec, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Copies of keys [B, page_size, H, K] and values [B, page_size, H, V], as parts of a pool.
+    """Return views of a pool as expanded keys [B, page_size, H, K] and values [B, page_size, H, V].
 
-    Block b is what `form.copy_pages` pages hold from page b * copy_pages on.
+    Block b occupies the `form.copy_pages` pages that start at page b * copy_pages.
+
+    Args:
+        pool: Pages of latents [num_pages, page_size, 1, R + P].
+        form: Sizes of the latents and heads.
+        dtype: Type of the expanded keys and values.
     """
     num_pages, page_size = pool.shape[:2]
     pages = form.copy_pages(pool.itemsize, dtype.itemsize)
@@ -137,11 +145,15 @@ def write_expanded(
     form: LatentSpec,
     dtype: torch.dtype,
 ) -> None:
-    """Make the keys and values of some latents, and write them into copies.
+    """Expand some latents, and write their keys and values into the pool's blocks.
 
     Args:
-        slots_L: Where the latents are, page * page_size + offset.
-        targets_L: Where in copies the keys and values go, block * page_size + offset.
+        pool: Latents and blocks of expanded keys and values [num_pages, page_size, 1, R + P].
+        slots_L: Cache slots of the latents [L], page * page_size + offset.
+        targets_L: Where the keys and values go [L], block * page_size + offset.
+        up_HXR: Weights that make keys and values from a latent [H, X, R].
+        form: Sizes of the latents and heads.
+        dtype: Type of the expanded keys and values.
     """
     num = get_chunk_size(form)
     for slots, targets in zip(slots_L.split(num), targets_L.split(num), strict=True):
@@ -151,15 +163,15 @@ def write_expanded(
 
 
 def get_chunk_size(form: LatentSpec) -> int:
-    """Tokens whose keys and values are made at once."""
+    """Return the number of tokens whose latents are expanded at once."""
     return max(_PIECE // form.expanded, 1)
 
 
 def _expand_latents(
     pool: Tensor, slots_L: Tensor, up_HXR: Tensor, form: LatentSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Keys [L, H, K] and values [L, H, V] that are made of the latents in some slots."""
-    # Not all versions of torch take numbers of 8 bits by index.
+    """Return keys [L, H, K] and values [L, H, V] expanded from the latents in some slots."""
+    # Some versions of torch cannot index 8-bit floats.
     bits = pool.view(torch.uint8) if pool.itemsize == 1 else pool
     kept_LD = bits.view(-1, form.kept)[slots_L].view(pool.dtype).to(dtype)
     latent_LR, rotated_LP = kept_LD.split([form.rank, form.rope], -1)
@@ -169,15 +181,16 @@ def _expand_latents(
     return k_LHK, v_LHV
 
 
-# Passes of many rows
+# Passes with many rows
 
 
 @dataclass(frozen=True, slots=True)
 class _ExpandedChunk:
-    """Some keys of one group, of which keys and values are made.
+    """Some latents of one group that are expanded during the pass.
 
-    rows: those of the group. slots_L: where its latents are; the last ones fill a page.
-    level: of these rows and keys.
+    rows: the rows of the group.
+    slots_L: the cache slots of the latents, filled up to whole pages.
+    level: the level of these rows and keys.
     """
 
     rows: slice
@@ -187,9 +200,11 @@ class _ExpandedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _LevelSplit:
-    """The levels of a pass: those that are read as latents, and pieces of others.
+    """The levels of a pass, split into those read as latents and chunks to expand.
 
-    is_all: whether the pieces have all keys.
+    stored: the levels that are read as latents.
+    pieces: the chunks to expand.
+    is_all: whether the chunks contain all keys.
     """
 
     stored: PreparedLevels
@@ -198,9 +213,10 @@ class _LevelSplit:
 
 
 def rows_to_expand(form: LatentSpec) -> float:
-    """From how many rows on it costs less to make keys and values of latents on the way.
+    """Return the number of rows from which expanding latents during the pass costs less.
 
-    To make them takes a product of its own. They are narrower than latents, for each row and head.
+    Expanding takes one more product. In return, each row and head reads keys and values that are
+    narrower than latents. The result is infinite if they are not narrower.
     """
     spared = form.kept + form.rank - form.k_dim - form.v_dim
     made = form.rank * (form.nope + form.v_dim)
@@ -208,15 +224,15 @@ def rows_to_expand(form: LatentSpec) -> float:
 
 
 def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSplit:
-    """Split the levels of a pass, once for all layers of a form."""
+    """Split the levels of a pass, once for all layers with these sizes."""
     if not levels.expands:
         return _LevelSplit(levels)
     page_size = pool.shape[1]
     key = form, page_size
     if key not in levels.memo:
         levels.memo[key] = _make_split(levels, form, page_size)
-    found: _LevelSplit = levels.memo[key]
-    return found
+    split: _LevelSplit = levels.memo[key]
+    return split
 
 
 def _make_split(levels: PreparedLevels, form: LatentSpec, page_size: int) -> _LevelSplit:
@@ -228,7 +244,7 @@ def _make_split(levels: PreparedLevels, form: LatentSpec, page_size: int) -> _Le
             for group in np.flatnonzero(wide_G)
             for piece in _pieces(level, int(group), levels, form, page_size)
         ]
-        # What is read elsewhere has no keys here.
+        # Groups that are read as chunks have no keys in the stored level.
         stored.append(replace(level, kv_len_G=np.where(wide_G, 0, level.kv_len_G), memo={}))
     if not pieces:
         return _LevelSplit(levels)

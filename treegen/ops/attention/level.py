@@ -1,6 +1,6 @@
-"""A level: groups of consecutive query rows, each group with keys of its own.
+"""Levels: groups of consecutive query rows, each group with its own keys.
 
-Legend: G groups, P page table entries per group.
+Legend: G groups, P page table entries per group, L slots of a page of dense keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """G groups of consecutive query rows, each with keys of its own.
+    """G groups of consecutive query rows, each with its own keys.
 
-    Groups are disjoint and in ascending order. A row of no group gets nothing from the level. All
-    tensors are int32 on one device.
+    Groups are disjoint and in ascending order. A row outside all groups gets nothing from the
+    level. All tensors are int32 on one device.
 
     q_start_G, q_stop_G: group g has the rows q_start <= row < q_stop.
-    pages_GP: the pages in which its keys lie in order; entries past the last used page are ignored.
-    kv_len_G: how many keys it has.
-    kv_start_G: the position of its first key.
+    pages_GP: the group's pages in the order of its keys; entries past the last used page are
+    ignored.
+    kv_len_G: the group's number of keys.
+    kv_start_G: the position of the group's first key.
     causal: whether keys may lie after a row. If so, positions are compared: a row sees key j of its
     group if kv_start + j is not greater than its own position.
     """
@@ -53,10 +54,16 @@ class Level:
         causal: bool = False,
         device: torch.device | str | None = None,
     ) -> Level:
-        """Level over dense keys [G, L, kv_heads, k_dim], in which group g has page g of size L.
+        """Return a level over dense keys [G, L, kv_heads, k_dim]; group g has page g of size L.
 
         Args:
-            kv_len: For each group, or for all, how many of the L keys are real.
+            q_start: First query row of each group [G].
+            q_stop: End of each group's query rows [G], exclusive.
+            kv_len: Number of real keys among the L, per group [G] or for all groups.
+            kv_start: Position of the first key, per group [G] or for all groups. Default: 0.
+            causal: As in `Level`.
+            device: Where the level's tensors go. Default: the device of `q_start`, or the CPU if
+                that is a sequence.
         """
         if device is None:
             device = q_start.device if isinstance(q_start, Tensor) else "cpu"
@@ -79,11 +86,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Items:
-    """Items that each have some of the query rows, another number of them in each pass.
+    """Items to which query rows belong; the number of rows per item differs between passes.
 
     offsets: item i has the rows offsets[i] to offsets[i + 1].
     start_G, stop_G: the items of each group of a level.
-    memo: what implementations remember about the level, whatever rows its items have.
+    memo: what implementations cache about the level and does not depend on the items' rows.
     """
 
     offsets: IntArray
@@ -93,11 +100,11 @@ class Items:
 
     @property
     def num(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes remember for themselves."""
+        """Pickle without `memo`, because every process has its own."""
         return Items, (self.offsets, self.start_G, self.stop_G)
 
 
@@ -105,12 +112,13 @@ class Items:
 class HostLevel:
     """A level as arrays on the host, from which work is planned.
 
-    The fields are those of `Level`.
+    The other fields are those of `Level`.
 
-    memo: what implementations remember about the level, which may serve many steps.
-    items: whose rows the groups have; None if nobody has told.
-    copied: whether its pages are those of copies, which have the keys and values of all heads where
-    the pool has latents; see `treegen.ops.attention.latent`. stored_GP: the pages of these latents.
+    memo: what implementations cache about the level, which may serve many steps.
+    items: the items to which the groups' rows belong; None if unknown.
+    copied: whether `pages_GP` lists expanded keys and values of all heads, in a pool of latents;
+    see `treegen.ops.attention.latent`.
+    stored_GP: the pages of these latents.
     """
 
     start_G: IntArray
@@ -125,16 +133,18 @@ class HostLevel:
     stored_GP: IntArray | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes remember for themselves."""
-        given = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
+        """Pickle without `memo`, because every process has its own."""
+        arrays = (self.start_G, self.stop_G, self.pages_GP, self.kv_len_G, self.kv_start_G)
         copied = self.copied, self.stored_GP
-        return HostLevel, (*given, self.causal, {}, self.items, *copied)
+        return HostLevel, (*arrays, self.causal, {}, self.items, *copied)
 
     def check_pool(self, index: int, num_pages: int, page_size: int) -> None:
         """Check that all keys of the level lie in a pool.
 
         Args:
-            index: The number of the level, for messages.
+            index: Number of the level, for messages.
+            num_pages: Pages of the pool.
+            page_size: Cache slots per page.
 
         Raises:
             InputError: a group has too few pages, or a page that the pool does not have.
@@ -158,7 +168,7 @@ class HostLevel:
 
 
 def to_host(level: Level) -> HostLevel:
-    """Copy a level to the host; waits for the device. The caller may then reuse its tensors."""
+    """Copy a level to the host, waiting for the device. The caller may then reuse its tensors."""
 
     def array(tensor: Tensor) -> IntArray:
         return tensor.detach().cpu().numpy().astype(np.int64)  # astype always copies
@@ -176,8 +186,13 @@ def to_host(level: Level) -> HostLevel:
 def check_layout(level: Any, index: int, device: torch.device) -> None:
     """Check the types, shapes and device of a level's tensors.
 
+    Args:
+        level: The object that should be a `Level`.
+        index: Number of the level, for messages.
+        device: Where all tensors must be.
+
     Raises:
-        InputError: they are not as `Level` says.
+        InputError: the object is no `Level`, or its tensors violate the rules of `Level`.
     """
     if not isinstance(level, Level):
         raise InputError(f"levels[{index}] must be a Level, got {type(level).__name__}")
@@ -203,7 +218,11 @@ def check_layout(level: Any, index: int, device: torch.device) -> None:
 
 
 def check_values(level: HostLevel, index: int) -> None:
-    """Check the numbers in a level.
+    """Check the row ranges and lengths of a level.
+
+    Args:
+        level: The level, on the host.
+        index: Number of the level, for messages.
 
     Raises:
         InputError: groups overlap or are out of order, or a length is negative.

@@ -17,18 +17,24 @@ from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
 
 
 class Reference:
-    """Readable and slow; every other implementation is tested against it."""
+    """The readable, slow implementation against which every other one is tested."""
 
     name = "reference"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs everywhere."""
+        """Return None: this implementation runs on every device."""
         return None
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> tuple[HostLevel, ...]:
-        """The levels as they are."""
+        """Return the levels unchanged.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Not used.
+            device: Not used.
+        """
         return tuple(levels)
 
     def attend(
@@ -38,7 +44,17 @@ class Reference:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Attend to each level apart, then merge."""
+        """Attend to each level separately, then merge.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            pairs: Keys and values of each level.
+            prepared: The levels.
+            options: Softmax options of the layer.
+
+        Returns:
+            Results [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
+        """
         dtype = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
         parts = [
             _attend_level(q_THD.to(dtype), pair, level, prepared.positions_T, options)
@@ -89,7 +105,7 @@ def _attend_level(
 def _attend_group(
     q_NHD: Tensor, k_LKD: Tensor, v_LKV: Tensor, hidden_NL: Tensor | None, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """One softmax over the keys of one group."""
+    """Compute one softmax over the keys of one group; returns out [N, H, V] and LSE [N, H]."""
     kv_heads = k_LKD.shape[1]
     q_NKRD = q_NHD.unflatten(1, (kv_heads, -1))
     logits_KRNL = torch.einsum("nkrd,lkd->krnl", q_NKRD, k_LKD) * options.scale

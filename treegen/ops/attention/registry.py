@@ -1,4 +1,4 @@
-"""The implementations of attention, by name: which there are, and which is taken on a device."""
+"""The registry of attention implementations, and the choice of one for a device."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _load_xformers() -> Implementation:
     return XFormers()
 
 
-# An implementation is loaded when it is first chosen, so a missing library harms nobody else.
-# "auto" takes the first one that does not refuse the device. "reference" refuses no device, so the
-# implementations after it are used only where they are named.
+# An implementation is loaded when it is chosen, so a missing library affects no other
+# implementation. "auto" takes the first one that does not refuse the device. "reference" refuses no
+# device, so the implementations after it are used only if they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
@@ -74,9 +74,10 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
     """Add an implementation under a name.
 
     Args:
-        load: Returns the implementation; called each time that it is chosen.
-        auto: Whether "auto" may take it, before those that were registered earlier. If not, it is
-            used only where it is named.
+        name: A name that no other implementation has.
+        load: Returns the implementation; called each time the implementation is chosen.
+        auto: Whether "auto" may take it, in preference to those registered earlier. If not, it is
+            used only if it is named.
 
     Raises:
         InputError: the name is taken.
@@ -97,33 +98,33 @@ def choose(impl: str, device: torch.device) -> Implementation:
     """Load the named implementation, or for "auto" the first that runs on the device.
 
     Raises:
-        InputError: no implementation has the name, or none that may be taken runs on the device.
+        InputError: no implementation has the name, or no permitted one runs on the device.
     """
     if not isinstance(impl, str) or (impl != "auto" and impl not in LOADERS):
         raise InputError(f"impl must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}")
     reasons = []
     for name in LOADERS if impl == "auto" else [impl]:
-        found = load(name, device)
-        if not isinstance(found, str):
-            return found
-        reasons.append(f"{name}: {found}")
+        loaded = load(name, device)
+        if not isinstance(loaded, str):
+            return loaded
+        reasons.append(f"{name}: {loaded}")
     raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
 
 
 def load(name: str, device: torch.device) -> Implementation | str:
-    """Return an implementation, or why it cannot run on a device."""
+    """Return the named implementation, or the reason why it cannot run on a device."""
     try:
-        found = LOADERS[name]()
+        implementation = LOADERS[name]()
     except ModuleNotFoundError as error:
         return f"{error.name} is not installed"
-    return found.refusal(device) or found
+    return implementation.refusal(device) or implementation
 
 
 def check_reads_fp8(impl: str) -> None:
-    """Check that an implementation of ours takes keys and values in FP8.
+    """Check that a built-in implementation reads keys and values in FP8.
 
     Raises:
-        InputError: it does not.
+        InputError: the implementation does not read FP8.
     """
     if impl in LOADERS and impl not in _READ_FP8:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What an implementation of attention is given, and what it must do.
+"""The interface of attention implementations, and their inputs.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension.
 """
@@ -16,13 +16,13 @@ from treegen.ops.attention.level import HostLevel
 
 KVPair = tuple[Tensor, Tensor]
 FP8: Final = torch.float8_e4m3fn
-"""A type in which keys and values may be stored."""
+"""The 8-bit type in which keys and values may be stored."""
 NEEDS_AMPERE = "needs compute capability 8.0 (Ampere) or newer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionOptions:
-    """The kind of softmax of one layer; `attend` says what the fields mean."""
+    """Softmax options of one layer; `treegen.ops.attention.attend` explains them."""
 
     scale: float
     window: int | None = None
@@ -33,27 +33,33 @@ class AttentionOptions:
 class Implementation(Protocol):
     """One way to compute attention over levels.
 
-    To add one, write a class with this interface and name it in `LOADERS` of
+    To add an implementation, write a class with this interface and name it in `LOADERS` of
     `treegen.ops.attention.registry`, or call `register`. It computes what `reference` computes,
-    up to rounding. Where it does not take an argument, it raises InputError and says so; it never
-    falls back to another one.
+    up to rounding. For an argument that it does not support, it raises InputError; it never falls
+    back to another implementation.
 
-    name: what `impl=` calls it.
+    name: its name in `impl=`.
 
-    An implementation whose `in_graphs` is True prepares a `TritonState`, whose work lists can stay
-    where they are: the passes of such attention may become CUDA graphs.
+    An implementation whose `in_graphs` is True prepares a `TritonState`, whose work lists can keep
+    their addresses. Passes with such attention may therefore become CUDA graphs.
     """
 
     name: str
 
     def refusal(self, device: torch.device) -> str | None:
-        """Why it cannot run on a device; None if it can."""
+        """Return why the implementation cannot run on a device, or None if it can."""
         ...
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> Any:
-        """Return what all layers of a pass share; `attend` finds it in `PreparedLevels.state`."""
+        """Return the state that all layers of a pass share, stored in `PreparedLevels.state`.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Position of each query row [T]; None if nothing needs positions.
+            device: Where the tensors of the layers are.
+        """
         ...
 
     def attend(
@@ -63,34 +69,39 @@ class Implementation(Protocol):
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Attend in one layer.
-
-        Returns out [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
+        """Compute the attention of one layer.
 
         Args:
-            pairs: The keys and values of each level.
+            q_THD: Queries [T, H, D].
+            pairs: Keys and values of each level, both [pages, page_size, kv_heads, dim].
+            prepared: The levels, with this implementation's `state`.
+            options: Softmax options of the layer.
+
+        Returns:
+            Results [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
         """
         ...
 
 
 def can_capture(implementation: Implementation) -> bool:
-    """Whether passes with this attention may become CUDA graphs."""
+    """Return whether passes with this attention may become CUDA graphs."""
     return getattr(implementation, "in_graphs", False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedLevels:
-    """Levels made ready for the layers of one pass.
+    """Levels prepared for the layers of one pass.
 
     levels: the levels, on the host.
-    positions_T: the position of each query row; None where nothing needs it.
+    positions_T: the position of each query row; None if nothing needs positions.
     device: where the tensors are.
     impl: the name of the implementation.
-    implementation: what computes.
-    state: what the implementation has prepared.
+    implementation: the implementation that computes the attention.
+    state: what the implementation's `prepare` returned.
     checked: whether the tensors of each layer are checked against the levels.
-    copies: levels that are read from copies of keys and values, where the pool has latents.
-    expands: whether rows may attend to latents by keys and values that are made meanwhile.
+    copies: levels that are read from expanded keys and values, in a pool of latents.
+    expands: whether rows may attend to latents through keys and values that are expanded during the
+    pass.
     """
 
     levels: tuple[HostLevel, ...]
@@ -102,12 +113,12 @@ class PreparedLevels:
     checked: bool
     copies: PreparedLevels | None = None
     expands: bool = False
-    memo: dict[Any, Any] = field(default_factory=dict)  # of attention to latents
-    # The shapes, types and devices of tensors that were checked already.
+    memo: dict[Any, Any] = field(default_factory=dict)  # used by attention to latents
+    # The shapes, types and devices of tensors that were checked before.
     seen: set[Any] = field(default_factory=set)
 
     def with_positions(self, positions_T: Tensor | None) -> PreparedLevels:
-        """The same with other positions of the rows."""
+        """Return a copy with other positions of the rows."""
         copies = None if self.copies is None else self.copies.with_positions(positions_T)
         return replace(self, positions_T=positions_T, copies=copies)
 

@@ -1,1 +1,1 @@
-"""Pages of keys and values: the pool, what is kept between calls, and writing into it."""
+"""The KV cache: the page pool, writes of keys and values, and states of recurrent layers."""

@@ -1,4 +1,4 @@
-"""Store new keys and values in a layer's page pool.
+"""Writing of new keys and values into a layer's page pool.
 
 Legend: T tokens, G key heads, K key dimension, V value dimension.
 """
@@ -19,16 +19,16 @@ _MOST: Final = 448.0  # the largest number in e4m3
 def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
     """Store the keys and values of T tokens in a layer's pool.
 
-    In a pool in FP8 they are rounded, and numbers beyond its range become the largest in it.
+    An FP8 pool stores them rounded, with numbers clamped to its range.
 
     Args:
-        keys: The pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
-            parts of one tensor.
-        values: The pool, [pages, page_size, G, K] and [pages, page_size, G, V]; these may be two
-            parts of one tensor.
-        slots_T: Where each token goes, page * page_size + offset.
+        keys: Keys of the pool [pages, page_size, G, K]. Keys and values may be parts of one tensor.
+        values: Values of the pool [pages, page_size, G, V].
+        slots_T: Cache slot of each token [T], page * page_size + offset.
+        k_TGK: New keys [T, G, K].
+        v_TGV: New values [T, G, V].
     """
-    # view, not flatten: of a pool that is not contiguous, flatten would write into a copy.
+    # view, not flatten: if a pool is not contiguous, flatten would write into a copy.
     slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
     kernel = _kernel() if k_TGK.device.type == "cuda" else None
     dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
@@ -72,7 +72,7 @@ def _next_power_of_2(number: int) -> int:
 
 @cache
 def _kernel() -> Any:
-    """The kernel that writes keys and values in one launch; None where Triton is not installed."""
+    """Return the kernel that writes keys and values in one launch; None without Triton."""
     try:
         from treegen.ops.attention.gpu.kernels import write_slots
     except ImportError:

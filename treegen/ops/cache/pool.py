@@ -1,10 +1,9 @@
-"""The key-value cache: a pool of pages whose references are counted.
+"""The KV cache: a pool of reference-counted pages.
 
 A page holds the keys and values of `page_size` consecutive tokens of one sequence, in every layer.
 A page table is an int32 array of page ids. In a table that starts at position `base`, position p
-lies in entry (p - base) // page_size. Full pages are shared: whoever uses one takes a reference.
-A last page that is partly filled is copied when a sequence goes on in it. A page is free when
-nobody has a reference on it.
+is in entry (p - base) // page_size. Full pages are shared: each user takes a reference, and a page
+is free when it has none. A partly filled last page is copied before a sequence continues in it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class LayerKV:
     """Keys and values of one layer, for all pages.
 
     keys: [num_pages, page_size, kv_heads, k_dim].
-    values: [num_pages, page_size, kv_heads, v_dim]. Of latents they are the first numbers of keys.
+    values: [num_pages, page_size, kv_heads, v_dim]. For latents, the first numbers of the keys.
     """
 
     keys: Tensor
@@ -36,22 +35,21 @@ class LayerKV:
 
 
 class PagePool:
-    """Allocates pages by id, and counts references on them.
+    """Allocates pages by id, and counts references to them.
 
-    Page 0 is never given out: page tables are padded with it.
+    Page 0 is never allocated, because page tables are padded with it.
 
     num_pages: usable pages.
     num_free: pages without a reference.
     num_freed: how often a page has lost its last reference.
-    peak_used: most pages that were in use at a time.
-    num_taken_back: how many loans were taken back.
+    peak_used: the largest number of pages in use at one time.
+    num_taken_back: number of loans that ended.
 
-    Pages that are lent (`lend`) stay free: whoever has borrowed them loses them when they are
-    needed.
+    Lent pages (`lend`) still count as free: the pool takes them back when it needs them.
     """
 
     def __init__(self, num_pages: int) -> None:
-        """All pages are free; their ids are 1 to `num_pages`."""
+        """Create a pool of free pages with the ids 1 to `num_pages`."""
         self.num_pages = num_pages
         self._refs = np.zeros(num_pages + 1, dtype=np.int32)
         self._refs[0] = 1
@@ -65,13 +63,14 @@ class PagePool:
 
     @property
     def num_used(self) -> int:
-        """Pages with a reference."""
+        """The number of pages with a reference."""
         return self.num_pages - self.num_free
 
     def allocate(self, count: int, *, contiguous: bool = False) -> Pages:
-        """Take `count` free pages, each with one reference; the caller has checked `num_free`.
+        """Allocate `count` free pages, each with one reference; the caller has checked `num_free`.
 
         Args:
+            count: Number of pages.
             contiguous: Prefer consecutive ids, which dense kernels can read in place.
         """
         assert count <= self.num_free, f"{count} pages wanted, {self.num_free} free"
@@ -79,8 +78,8 @@ class PagePool:
             return np.empty(0, dtype=np.int32)
         while count > self.num_unlent:
             self.end_loan(next(reversed(self._loans)))
-        # Segments need runs of pages, which are taken from the low end. Rows grow by single pages,
-        # which are taken from the high end, so that they do not break up runs.
+        # Segments need runs of pages, which come from the low end. Rows grow by single pages, which
+        # come from the high end, so that they do not break up runs.
         pages = self._first_run(count) if contiguous else self._last_free(count)
         self._refs[pages] = 1
         self.num_free -= count
@@ -98,7 +97,7 @@ class PagePool:
             width *= 4
 
     def _first_run(self, count: int) -> NDArray[np.int64]:
-        """The first run of `count` free pages; where there is none, the first free pages."""
+        """Return the first run of `count` free pages; without such a run, the first free pages."""
         width = 4 * count + 1024
         while True:
             free = np.flatnonzero((self._refs[:width] == 0) & ~self._is_lent[:width])
@@ -110,17 +109,20 @@ class PagePool:
 
     @property
     def num_unlent(self) -> int:
-        """Free pages that are not lent."""
+        """The number of free pages that are not lent."""
         return self.num_free - self._num_lent
 
     def lend(self, name: int, count: int, size: int) -> Pages | None:
         """Lend blocks of `size` consecutive free pages, which begin at multiples of `size`.
 
-        Returns the numbers of `count` blocks, of which block b has the pages b * size and those
-        that follow; None if there are not so many.
-
         Args:
-            name: To take the loan back by.
+            name: Identifies the loan.
+            count: Number of blocks.
+            size: Pages per block.
+
+        Returns:
+            The numbers of `count` blocks, where block b has the pages from b * size to
+            b * size + size - 1. None if the pool has fewer free blocks.
         """
         whole = len(self._refs) // size
         free = (self._refs == 0) & ~self._is_lent
@@ -133,7 +135,7 @@ class PagePool:
         return blocks.astype(np.int32)
 
     def end_loan(self, name: int) -> None:
-        """End a loan, if there is one of the name."""
+        """End the loan with this name, if it exists."""
         pages = self._loans.pop(name, None)
         if pages is not None:
             self._is_lent[pages] = False
@@ -141,7 +143,7 @@ class PagePool:
             self.num_taken_back += 1
 
     def is_lent(self, name: int) -> bool:
-        """Whether there is a loan of a name."""
+        """Return whether a loan with this name exists."""
         return name in self._loans
 
     def end_all_loans(self) -> None:
@@ -150,13 +152,13 @@ class PagePool:
             self.end_loan(name)
 
     def share(self, pages: Pages) -> Pages:
-        """Take one more reference on each of some different pages; returns the pages."""
+        """Add one reference to each of some distinct pages; returns the pages."""
         assert (self._refs[pages] > 0).all(), "shared a free page"
         self._refs[pages] += 1
         return pages
 
     def free(self, pages: Pages) -> None:
-        """Give up one reference on a page for each time that it occurs in `pages`."""
+        """Drop one reference to a page for each of its occurrences in `pages`."""
         np.subtract.at(self._refs, pages, 1)
         left = self._refs[pages]
         assert (left >= 0).all(), "freed a free page"
@@ -165,11 +167,11 @@ class PagePool:
         self.num_freed += freed
 
     def num_references(self, pages: Pages) -> NDArray[np.int32]:
-        """References on each page."""
+        """Return the number of references to each page."""
         return self._refs[pages]
 
     def reset(self, tables: Iterable[Pages]) -> None:
-        """Forget all references but those of some page tables, and all loans."""
+        """Drop all loans, and all references except those of some page tables."""
         self.end_all_loans()
         self._refs[:] = 0
         self._refs[0] = 1
@@ -178,7 +180,7 @@ class PagePool:
         self.num_free = int((self._refs == 0).sum())
 
     def check(self, tables: Iterable[Pages]) -> None:
-        """Assert that all references are those of `tables`, so that no page is lost."""
+        """Assert that exactly `tables` hold the references, so that no page is leaked."""
         listed = np.concatenate([np.zeros(1, dtype=np.int64), *tables])
         counts = np.bincount(listed, minlength=len(self._refs))
         wrong = np.flatnonzero(counts != self._refs)
@@ -191,13 +193,13 @@ class PagePool:
 
 
 class PagedCache:
-    """A pool of pages with the tensors that they lie in.
+    """A pool of pages with the tensors that store them.
 
-    layers: one LayerKV for each attention layer; some layers may share one.
-    tokens_S: int32, the token in each slot, whose key and value lie there.
-    pool: which pages are free.
-    states: those of recurrent layers, beside the pages; None for a model without any.
-    on_copy: called before tokens are copied, with what `copy_tokens` is given.
+    layers: one LayerKV for each attention layer; layers may share one.
+    tokens_S: int32, the id of the token whose key and value are in each cache slot.
+    pool: allocates the pages.
+    states: states of recurrent layers; None for a model without such layers.
+    on_copy: called with the arguments of `copy_tokens` before tokens are copied.
     """
 
     on_copy: Callable[[NDArray[np.int64], NDArray[np.int64]], None] | None = None
@@ -209,10 +211,17 @@ class PagedCache:
         page_size: int,
         states: StateCache | None = None,
     ) -> None:
-        """The tensors of `layers` have room for num_pages + 1 pages, with the padding page."""
+        """Create a cache whose pages are all free.
+
+        Args:
+            layers: Keys and values of each layer, with num_pages + 1 pages (one is for padding).
+            num_pages: Usable pages.
+            page_size: Tokens per page.
+            states: States of recurrent layers. Default: none.
+        """
         self.layers = layers
         self.states = states
-        # Layers may share tensors, and values may be a part of keys: what is shared is copied once.
+        # Layers may share tensors, and values may be a part of keys. Shared memory is copied once.
         pools = [tensor for layer in layers for tensor in (layer.values, layer.keys)]
         self._pools = list({tensor.data_ptr(): tensor for tensor in pools}.values())
         self.page_size = page_size
@@ -224,11 +233,11 @@ class PagedCache:
         self.pool = PagePool(num_pages)
 
     def note_tokens(self, slots_T: Tensor, tokens_T: Tensor) -> None:
-        """Note which tokens the slots have, whose keys and values a pass writes."""
+        """Record the token ids of the cache slots [T] into which a pass writes keys and values."""
         self.tokens_S.scatter_(0, slots_T, tokens_T.int())
 
     def copy_tokens(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
-        """Copy tokens, with their keys and values in all layers, from slots to slots.
+        """Copy tokens, with their keys and values in all layers, between cache slots.
 
         A slot is page * page_size + offset.
         """
@@ -239,13 +248,20 @@ class PagedCache:
         device = self.tokens_S.device
         from_slots, to_slots = to_device(source, device), to_device(target, device)
         for pool in self._pools:
-            # Not all versions of torch copy numbers of 8 bits by index.
+            # Some versions of torch cannot index 8-bit floats.
             slots = pool.view(torch.uint8) if pool.itemsize == 1 else pool
             slots = slots.view(-1, *pool.shape[2:])
             slots[to_slots] = slots[from_slots]
 
 
 def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[np.int64]:
-    """The slots of the tokens `start` to `stop` of a page table, counted from its first token."""
+    """Return the cache slots of the tokens `start` to `stop` of a page table.
+
+    Args:
+        table: Page ids.
+        start: First token, counted from the first token of the table.
+        stop: End of the tokens, exclusive.
+        page_size: Tokens per page.
+    """
     offsets = np.arange(start, stop)
     return table[offsets // page_size].astype(np.int64) * page_size + offsets % page_size

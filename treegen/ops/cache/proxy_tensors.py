@@ -1,7 +1,7 @@
-"""Small tensors that stand for large ones in compiled code, whose graph then knows no large size.
+"""Small proxies for large tensors in compiled code, which keep large sizes out of its graphs.
 
-A graph is compiled for the shapes of its tensors. With page pools and states among them, every
-other amount of memory would be compiled for anew, also by the next process.
+A graph is compiled for the shapes of its tensors. With page pools and states among them, each
+other amount of memory would need another compilation, in the next process too.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _wholes: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address
 
 
 def make_proxy(whole: Tensor, dims: int) -> Tensor:
-    """The first part of a tensor, without so many of its dimensions, which `resolve_proxy` knows it
-    by.
+    """Return the first part of a tensor, from which `resolve_proxy` finds the tensor.
 
     Args:
-        whole: Must be held elsewhere for as long.
+        whole: The tensor, which must stay referenced elsewhere while the proxy is used.
+        dims: Number of leading dimensions that are dropped.
     """
     _wholes[whole.data_ptr()] = whole
     return whole[(0,) * dims]
 
 
 def resolve_proxy(part: Tensor) -> Tensor:
-    """The tensor that a part stands for."""
+    """Return the tensor of a proxy."""
     return _wholes[part.data_ptr()]

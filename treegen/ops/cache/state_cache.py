@@ -1,13 +1,13 @@
-"""States of recurrent layers: slots in which the state of one sequence at one position is kept.
+"""State slots, each of which stores the recurrent state of one sequence at one position.
 
-Keys and values of a token stay what they are, whatever follows. The state of a recurrent layer does
-not: each token changes it. So whoever goes on from a position needs the state at that very
-position, which is kept in a slot: a convolution window and a recurrent state for each layer. Each
-slot has one owner. Slot 0 is never given out; it stands for no state.
+Keys and values of a token never change, but each token changes the state of a recurrent layer. So a
+sequence that continues from a position needs the state at exactly that position. A slot stores it:
+a convolution window and a recurrent state for each layer. Each slot has one owner. Slot 0 is never
+allocated; it means "no state".
 
-Rows of some models keep lists of updates in place of states, see `treegen.ops.recurrence`. A slot
-can be cut into pages for such lists. Then the windows of rows lie in slots of their own, which come
-after the others and have no room for anything else.
+Rows of some models keep update lists instead of states, see `treegen.ops.recurrence`. A slot can be
+cut into pages for such lists. The windows of rows are then in additional slots after the others,
+which store nothing else.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 from treegen.common.spec import DeltaSpec
 
 NO_STATE = 0
-"""The slot of a sequence of no tokens."""
+"""The slot of a sequence without tokens."""
 
 Slots = NDArray[np.int64]
 
 
 class StateCache:
-    """Slots with the tensors that they lie in.
+    """State slots with the tensors that store them.
 
-    layers: of each recurrent layer its tensors, [num_slots + 1, ...] each. With lists the first of
-    them, the windows, have one slot more for each row, and all have a spare one.
+    layers: the tensors of each recurrent layer, [num_slots + 1, ...] each. With update lists, all
+    have a spare slot, and the first of them, the windows, one more slot per row.
     num_slots: usable slots.
     num_free: slots without an owner.
-    delta: how rows list updates; None where all of them have states of their own.
-    spare: a slot that always stays free for a state that is moved.
+    delta: the sizes of layers with update lists; None if all rows have states of their own.
+    spare: a slot that is never allocated, for a state that is being moved.
     num_windows: windows of rows.
     num_free_windows: windows without an owner.
     """
@@ -45,14 +45,20 @@ class StateCache:
         num_slots: int,
         delta: DeltaSpec | None = None,
     ) -> None:
-        """All slots are free; their numbers are 1 to `num_slots`."""
+        """Create a cache of free slots with the numbers 1 to `num_slots`.
+
+        Args:
+            layers: The tensors of each recurrent layer; see the class.
+            num_slots: Usable slots.
+            delta: Sizes of layers with update lists; None if no row has lists.
+        """
         self.layers = layers
         self.num_slots = self.num_free = num_slots
         self.delta = delta
         self._is_owned = np.zeros(num_slots + 1 + (delta is not None), dtype=np.bool_)
         self.spare = NO_STATE if delta is None else num_slots + 1
         self._is_owned[[NO_STATE, self.spare]] = True
-        # Of slots that are cut, which pages have an owner. Slots that are not have none.
+        # Which pages of cut slots have an owner. Slots that are not cut have no owned pages.
         self._is_cut = np.zeros(len(self._is_owned), dtype=np.bool_)
         self._pages = np.zeros((len(self._is_owned), delta.pages if delta else 1), dtype=np.bool_)
         self.num_windows = len(layers[0][0]) - len(self._is_owned) if delta is not None else 0
@@ -60,7 +66,7 @@ class StateCache:
         self._windows = np.zeros(self.num_windows, dtype=np.bool_)
 
     def allocate(self, count: int) -> Slots:
-        """Take `count` free slots; the caller has checked `num_free`."""
+        """Allocate `count` free slots; the caller has checked `num_free`."""
         assert count <= self.num_free, f"{count} slots wanted, {self.num_free} free"
         slots = np.flatnonzero(~self._is_owned)[:count]
         self._is_owned[slots] = True
@@ -68,11 +74,11 @@ class StateCache:
         return slots
 
     def allocate_one(self) -> int:
-        """One free slot."""
+        """Allocate one free slot."""
         return int(self.allocate(1)[0])
 
     def free(self, slots: Iterable[int]) -> None:
-        """Give different slots back; NO_STATE among them is nobody's."""
+        """Free distinct slots, ignoring NO_STATE."""
         owned = np.array([slot for slot in slots if slot != NO_STATE], dtype=np.int64)
         assert self._is_owned[owned].all(), "freed a free slot"
         self._is_owned[owned] = False
@@ -80,11 +86,11 @@ class StateCache:
 
     @property
     def num_cut_pages(self) -> int:
-        """Free pages in slots that are cut."""
+        """The number of free pages in cut slots."""
         return int((~self._pages[self._is_cut]).sum())
 
     def allocate_pages(self, count: int) -> Slots:
-        """Take `count` pages, and cut slots for them; the caller has checked that there are any.
+        """Allocate `count` pages, cutting slots if needed; the caller has checked for free slots.
 
         Page p of slot s has the number s * delta.pages + p.
         """
@@ -97,7 +103,7 @@ class StateCache:
         return pages
 
     def free_pages(self, pages: Slots) -> None:
-        """Give different pages back; slots that have no others are whole again."""
+        """Free distinct pages, and the slots in which no page has an owner any more."""
         assert self._pages.reshape(-1)[pages].all(), "freed a free page"
         self._pages.reshape(-1)[pages] = False
         slots = np.unique(pages // self._pages.shape[1])
@@ -106,7 +112,7 @@ class StateCache:
         self.free(whole.tolist())
 
     def allocate_windows(self, count: int) -> Slots:
-        """Take `count` windows; the caller has checked `num_free_windows`."""
+        """Allocate `count` windows; the caller has checked `num_free_windows`."""
         assert count <= self.num_free_windows, f"{count} windows wanted"
         windows = np.flatnonzero(~self._windows)[:count]
         self._windows[windows] = True
@@ -114,7 +120,7 @@ class StateCache:
         return windows + len(self._is_owned)
 
     def free_windows(self, windows: Slots) -> None:
-        """Give different windows back."""
+        """Free distinct windows."""
         assert self._windows[windows - len(self._is_owned)].all(), "freed a free window"
         self._windows[windows - len(self._is_owned)] = False
         self.num_free_windows += len(windows)
@@ -126,7 +132,7 @@ class StateCache:
                 tensor[target].copy_(tensor[source])
 
     def reset(self, slots: Slots) -> None:
-        """Forget all owners but those of some slots."""
+        """Drop all owners except those of some slots; pages and windows become free."""
         self._is_owned[:] = False
         self._is_owned[[NO_STATE, self.spare, *slots]] = True
         self._is_cut[:], self._pages[:], self._windows[:] = False, False, False
@@ -136,11 +142,12 @@ class StateCache:
     def check(
         self, owned: Iterable[Slots], pages: Slots | None = None, windows: Slots | None = None
     ) -> None:
-        """Assert that slots with an owner are those in `owned`, once each, beside NO_STATE.
+        """Assert that exactly the given slots, pages and windows have an owner, once each.
 
         Args:
-            pages: Likewise of pages and windows; None for none.
-            windows: Likewise of pages and windows; None for none.
+            owned: Slots with an owner; NO_STATE may occur any number of times.
+            pages: Pages of update lists with an owner; None for none.
+            windows: Windows of rows with an owner; None for none.
         """
         of_pages = np.zeros(self._pages.size, dtype=np.int64)
         np.add.at(of_pages, [] if pages is None else pages, 1)

@@ -1,7 +1,7 @@
-"""The gated delta rule and Mamba2, a token at a time, for rows that share states.
+"""The gated delta rule and Mamba2, one token at a time, for rows that share states.
 
-A head's state S is a matrix of k_dim by v_dim numbers. A token with the key k, the value v, the log
-gate g and the strength b changes it:
+The state S of a head is a [k_dim, v_dim] matrix. A token with the key k, the value v, the log gate
+g and the strength b changes it:
 
     S_t = exp(g_t) S_(t-1) + k_t u_t',   u_t = b_t (v_t - exp(g_t) S_(t-1)' k_t)
 
@@ -9,9 +9,9 @@ and reads S_t' q_t. With the sums G_t of log gates since some state S_0 this is
 
     S_t = exp(G_t) S_0 + sum over i of exp(G_t - G_i) k_i u_i'
 
-So a row need not have S_t. It keeps the list of its (k_i, u_i, G_i) and reads S_0, which many rows
-share: one matrix product for all of them. A row folds its list into a state of its own once to read
-the list takes longer than to read that state.
+So a row need not store S_t. It keeps an update list of its (k_i, u_i, G_i) and reads S_0, which
+many rows share, in one matrix product for all of them. A row folds its list into a state of its own
+once reading the list takes longer than reading that state.
 """
 
 from treegen.ops.recurrence.api import convolve, convolve_runs, fold_update_lists, scan, step

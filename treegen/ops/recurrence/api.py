@@ -1,4 +1,4 @@
-"""One step of a recurrence or a convolution, or the end of lists, by what the device has."""
+"""Recurrences, convolutions and folds of update lists, with Triton kernels where available."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from treegen.ops.recurrence.types import DeltaInputs, DeltaStates, RowSlots
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
-    """What each row reads from its state after its token, [T, H, V].
+    """Compute one token of each row. Windows and states (or update lists) are updated in place.
 
-    Windows and states, or lists, are those after the token then.
+    Args:
+        given: The layer's inputs for T rows, and its weights.
+        on: Windows and states of the layer.
+        rows: Where each row's window and its state or update list are.
+
+    Returns:
+        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
     if not _has_kernels(on.states):
         return reference.step(given, on, rows)
@@ -25,11 +31,14 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 def fold_update_lists(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Make F states of lists: what the first `listed_F` updates make of the states in `base_F`.
+    """Fold F update lists into states.
 
     Args:
-        target_F: Slots for them, which may be those in `base_F`.
-        pages_PF: Pages of each list.
+        on: Windows and states of the layer.
+        base_F: Slots of the states to which the lists apply [F].
+        target_F: Slots for the resulting states [F], which may equal `base_F`.
+        listed_F: Number of updates in each list [F].
+        pages_PF: Pages of each list [P, F].
     """
     if not _has_kernels(on.states):
         return reference.fold(on, base_F, target_F, listed_F, pages_PF)
@@ -41,10 +50,14 @@ def fold_update_lists(
 def convolve(
     mixed_TC: Tensor, conv_CW: Tensor, bias_C: Tensor | None, windows: Tensor, rows: RowSlots
 ) -> Tensor:
-    """The convolution at each row's token, [T, C]; windows have that token afterwards.
+    """Compute the convolution at each row's token [T, C], and append the token to the windows.
 
     Args:
-        rows: With states of their own. Others as in `DeltaInputs` and `DeltaStates`.
+        mixed_TC: Inputs of the convolution [T, C].
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        rows: Slots of T rows that have states of their own.
     """
     reads_T, writes_T = rows.inputs_RT
     if not _has_kernels(windows):
@@ -58,15 +71,21 @@ def convolve(
 def scan(
     given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
-    """What N sequences read from their states after each of so many tokens, [T, H, V].
+    """Compute `num_tokens` tokens of each of N sequences, one token after another.
 
-    Sums of a token have one order: it has the same bits alone as after others. Windows and states
-    are those after the last token then.
+    The order of each token's sums is fixed, so a token has the same bits whether it is computed
+    alone or after others. Windows and states are updated in place.
 
     Args:
-        given: Of the tokens of the first sequence, then of the next.
-        reads_N: Slots of the states before and after; -1 is read at the start of a text.
-        writes_N: Slots of the states before and after; -1 is read at the start of a text.
+        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        on: Windows and states of the layer.
+        reads_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
+            text.
+        writes_N: Slot for each sequence's state after its last token [N].
+        num_tokens: Tokens per sequence.
+
+    Returns:
+        What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
     """
     if not _has_kernels(on.states):
         return reference.scan(given, on, reads_N, writes_N, num_tokens)
@@ -84,7 +103,19 @@ def convolve_runs(
     writes_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
-    """The convolution at so many tokens of each sequence, [T, C], as in `scan`."""
+    """Compute the convolution at `num_tokens` tokens of each sequence [T, C], and update windows.
+
+    Args:
+        mixed_TC: Inputs of the convolution [T, C]: all tokens of the first sequence, then of the
+            next.
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        reads_N: Slot of each sequence's window before its first token [N]; -1 at the start of a
+            text.
+        writes_N: Slot for each sequence's window after its last token [N].
+        num_tokens: Tokens per sequence.
+    """
     if not _has_kernels(windows):
         return reference.convolve_runs(
             mixed_TC, conv_CW, bias_C, windows, reads_N, writes_N, num_tokens

@@ -1,4 +1,8 @@
-"""Launches of the kernels of recurrent layers."""
+"""Launches of the Triton kernels of recurrent layers.
+
+Legend: T rows, H value heads, V value dim, C channels, W width of a window, N sequences, F update
+lists, P pages of a list.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +29,27 @@ from treegen.ops.recurrence.types import (
     page_offsets,
 )
 
-_CHANNELS: Final = 512  # of a program
-_ROWS: Final = 32  # of a program that reads shared states; half in float32
-_KEYS: Final = 128  # of a state's rows that leave room for as many columns as usual
-_VALUES: Final = 64  # of a state's columns, of a program that takes products
-_OWN_VALUES: Final = 32  # of a program of a row's own state
-_UPDATES: Final = 32  # that are folded at once
-_READ: Final = 4  # updates that are read at once, by one warp, so that none waits for others
-_HELD: Final = 2048  # numbers that it sums up what it reads in
+_CHANNELS: Final = 512  # channels per program
+_ROWS: Final = 32  # rows per program that reads shared states; half as many in float32
+_KEYS: Final = 128  # largest k_dim at which a program computes _VALUES columns of a state
+_VALUES: Final = 64  # columns of a state per program that computes matrix products
+_OWN_VALUES: Final = 32  # columns of a state per program that updates a row's own state
+_UPDATES: Final = 32  # updates folded at once
+_READ: Final = 4  # updates read at once, by one warp, so that no warp waits for another
+_HELD: Final = 2048  # accumulators of a program that reads lists
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
-    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    """Compute one token of each row; see `treegen.ops.recurrence.step`.
+
+    Args:
+        given: The layer's inputs for T rows, and its weights.
+        on: Windows and states of the layer.
+        rows: Where each row's window and its state or update list are.
+
+    Returns:
+        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+    """
     spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
     at = (
         (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[READS], inputs[WRITES])
@@ -94,7 +107,15 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 def scan(
     given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
-    """What N sequences read after each of so many tokens; see `treegen.ops.recurrence.scan`."""
+    """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
+
+    Args:
+        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        on: Windows and states of the layer.
+        reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
+        writes_N: Slot for each sequence's state after its last token [N].
+        num_tokens: Tokens per sequence.
+    """
     mixed_TC = convolve_runs(
         given.mixed_TC,
         given.conv_CW,
@@ -116,7 +137,7 @@ def _step_states(
     writes_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
-    """What sequences with states of their own read after each token, [T, H, V]."""
+    """Compute several tokens of each sequence that has a state of its own [T, H, V]."""
     spec, (block_k, block_v) = on.spec, _blocks(on)
     out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
     block_v = min(block_v, _OWN_VALUES)
@@ -138,14 +159,14 @@ def _step_states(
 
 
 def _gates(given: DeltaInputs) -> tuple[Any, ...]:
-    """What kernels make the gates and the strengths of."""
+    """Return the kernel arguments from which gates and strengths are computed."""
     skip_H = given.a_log_H if given.skip_H is None else given.skip_H
     a_TH, b_TH = given.a_TH, given.b_TH
     return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), given.a_log_H, given.dt_bias_H, skip_H
 
 
 def _heads(on: DeltaStates) -> dict[str, Any]:
-    """What kernels are told of heads."""
+    """Return the kernel arguments that describe the heads."""
     spec = on.spec
     return {
         "G": spec.k_heads,
@@ -172,9 +193,17 @@ def convolve_runs(
     *,
     activates: bool = False,
 ) -> Tensor:
-    """The convolution's outputs [T, C] at so many tokens of each sequence.
+    """Compute the convolution at several tokens of each sequence [T, C], and update windows.
 
-    The windows have these tokens afterwards. activates: whether SiLU follows.
+    Args:
+        mixed_TC: Inputs of the convolution [T, C]; each row is dense.
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        reads_N: Slot of each sequence's window before its first token [N]; -1 for none.
+        writes_N: Slot for each sequence's window after its last token [N].
+        num_tokens: Tokens per sequence.
+        activates: Whether SiLU is applied to the result.
     """
     (num_rows, channels), width = mixed_TC.shape, windows.shape[-1]
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
@@ -219,11 +248,16 @@ def convolve(
     *,
     activates: bool = False,
 ) -> Tensor:
-    """The convolution's outputs [T, C] at the new tokens; the windows have these afterwards.
+    """Compute the convolution at the new tokens [T, C], and append them to the windows.
 
     Args:
-        mixed_TC: Its rows are dense.
-        activates: Whether SiLU follows.
+        mixed_TC: Inputs of the convolution [T, C]; each row is dense.
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        reads_T: Slot of each row's window before the token [T].
+        writes_T: Slot for each row's window after the token [T].
+        activates: Whether SiLU is applied to the result.
     """
     num_rows, channels = mixed_TC.shape
     out_TC = torch.empty_like(mixed_TC, memory_format=torch.contiguous_format)
@@ -254,7 +288,15 @@ def convolve(
 def fold(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Make states of lists; see `treegen.ops.recurrence.fold_update_lists`."""
+    """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.
+
+    Args:
+        on: Windows and states of the layer.
+        base_F: Slots of the states to which the lists apply [F].
+        target_F: Slots for the resulting states [F], which may equal `base_F`.
+        listed_F: Number of updates in each list [F].
+        pages_PF: Pages of each list [P, F].
+    """
     spec, num_rows = on.spec, len(base_F)
     block_k, block_v = _blocks(on)
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
@@ -280,13 +322,13 @@ def fold(
 
 
 def _blocks(on: DeltaStates) -> tuple[int, int]:
-    """Keys' numbers and values' numbers of a program that takes products; it holds both at once."""
+    """Return rows and columns of a state per program; it holds a block of that size at once."""
     keys = _next_power_of_2(on.spec.k_dim)
     return keys, min(_next_power_of_2(on.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
 
 
 def _heads_at_once(spec: DeltaSpec) -> int:
-    """Heads of one key head that a program reads lists for: a power of two of them."""
+    """Return how many heads of one key head a program reads lists for, a power of two."""
     heads, most = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
     while 2 * heads <= most and spec.v_heads // spec.k_heads % (2 * heads) == 0:
         heads *= 2
@@ -294,15 +336,15 @@ def _heads_at_once(spec: DeltaSpec) -> int:
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How products of float32 are taken whose factors come from numbers of a type.
+    """Return the precision of float32 products whose factors were converted from a type.
 
-    One product in TF32 rounds less than 16 bits do.
+    One TF32 product rounds less than 16-bit types do.
     """
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 def _get_page_arguments(on: DeltaStates) -> dict[str, Any]:
-    """What kernels are told of the pages of lists."""
+    """Return the kernel arguments that describe the pages of update lists."""
     spec = on.spec
     keys, values = page_offsets(spec)
     size = spec.state_bytes // (spec.pages * spec.k_heads)
@@ -316,5 +358,5 @@ def _get_page_arguments(on: DeltaStates) -> dict[str, Any]:
 
 
 def _next_power_of_2(size: int) -> int:
-    """A power of two that matrix products take."""
+    """Return the next power of two, at least 16, the smallest size of a matrix product."""
     return max(1 << (size - 1).bit_length(), 16)

@@ -1,9 +1,9 @@
-"""Triton kernels of the gated delta rule and of Mamba2, a token at a time.
+"""Triton kernels of the gated delta rule and of Mamba2, one token at a time.
 
-Legend: T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
-P pages of a list, N updates of a page. Q_AT, K_AT, V_AT: channels at which queries, keys and values
-begin. CORRECTS: the rule is the delta rule, whose queries and keys have unit length. Mamba2 adds
-`skip` times a token's own value in place of it.
+Legend: T rows, S sequences, H value heads, G key heads, K key dim, V value dim, C channels, W width
+of a window, P pages of an update list, N updates of a page, F update lists. Strides are in
+elements. CORRECTS: the rule is the delta rule, which corrects values by what keys read, and whose
+queries and keys have unit length. Without it (Mamba2), `skip` times a token's own value is added.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The number of rows decides where these begin. Triton need not compile a kernel for each alignment.
+# The number of rows determines where these begin. Without this list, Triton would compile a kernel
+# for each alignment.
 INPUTS = ("base", "target", "listed", "pages")
 COUNTS = ("num_rows",)
 
@@ -45,12 +46,29 @@ def convolve(
     HAS_BIAS: tl.constexpr,
     ACTIVATES: tl.constexpr,
 ):
-    """One program: some channels of one row. The window moves on by one token.
+    """Compute the convolution at one token per row, and shift windows by that token.
 
-    A thread has whole channels, so it reads each place of a window before it writes there.
+    One program computes some channels of one row. A thread has whole channels, so it reads each
+    entry of a window before it overwrites it.
 
     Args:
-        WHOLE: A channel's window is one number of `whole_windows`, its last token on top.
+        mixed: Pointer to the inputs [T, C].
+        mixed_stride: Stride of `mixed` between rows.
+        windows: Pointer to the windows [slots, C, W].
+        whole_windows: Pointer to the same windows as 64-bit integers [slots, C].
+        reads: Pointer to the slot of each row's window before the token [T].
+        writes: Pointer to the slot for each row's window after the token [T].
+        weights: Pointer to the weights [C, SEEN].
+        bias: Pointer to the bias [C].
+        out: Pointer to the results [T, C].
+        C: Channels.
+        W: Tokens of a window.
+        SEEN: Tokens that the convolution sees, at most W.
+        BLOCK: Channels per program.
+        WHOLE: Whether to read and write a channel's window as one 64-bit integer of
+            `whole_windows`, with its last token in the highest bits.
+        HAS_BIAS: Whether there is a bias.
+        ACTIVATES: Whether SiLU is applied to the result.
     """
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -101,9 +119,26 @@ def convolve_runs(
     HAS_BIAS: tl.constexpr,
     ACTIVATES: tl.constexpr,
 ):
-    """One program: some channels at one token of a sequence of so many. Windows stay as they are.
+    """Compute the convolution at `num_tokens` tokens of each sequence, without changing windows.
 
-    Where a sequence reads from no slot, it begins.
+    One program computes some channels of one token.
+
+    Args:
+        mixed: Pointer to the inputs [T, C].
+        mixed_stride: Stride of `mixed` between rows.
+        windows: Pointer to the windows [slots, C, W].
+        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
+            start of a text.
+        weights: Pointer to the weights [C, SEEN].
+        bias: Pointer to the bias [C].
+        out: Pointer to the results [T, C].
+        num_tokens: Tokens per sequence.
+        C: Channels.
+        W: Tokens of a window.
+        SEEN: Tokens that the convolution sees, at most W.
+        BLOCK: Channels per program.
+        HAS_BIAS: Whether there is a bias.
+        ACTIVATES: Whether SiLU is applied to the result.
     """
     row = tl.program_id(1).to(tl.int64)
     sequence, token = row // num_tokens, row % num_tokens
@@ -116,7 +151,7 @@ def convolve_runs(
     if HAS_BIAS:
         total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
     for at in tl.static_range(W - SEEN + 1, W):
-        # So many tokens earlier, here or in the window.
+        # The input `ago` tokens earlier is in this call's inputs or in the window.
         ago = W - at
         channels_here = tl.where(token < ago, 0, C)
         here = tl.load(mixed + (row - ago) * mixed_stride + c, mask=c < channels_here, other=0.0)
@@ -142,9 +177,21 @@ def move_windows(
     W: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: some channels of one sequence. Its window moves on by so many tokens.
+    """Shift windows by the tokens of a call; one program per block of channels and sequence.
 
-    A thread has whole channels, and reads each place of a window before it writes there.
+    A thread has whole channels, and reads each entry of a window before it overwrites it.
+
+    Args:
+        mixed: Pointer to the inputs [T, C].
+        mixed_stride: Stride of `mixed` between rows.
+        windows: Pointer to the windows [slots, C, W].
+        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
+            start of a text.
+        writes: Pointer to the slot for each sequence's window after its last token [S].
+        num_tokens: Tokens per sequence.
+        C: Channels.
+        W: Tokens of a window.
+        BLOCK: Channels per program.
     """
     sequence = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -164,7 +211,7 @@ def move_windows(
 
 @triton.jit
 def _scale_of(x, scale, CORRECTS: tl.constexpr):
-    """What a query or key is multiplied by."""
+    """Return the factor of a query or key."""
     if CORRECTS:
         scale = scale / tl.sqrt(tl.sum(x * x, 0) + 1e-6)
     return scale
@@ -172,7 +219,7 @@ def _scale_of(x, scale, CORRECTS: tl.constexpr):
 
 @triton.jit
 def _gate(a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECTS: tl.constexpr):
-    """The log gate and the strength of a row's token in one head."""
+    """Return the log gate and the strength of a row's token, per head."""
     bias = tl.load(dt_bias + head).to(tl.float32)
     step = _softplus(tl.load(a + row * a_stride + head).to(tl.float32) + bias)
     gate = -tl.exp(tl.load(a_log + head).to(tl.float32)) * step
@@ -183,7 +230,7 @@ def _gate(a, a_stride, b, b_stride, a_log, dt_bias, row, head, strength, CORRECT
 
 @triton.jit
 def _base_of(base, row, num_rows):
-    """The slot of a row's base, or 0, and whether a row beside it has the same."""
+    """Return the slot of a row's base state, or 0, and whether an adjacent row has the same."""
     live = row < num_rows
     slot = tl.load(base + row, mask=live, other=0)
     before = tl.load(base + row - 1, mask=live & (row > 0), other=-1)
@@ -212,14 +259,33 @@ def read_bases(
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: what some rows read with keys and queries from one head of states they share.
+    """Read shared base states with the keys and queries of rows.
+
+    One program computes some rows and some columns of one head.
 
     Args:
-        out: [2, T, H, V] float32, what keys read and what queries read. It is zeros for other rows.
-            Without corrections nobody asks for what keys read.
+        mixed: Pointer to queries, keys and values after the convolution [T, 2 G K + H V].
+        states: Pointer to the states [slots, H, K, V], float32.
+        base: Pointer to the slot of each row's base state [T].
+        out: Pointer to what keys read and what queries read [2, T, H, V], float32. Zeros for rows
+            that share no base. What keys read is not used, nor computed, without CORRECTS.
+        num_rows: T, the number of rows.
+        scale: Factor of normalised queries.
+        G: Key heads.
+        H: Value heads.
+        K: Key dimension.
+        V: Value dimension.
+        Q_AT: First channel of queries.
+        K_AT: First channel of keys.
+        V_AT: First channel of values.
+        CORRECTS: Whether the rule is the delta rule.
+        BLOCK_T: Rows per program.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: Columns per program.
+        PRECISION: Input precision of products.
     """
     head = tl.program_id(0)
-    # First the queries of all these rows, then their keys.
+    # The queries of all these rows come first, then their keys.
     ASKED: tl.constexpr = 2 * BLOCK_T if CORRECTS else BLOCK_T
     index = tl.arange(0, ASKED)
     row = tl.program_id(1) * BLOCK_T + index % BLOCK_T
@@ -236,7 +302,7 @@ def read_bases(
         length = tl.sqrt(tl.sum(x * x, 1) + 1e-6)
         x *= (tl.where(is_key, 1.0, scale) / length)[:, None]
     total = tl.zeros([ASKED, BLOCK_V], tl.float32)
-    # Slot 0 is nobody's: rows that fill up a graph have it.
+    # Slot 0 holds no state. Padding rows of a CUDA graph have it.
     slots, is_shared = _base_of(base, row, num_rows)
     slots = tl.where(is_shared, slots, 0)
     slot = tl.max(slots, 0)
@@ -273,10 +339,26 @@ def _updates(
     VALUES: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """Keys, values and sums of gates of some updates of a list; zeros past its end.
+    """Load keys, values and sums of gates of some updates of a list, with zeros past its end.
 
     Args:
-        head_H: Heads that have one key head.
+        gates: Pointer to the memory of states as float32.
+        numbers: Pointer to the same memory in the type of keys and values.
+        page_N: Page of each update.
+        n: Index of each update in the list.
+        num: Number of updates in the list.
+        head_H: Value heads, which share one key head.
+        k: Key numbers to load.
+        v: Value numbers to load.
+        G: Key heads.
+        H: Value heads.
+        K: Key dimension.
+        V: Value dimension.
+        N: Updates per page.
+        PAGE: Bytes of a page's part of one key head.
+        KEYS: Byte offset of keys in this part.
+        VALUES: Byte offset of values in this part.
+        SIZE: Bytes of a number of keys and values.
     """
     each: tl.constexpr = H // G
     live = n < num
@@ -340,15 +422,48 @@ def read_lists(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One program: some heads of one row, which have one key head. It reads the row's list, and
-    adds the token's update.
+    """Read the update lists of rows, and append each token's update.
 
-    It also reads a state that no row beside it has. What it reads of others is in `reads`, by
-    `read_bases`. gates, numbers: the states' memory as float32 and as the type of lists, which
-    takes SIZE bytes. PAGE: bytes of a page's part for one key head. KEYS, VALUES: where these begin
-    in it.
+    One program computes some value heads, of one key head, of one row. It also reads the row's base
+    state if no adjacent row shares it; `read_bases` has read shared states into `reads`. Loads that
+    depend on no other load come first, and updates are loaded while the previous ones are used.
 
-    What waits for nothing is asked for first, and updates while those before are computed with.
+    Args:
+        mixed: Pointer to queries, keys and values after the convolution [T, 2 G K + H V].
+        a: Pointer to the inputs of gates [T, H].
+        a_stride: Stride of `a` between rows.
+        b: Pointer to the inputs of strengths [T, H].
+        b_stride: Stride of `b` between rows.
+        a_log: Pointer to weights of gates [H].
+        dt_bias: Pointer to biases of gates [H].
+        skip: Pointer to Mamba2's weights of a token's own value [H].
+        reads: Pointer to what keys and queries read from shared states [2, T, H, V], float32.
+        gates: Pointer to the memory of states as float32.
+        numbers: Pointer to the same memory in the type of keys and values.
+        base: Pointer to the slot of each row's base state [T].
+        listed: Pointer to the number of updates in each list [T].
+        pages: Pointer to the pages of each list [P, T].
+        out: Pointer to the results [T, H, V].
+        num_rows: T, the number of rows.
+        scale: Factor of queries.
+        strength: Upper bound of strengths.
+        G: Key heads.
+        H: Value heads.
+        K: Key dimension.
+        V: Value dimension.
+        Q_AT: First channel of queries.
+        K_AT: First channel of keys.
+        V_AT: First channel of values.
+        CORRECTS: Whether the rule is the delta rule.
+        N: Updates per page.
+        PAGE: Bytes of a page's part of one key head.
+        KEYS: Byte offset of keys in this part.
+        VALUES: Byte offset of values in this part.
+        SIZE: Bytes of a number of keys and values.
+        BLOCK_H: Value heads per program.
+        BLOCK_N: Updates read at once.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: V, rounded up to a power of two.
     """
     first_head = tl.program_id(0) * BLOCK_H
     head_H = first_head + tl.arange(0, BLOCK_H)
@@ -387,7 +502,7 @@ def read_lists(
     q_K *= q_scale
     k_K *= k_scale
     total_H = gate_H + tl.where(num > 0, sum_H, 0.0)
-    # Summed up at the end, because threads have to wait for each other to do so.
+    # These are reduced at the end, because threads must wait for each other in a reduction.
     by_q_NHV = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_V], tl.float32)
     by_k_NHV = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_V], tl.float32)
     for start in range(0, num, BLOCK_N):
@@ -499,9 +614,37 @@ def step_states(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One program: a part of one head of one sequence, whose state goes from one slot to another.
+    """Update the states of sequences by `num_tokens` tokens each, one after another.
 
-    A sequence has so many tokens, one after another. Where it reads from no slot, it begins.
+    One program computes some columns of one head of one sequence.
+
+    Args:
+        mixed: Pointer to queries, keys and values after the convolution [T, 2 G K + H V].
+        a: Pointer to the inputs of gates [T, H].
+        a_stride: Stride of `a` between rows.
+        b: Pointer to the inputs of strengths [T, H].
+        b_stride: Stride of `b` between rows.
+        a_log: Pointer to weights of gates [H].
+        dt_bias: Pointer to biases of gates [H].
+        skip: Pointer to Mamba2's weights of a token's own value [H].
+        states: Pointer to the states [slots, H, K, V], float32.
+        reads: Pointer to the slot of each sequence's state before its first token [S]; -1 at the
+            start of a text.
+        writes: Pointer to the slot for each sequence's state after its last token [S].
+        out: Pointer to the results [T, H, V].
+        num_tokens: Tokens per sequence.
+        scale: Factor of queries.
+        strength: Upper bound of strengths.
+        G: Key heads.
+        H: Value heads.
+        K: Key dimension.
+        V: Value dimension.
+        Q_AT: First channel of queries.
+        K_AT: First channel of keys.
+        V_AT: First channel of values.
+        CORRECTS: Whether the rule is the delta rule.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: Columns per program.
     """
     head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
@@ -560,7 +703,31 @@ def fold_lists(
     BLOCK_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program: a part of one head of one state, made of another one and a list."""
+    """Fold update lists into states; one program per list, head and block of columns.
+
+    Args:
+        states: Pointer to the states [slots, H, K, V], float32.
+        gates: Pointer to the memory of states as float32.
+        numbers: Pointer to the same memory in the type of keys and values.
+        base: Pointer to the slot of the state to which each list applies [F].
+        target: Pointer to the slot for each resulting state [F].
+        listed: Pointer to the number of updates in each list [F].
+        pages: Pointer to the pages of each list [P, F].
+        num_rows: F, the number of lists.
+        G: Key heads.
+        H: Value heads.
+        K: Key dimension.
+        V: Value dimension.
+        N: Updates per page.
+        PAGE: Bytes of a page's part of one key head.
+        KEYS: Byte offset of keys in this part.
+        VALUES: Byte offset of values in this part.
+        SIZE: Bytes of a number of keys and values.
+        BLOCK_N: Updates folded at once.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: Columns per program.
+        PRECISION: Input precision of products.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     each: tl.constexpr = H // G

@@ -1,4 +1,4 @@
-"""The recurrences a token at a time, in torch: what the kernels compute, and the CPU's way."""
+"""The recurrences in torch, one token at a time: the reference for kernels, and the CPU version."""
 
 from __future__ import annotations
 
@@ -20,14 +20,23 @@ from treegen.ops.recurrence.types import (
     offsets,
 )
 
-# T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
-# N updates of a list
+# Legend: T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a
+# window, P pages of an update list; N updates of a list or, in scans, sequences; F folded lists
 
 _NORM = 1e-6
 
 
 def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
-    """What each row reads from its state after its token, [T, H, V] in the type of `mixed_TC`."""
+    """Compute one token of each row; see `treegen.ops.recurrence.step`.
+
+    Args:
+        given: The layer's inputs for T rows, and its weights.
+        on: Windows and states of the layer.
+        rows: Where each row's window and its state or update list are.
+
+    Returns:
+        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+    """
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
     mixed_TC = silu(
@@ -66,7 +75,15 @@ def step(given: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 def scan(
     given: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
 ) -> Tensor:
-    """What N sequences read after each of so many tokens; see `treegen.ops.recurrence.scan`."""
+    """Compute several tokens of each sequence [T, H, V]; see `treegen.ops.recurrence.scan`.
+
+    Args:
+        given: Inputs of all tokens of the first sequence, then of the next; and the weights.
+        on: Windows and states of the layer.
+        reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
+        writes_N: Slot for each sequence's state after its last token [N].
+        num_tokens: Tokens per sequence.
+    """
     _begin((on.windows, on.states), reads_N, writes_N)
     rows = RowSlots(torch.stack([writes_N, writes_N]))
     index_TN = _token_indices(len(writes_N), num_tokens, writes_N.device)
@@ -85,7 +102,17 @@ def convolve_runs(
     writes_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
-    """The convolution's outputs [T, C] at so many tokens of each sequence."""
+    """Compute the convolution at several tokens of each sequence [T, C], and update windows.
+
+    Args:
+        mixed_TC: Inputs of the convolution [T, C].
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        reads_N: Slot of each sequence's window before its first token [N]; -1 for none.
+        writes_N: Slot for each sequence's window after its last token [N].
+        num_tokens: Tokens per sequence.
+    """
     _begin((windows,), reads_N, writes_N)
     out_TC = torch.empty_like(mixed_TC)
     for index_N in _token_indices(len(writes_N), num_tokens, writes_N.device):
@@ -95,7 +122,7 @@ def convolve_runs(
 
 
 def _begin(tensors: tuple[Tensor, ...], reads_N: Tensor, writes_N: Tensor) -> None:
-    """Put the states that sequences go on from where they go on, or zeros."""
+    """Copy each sequence's initial state, or zeros, to the slot in which it is updated."""
     for tensor in tensors:
         before = tensor[reads_N.clamp(min=0)]
         before[reads_N < 0] = 0
@@ -103,18 +130,21 @@ def _begin(tensors: tuple[Tensor, ...], reads_N: Tensor, writes_N: Tensor) -> No
 
 
 def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
-    """Which tokens of a pass are the first ones of sequences, the second ones, and so on."""
+    """Return the indices of all sequences' first tokens, second tokens, and so on [tokens, N]."""
     return torch.arange(num * num_tokens, device=device).view(num, num_tokens).T
 
 
 def fold(
     on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
-    """Write the states after the updates in lists, [slots F], into other slots or the same ones.
+    """Fold update lists into states; see `treegen.ops.recurrence.fold_update_lists`.
 
     Args:
-        base_F: Slots of the states that the lists go on from.
-        pages_PF: Those of each list.
+        on: Windows and states of the layer.
+        base_F: Slots of the states to which the lists apply [F].
+        target_F: Slots for the resulting states [F], which may equal `base_F`.
+        listed_F: Number of updates in each list [F].
+        pages_PF: Pages of each list [P, F].
     """
     k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
     states_FHKV = on.states[base_F].clone()
@@ -128,10 +158,12 @@ def fold(
 def _decay_weights(
     sum_TNH: Tensor, listed_T: Tensor, gate_TH: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Sums of gates [T, H] up to now, and by what each update of a list counts now, [T, N, H].
+    """Return the current sums of gates [T, H], and the current weight of each update [T, N, H].
 
     Args:
-        gate_TH: Of the tokens after the lists.
+        sum_TNH: Sums of gates up to each update of the lists [T, N, H].
+        listed_T: Number of updates in each list [T].
+        gate_TH: Log gates of the tokens that follow the lists [T, H].
     """
     num_T, num_N = sum_TNH.shape[:2]
     index_N = torch.arange(num_N, device=listed_T.device)
@@ -150,7 +182,16 @@ def convolve(
     reads_T: Tensor,
     writes_T: Tensor,
 ) -> Tensor:
-    """The convolution's outputs [T, C] at the new tokens, in float32; windows have these then."""
+    """Compute the convolution at the new tokens [T, C] in float32, and append them to the windows.
+
+    Args:
+        mixed_TC: Inputs of the convolution [T, C].
+        conv_CW: Weights, with one column for each token that the convolution sees.
+        bias_C: Bias [C]; None for none.
+        windows: Last inputs of each slot [slots, C, W], updated in place.
+        reads_T: Slot of each row's window before the token [T].
+        writes_T: Slot for each row's window after the token [T].
+    """
     whole_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
     windows[writes_T] = whole_TCW[..., 1:]
     out_TC = (whole_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
@@ -158,7 +199,7 @@ def convolve(
 
 
 def _heads(mixed_TC: Tensor, on: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
+    """Split inputs into queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
     spec = on.spec
     sizes = [(spec.k_heads, spec.k_dim)] * 2 + [(spec.v_heads, spec.v_dim)]
     q_TGK, k_TGK, v_THV = (
@@ -181,9 +222,9 @@ def _read(states_THKV: Tensor, x_THK: Tensor) -> Tensor:
 
 
 def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys [T, N, H, K], values [T, N, H, V] and sums of gates [T, N, H] of lists, in float32.
+    """Return keys [T, N, H, K], values [T, N, H, V] and sums of gates [T, N, H] of lists, float32.
 
-    What is past the end of a list is zeros.
+    Entries past the end of a list are zeros.
     """
     spec = on.spec
     num = min(int(listed_T.max()) if len(listed_T) else 0, len(pages) * spec.page_tokens)
@@ -195,7 +236,7 @@ def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Te
         for part in on.views()
     )
     dead_TN = torch.arange(num, device=pages.device) >= listed_T[:, None]
-    # Memory that was a state before may hold any bits, also those of no number.
+    # Memory that stored a state before may hold any bits, including NaN.
     for part in (gates, keys, values):
         part[dead_TN] = 0.0
     per_head = spec.v_heads // spec.k_heads
@@ -203,7 +244,7 @@ def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Te
 
 
 def _add(on: DeltaStates, inputs: Tensor, k_TGK: Tensor, u_THV: Tensor, sum_TH: Tensor) -> None:
-    """Add an update to each list."""
+    """Append an update to each list."""
     spec, listed_T = on.spec, inputs[LISTED]
     gates, keys, values = on.views()
     row = torch.arange(len(listed_T), device=listed_T.device)

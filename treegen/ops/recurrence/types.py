@@ -1,4 +1,4 @@
-"""What a step of the gated delta rule or of Mamba2 is given."""
+"""Inputs, states and slots of the gated delta rule and of Mamba2."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 from treegen.common.spec import DeltaSpec
 
-# T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a window,
-# P pages of a list, B bytes of a page's part for one key head
+# Legend: T rows, H value heads, G key heads, K key dim, V value dim, C channels, W width of a
+# window, P pages of an update list, N updates of a page, R rows of `RowSlots.inputs_RT`
 
 BASE, LISTED, WINDOW, NEXT_WINDOW, PAGES = range(5)
 READS, WRITES = range(2)
 NUM_OWN: Final = 2
-"""Inputs of rows with states of their own."""
+"""Number of rows of `RowSlots.inputs_RT` if the sequences have states of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What the recurrence of one layer is given beside its states.
+    """Inputs of one layer's recurrence, except for its states.
 
     mixed_TC: queries, keys and values of all heads, before the convolution, in the order of
     `offsets`.
-    a_TH, b_TH: what the gates and the strengths are made of. Mamba2 makes both of a_TH.
-    conv_CW: weights of the convolution, as many columns as it sees tokens.
+    a_TH, b_TH: inputs of the gates and of the strengths. Mamba2 computes both from a_TH.
+    conv_CW: weights of the convolution, with one column for each token that it sees.
     a_log_H, dt_bias_H: weights of the gates.
-    strength: what a strength is at most.
-    conv_bias_C: of the convolution; None for none.
+    strength: the upper bound of a strength.
+    conv_bias_C: bias of the convolution; None for none.
     skip_H: Mamba2's weights of each token's own value.
     """
 
@@ -44,7 +44,7 @@ class DeltaInputs:
     skip_H: Tensor | None = None
 
     def rows(self, at: slice | Tensor) -> DeltaInputs:
-        """The same of some rows."""
+        """Return the inputs of some rows."""
         return replace(self, mixed_TC=self.mixed_TC[at], a_TH=self.a_TH[at], b_TH=self.b_TH[at])
 
 
@@ -53,7 +53,7 @@ class DeltaStates:
     """The states of one layer, in slots.
 
     windows: [slots, C, W] the last inputs of the convolution.
-    states: [slots, H, K, V] float32. Pages of lists lie in it too, see `views`.
+    states: [slots, H, K, V] float32. Its memory also holds the pages of update lists, see `views`.
     spec: the sizes of the layer.
     """
 
@@ -63,14 +63,14 @@ class DeltaStates:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the keys and values in lists."""
+        """The type of keys and values in update lists."""
         return _DTYPES[self.spec.itemsize] if self.windows.dtype != torch.float16 else torch.float16
 
     def views(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All pages of lists: gates [pages, G, N, H/G], keys [pages, G, N, K] and values
-        [pages, G, N, H/G, V] of N updates each.
+        """Return the gates, keys and values of all pages of update lists, N updates per page.
 
-        Page p of slot s is page s * spec.pages + p.
+        Gates are [pages, G, N, H/G], keys [pages, G, N, K] and values [pages, G, N, H/G, V]. Page p
+        of slot s is page s * spec.pages + p.
         """
         spec = self.spec
         heads = spec.k_heads
@@ -90,7 +90,7 @@ class DeltaStates:
 
 
 def offsets(spec: DeltaSpec) -> tuple[int, int, int]:
-    """Channels at which queries, keys and values begin."""
+    """Return the channels at which queries, keys and values begin."""
     keys, values = spec.k_heads * spec.k_dim, spec.v_heads * spec.v_dim
     return (0, keys, 2 * keys) if spec.corrects else (values + keys, values, 0)
 
@@ -99,7 +99,10 @@ _DTYPES: Final = {2: torch.bfloat16, 4: torch.float32}
 
 
 def page_offsets(spec: DeltaSpec) -> tuple[int, int]:
-    """Where keys and values begin in a page's part for one key head, in bytes; gates come first."""
+    """Return the byte offsets of keys and values in a page's part of one key head.
+
+    The gates are at offset 0.
+    """
     gates = 4 * spec.page_tokens * (spec.v_heads // spec.k_heads)
     keys = -(-gates // 16) * 16
     return keys, keys + spec.page_tokens * spec.k_dim * spec.itemsize
@@ -107,19 +110,19 @@ def page_offsets(spec: DeltaSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class RowSlots:
-    """Where the states of T rows are, of which each has one token.
+    """Where the states of T rows with one token each are.
 
-    inputs_RT: int64. Of rows with states of their own [2, T]: the slot that a row reads, and the
-    one that it writes. Of rows with lists [4 + P, T]: the slot of the state that its list goes on
-    from, how many updates it lists, the slots of its window before and after, and its pages. The
-    update of this token is added to the list.
+    inputs_RT: int64. If rows have states of their own [2, T]: the slot that a row reads, and the
+    slot that it writes. If rows have update lists [4 + P, T]: the slot of the state to which a
+    row's list applies, the number of updates in the list, the slots of its window before and after
+    the token, and the pages of the list. The token's update is appended to the list.
     """
 
     inputs_RT: Tensor
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows list updates."""
+        """Whether rows have update lists."""
         return len(self.inputs_RT) > NUM_OWN
 
     @property

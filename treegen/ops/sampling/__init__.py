@@ -1,1 +1,1 @@
-"""Drawing tokens from logits, by numbers that depend on the sample alone."""
+"""Token sampling, with random numbers that depend on the sample alone."""

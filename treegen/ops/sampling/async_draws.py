@@ -1,4 +1,4 @@
-"""Draws on their way to the host, and what is there of them."""
+"""Draws as arrays on the host, and their asynchronous copies from the device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from treegen.ops.sampling.draw import Draws
 
 @dataclass(frozen=True, slots=True)
 class HostDraws:
-    """Draws as arrays, named as in `Draws`; None where something is not reported.
+    """Draws as arrays, named as in `Draws`; None for arrays that are not reported.
 
-    After `flat` all have one entry for each draw.
+    After `flat` all arrays have one entry per draw.
     """
 
     tokens: NDArray[np.int64]
@@ -27,18 +27,18 @@ class HostDraws:
     signals: NDArray[np.float32] | None
 
     def flat(self) -> HostDraws:
-        """One entry for each draw: those of one distribution have what is told of it."""
-        each = self.tokens.shape[1]
-        told: list[Any] = [self.lse, self.top_tokens, self.top_logprobs, self.signals]
-        if each > 1:
-            told = [None if array is None else np.repeat(array, each, axis=0) for array in told]
-        return HostDraws(self.tokens.ravel(), self.logprobs.ravel(), *told)
+        """Return arrays with one entry per draw, repeating the values of each distribution."""
+        num_draws = self.tokens.shape[1]
+        arrays: list[Any] = [self.lse, self.top_tokens, self.top_logprobs, self.signals]
+        if num_draws > 1:
+            arrays = [None if a is None else np.repeat(a, num_draws, axis=0) for a in arrays]
+        return HostDraws(self.tokens.ravel(), self.logprobs.ravel(), *arrays)
 
     def at(self, draws: NDArray[np.int64]) -> HostDraws:
-        """Some of the draws."""
-        every = (getattr(self, name) for name in _NAMES)
-        told: list[Any] = [None if array is None else array[draws] for array in every]
-        return HostDraws(*told)
+        """Return some of the draws, by index."""
+        arrays = (getattr(self, name) for name in _NAMES)
+        chosen: list[Any] = [None if array is None else array[draws] for array in arrays]
+        return HostDraws(*chosen)
 
 
 _NAMES = tuple(field.name for field in fields(HostDraws))
@@ -48,13 +48,13 @@ class AsyncDraws:
     """Draws whose copies to the host are queued."""
 
     def __init__(self, draws: Draws) -> None:
-        """Queue the copies behind what the device is doing."""
+        """Queue the copies behind the device's current work."""
         tensors = [getattr(draws, field.name) for field in fields(draws)]
         self._fetch = AsyncHostCopy([tensor for tensor in tensors if tensor is not None])
         self._is_there = [tensor is not None for tensor in tensors]
 
     def wait(self) -> HostDraws:
-        """The draws, once they are there."""
-        arrays = iter(self._fetch.wait())
-        told: list[Any] = [next(arrays) if there else None for there in self._is_there]
-        return HostDraws(*told)
+        """Wait for the copies, and return the draws."""
+        copied = iter(self._fetch.wait())
+        arrays: list[Any] = [next(copied) if there else None for there in self._is_there]
+        return HostDraws(*arrays)

@@ -1,4 +1,4 @@
-"""What some distributions of a pass are drawn with: sampling parameters, as tensors.
+"""Sampling parameters of the rows of a pass, as tensors.
 
 Shape letters: P distributions, U kinds of biases, K biased tokens, V vocabulary.
 """
@@ -25,12 +25,12 @@ _MAX_TOP_K = 2**24  # more than any vocabulary has, and exact as a float
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bias:
-    """What is added to the logits of K tokens, and what may not be drawn.
+    """Biases on the logits of K tokens, and banned words.
 
     token: the ids of the tokens.
-    value: what is added to the logit of each.
+    value: the number added to each token's logit.
     until: the value is added as long as the sample has fewer tokens than this.
-    words: may not be drawn, each as its tokens.
+    words: words that may not be drawn, each as its tokens.
     """
 
     token: NDArray[np.int64]
@@ -41,9 +41,9 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """The biases of P distributions, which are of U kinds.
+    """The biases of P distributions, each of which has one of U kinds.
 
-    token_UK, value_UK, until_UK: the fields of each kind's `Bias`, filled up with zeros.
+    token_UK, value_UK, until_UK: the fields of each kind's `Bias`, padded with zeros.
     index_P: the kind of each distribution.
     """
 
@@ -54,7 +54,7 @@ class Biases:
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
-        """The biases of P rows; row p has kinds[index_P[p]]. None where no kind adds anything."""
+        """Return the biases of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
         most = max((len(kind.token) for kind in kinds), default=0)
         if not most:
             return None
@@ -67,7 +67,12 @@ class Biases:
         return Biases(column("token"), column("value"), column("until"), index_P)
 
     def add(self, logits_PV: Tensor, steps_P: Tensor) -> Tensor:
-        """Return the biased logits. steps_P: how many tokens each row has."""
+        """Return the biased logits [P, V].
+
+        Args:
+            logits_PV: Logits [P, V].
+            steps_P: Number of tokens of each row's sample so far [P].
+        """
         index_P = self.index_P
         holds_PK = steps_P[:, None] < self.until_UK[index_P]
         value_PK = torch.where(holds_PK, self.value_UK[index_P], 0.0)
@@ -76,16 +81,16 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Sampling parameters of P distributions as tensors [P]; None where no row uses one.
+    """Sampling parameters of P distributions as tensors [P]; None for a parameter that none uses.
 
     greedy_P: which rows take the likeliest token.
     all_greedy: whether all rows do.
-    num_logprobs: likeliest tokens that are reported for each draw.
-    biases: what is added to logits before a draw.
-    signals: what is told of each distribution.
+    num_logprobs: number of likeliest tokens reported for each draw.
+    biases: biases added to the logits before a draw.
+    signals: confidence signals reported for each distribution.
     processed_P: which rows report log-probabilities of the distribution that they draw from.
-    penalties: what of a draw depends on the text before it.
-    masked: whether some rows may draw certain tokens only; which ones is told at the draw.
+    penalties: penalties and bans that depend on the text before a draw.
+    masked: whether some rows may draw certain tokens only. `draw` takes the masks.
     """
 
     temperature_P: Tensor
@@ -121,19 +126,19 @@ class SamplingBatch:
 
     @property
     def is_plain(self) -> bool:
-        """Whether rows draw plainly, and nothing is told of their distributions."""
+        """Whether rows draw plainly and report no confidence signals."""
         return self.signals is None and self.draws_plainly
 
     @staticmethod
     def greedy(num: int, device: torch.device) -> SamplingBatch:
-        """Parameters of rows that take the likeliest token, until `load` gives them others."""
+        """Return parameters of rows that take the likeliest token, until `load` replaces them."""
         temperature_P = torch.ones(num, device=device)
         return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
 
     def load(self, other: SamplingBatch) -> None:
-        """Write the parameters of plain draws over those of the first rows, in place.
+        """Overwrite the parameters of the first rows in place, with those of plain draws.
 
-        CUDA graphs read these tensors where they lie.
+        CUDA graphs read these tensors at fixed addresses.
         """
         assert self.is_plain and other.is_plain and self.greedy_P is not None
         num = len(other.temperature_P)
@@ -146,7 +151,13 @@ class SamplingBatch:
         index_P: Tensor,
         biases: Sequence[Bias] = (),
     ) -> SamplingBatch:
-        """Parameters of P rows; row p has params[index_P[p]], and biases[index_P[p]] if any."""
+        """Return the parameters of P rows.
+
+        Args:
+            params: Distinct sampling parameters. Row p has params[index_P[p]].
+            index_P: Index into `params` of each row, int64 [P], on the rows' device.
+            biases: One bias for each of the parameters. Default: no biases.
+        """
 
         def of_each(values: list[float]) -> Tensor:
             return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
@@ -165,5 +176,5 @@ class SamplingBatch:
             biases=Biases.of(biases, index_P),
             signals=ConfidenceSignals.of(params, index_P),
             processed_P=of_each(list(map(float, processed))) > 0 if any(processed) else None,
-            penalties=Penalties.of(params, [each.words for each in biases], index_P),
+            penalties=Penalties.of(params, [bias.words for bias in biases], index_P),
         )

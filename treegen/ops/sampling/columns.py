@@ -1,4 +1,4 @@
-"""Columns: tensors with a number for each row, in the dataclasses that say how rows are drawn."""
+"""Columns: tensors with one number per row, in the dataclasses of sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 
-# P rows
+# Legend: P rows
 
 _T = TypeVar("_T")
 
 
 def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor | None:
-    """A number for each row, in float32; None if all are neutral.
+    """Return one number per row, float32 [P]; None if all are neutral.
 
     Args:
-        values: Of each set of parameters.
-        index_P: The set of each row.
+        values: The number of each set of parameters.
+        neutral: The number that has no effect.
+        index_P: The set of each row, int64 [P].
     """
     if all(value == neutral for value in values):
         return None
@@ -29,16 +30,19 @@ def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor |
 
 
 def slice_rows(found: _T, rows: slice) -> _T:
-    """What some rows have: each tensor whose name says [P, ...], also in dataclasses within."""
+    """Return a dataclass with some of its rows.
+
+    Each tensor whose name says [P, ...] is sliced, in nested dataclasses too.
+    """
     whole: Any = found
     changes: dict[str, Any] = {}
-    for name in (each.name for each in fields(whole)):
+    for name in (field.name for field in fields(whole)):
         value = getattr(whole, name)
         if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("P"):
             changes[name] = value[rows]
         elif is_dataclass(value):
             changes[name] = slice_rows(value, rows)
         elif isinstance(value, list) and all(map(is_dataclass, value)):
-            changes[name] = [slice_rows(each, rows) for each in value]
+            changes[name] = [slice_rows(item, rows) for item in value]
     part: _T = replace(whole, **changes)
     return part

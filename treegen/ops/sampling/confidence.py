@@ -1,6 +1,6 @@
-"""How sure the model is at a token: numbers of its whole distribution, beside the draw.
+"""Confidence signals: how certain the model is at a token, from its whole distribution.
 
-Both are of the unchanged logits, before temperature and filters, as log-probabilities are.
+Both signals use the unchanged logits, before temperature and filters, as log-probabilities do.
 
 Shape letters: P distributions, V vocabulary, K likeliest tokens.
 """
@@ -19,16 +19,16 @@ from treegen.common.params import SamplingParams
 from treegen.ops.sampling.columns import slice_rows
 
 CONFIDENCE, CERTAINTY = range(2)
-_AT_ONCE = 2**25  # logits at most that are read in one go
+_AT_ONCE = 2**25  # largest number of logits that are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceSignals:
-    """What is told of each of P distributions.
+    """The confidence signals that are reported for P distributions.
 
-    likeliest_P: of how many likeliest tokens the confidence is; 0 where a row has none.
-    most: the largest of these.
-    certainty: whether the self-certainty is told.
+    likeliest_P: number of likeliest tokens in the confidence; 0 for a row that does not report it.
+    most: the largest number in `likeliest_P`.
+    certainty: whether the self-certainty is reported.
     """
 
     likeliest_P: Tensor
@@ -37,16 +37,16 @@ class ConfidenceSignals:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], index_P: Tensor) -> ConfidenceSignals | None:
-        """What P rows ask for; row p has params[index_P[p]]. None where no row asks."""
-        most = max(each.confidence for each in params)
-        certainty = any(each.self_certainty for each in params)
+        """Return the signals of P rows, where row p has params[index_P[p]]; None if all are off."""
+        most = max(p.confidence for p in params)
+        certainty = any(p.self_certainty for p in params)
         if not most and not certainty:
             return None
-        likeliest = np.array([each.confidence for each in params], dtype=np.int64)
+        likeliest = np.array([p.confidence for p in params], dtype=np.int64)
         return ConfidenceSignals(to_device(likeliest, index_P.device)[index_P], most, certainty)
 
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
-        """The confidence and the self-certainty of each row, float32 [P, 2]; 0 if not asked for.
+        """Return the confidence and self-certainty of each row, float32 [P, 2]; 0 if not reported.
 
         The confidence is minus the mean log-probability of the K likeliest tokens (Fu et al. 2025,
         "Deep Think with Confidence"). The self-certainty is the mean over the vocabulary of
@@ -54,8 +54,8 @@ class ConfidenceSignals:
         with a logit of minus infinity, are in neither mean.
 
         Args:
-            logits_PV: Of any floating type.
-            lse_P: Float32, their log-sum-exp.
+            logits_PV: Logits [P, V] of any floating type.
+            lse_P: Their log-sum-exp, float32 [P].
         """
         most = max(_AT_ONCE // logits_PV.shape[1], 1)
         parts = []
@@ -65,25 +65,25 @@ class ConfidenceSignals:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
-        found_P2 = torch.zeros(len(logits_PV), 2, device=logits_PV.device)
+        signals_P2 = torch.zeros(len(logits_PV), 2, device=logits_PV.device)
         if self.most:
             top_PK = logits_PV.topk(min(self.most, logits_PV.shape[1]), dim=-1).values
             rank_K = torch.arange(top_PK.shape[1], device=top_PK.device)
-            asked_PK = (rank_K < self.likeliest_P[:, None]) & top_PK.isfinite()
-            mean_P = _mean(top_PK, asked_PK)
-            asked_P = self.likeliest_P > 0
-            found_P2[:, CONFIDENCE] = torch.where(asked_P, lse_P - mean_P, 0.0)
+            counted_PK = (rank_K < self.likeliest_P[:, None]) & top_PK.isfinite()
+            mean_P = _mean(top_PK, counted_PK)
+            reports_P = self.likeliest_P > 0
+            signals_P2[:, CONFIDENCE] = torch.where(reports_P, lse_P - mean_P, 0.0)
         if self.certainty:
-            given_PV = logits_PV.isfinite()
-            size_P = given_PV.sum(dim=-1).clamp(min=1)
-            found_P2[:, CERTAINTY] = lse_P - _mean(logits_PV, given_PV) - size_P.log()
-        return found_P2
+            finite_PV = logits_PV.isfinite()
+            size_P = finite_PV.sum(dim=-1).clamp(min=1)
+            signals_P2[:, CERTAINTY] = lse_P - _mean(logits_PV, finite_PV) - size_P.log()
+        return signals_P2
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:
-    """Mean of the chosen values of each row, [P]; 0 where none is.
+    """Return the mean of the chosen values of each row [P]; 0 if none is chosen.
 
-    Summed in float64: rounding must not show how many rows there are.
+    Sums are float64, so that results do not depend on the number of rows through rounding.
     """
     total = torch.where(chosen, values, 0.0).sum(dim=-1, dtype=torch.float64)
     return (total / chosen.sum(dim=-1).clamp(min=1)).float()

@@ -1,12 +1,13 @@
-"""Draw tokens from logits with randomness that belongs to the row, not to the batch.
+"""Token draws from logits, with randomness that belongs to the row, not to the batch.
 
-A draw is a pure function of the row's seed, the step and the logits, and with penalties of the
-row's text. A counter-based generator makes one uniform number of the seed and the step. That number
-is looked up in the row's cumulative distribution. So a sample draws with the same numbers in any
-batch, in any order, and after any preemption or resume. The sample is the same if its logits are; a
-model may round logits otherwise in another batch.
+A draw is a pure function of the row's seed, the step and the logits and, with penalties, of the
+row's text: a counter-based generator turns seed and step into a uniform number, which is looked up
+in the row's cumulative distribution. So a sample uses the same numbers in any batch, in any order,
+and after any preemption or resume. The sample is the same if its logits are, but a model may round
+logits differently in another batch.
 
-Shape letters: P distributions, N draws from each, V vocabulary.
+Shape letters: P distributions, N draws from each, V vocabulary, W one GPU's part of it, B blocks of
+it, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _MIX2 = 0x94D049BB133111EB - 2**64
 
 
 def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
-    """Uniform float64 numbers in [0, 1), one for each seed and step.
+    """Return uniform float64 numbers in [0, 1), one for each seed and step.
 
     Args:
-        seeds: Int64, of one shape, which the result has too.
-        steps: Int64, of one shape, which the result has too.
+        seeds: Seeds, int64 of any shape. The result has the same shape.
+        steps: Steps, int64 of the same shape.
     """
     # int64 arithmetic wraps around. The masks turn arithmetic shifts into logical ones.
     z = seeds + (steps + 1) * _GAMMA
@@ -48,19 +49,19 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 
 
 _BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
-_AT_ONCE = 2**24  # logits at most that `_draw` gets in one call
+_AT_ONCE = 2**24  # largest number of logits that `_draw` gets in one call
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """N drawn tokens of each of P distributions.
+    """N tokens drawn from each of P distributions.
 
     tokens_PN: int64, the tokens.
-    logprobs_PN: float32, the natural logarithm of their probability, under the unchanged logits or,
-        if a row asks for that, under the distribution that they are drawn from.
-    lse_P: float32, log-sum-exp of the logits; not finite where some logit is no number.
-    top_tokens_PK, top_logprobs_PK: the likeliest tokens, where they are reported.
-    signals_P2: float32, the confidence and the self-certainty, where they are reported.
+    logprobs_PN: float32, the natural logarithms of their probabilities, under the unchanged logits
+        or, in rows of `SamplingBatch.processed_P`, under the distribution that they are drawn from.
+    lse_P: float32, log-sum-exp of the logits; not finite if some logit is NaN.
+    top_tokens_PK, top_logprobs_PK: the likeliest tokens; None if they are not reported.
+    signals_P2: float32, the confidence and the self-certainty; None if neither is reported.
     """
 
     tokens_PN: Tensor
@@ -71,9 +72,9 @@ class Draws:
     signals_P2: Tensor | None = None
 
     def first(self, num: int) -> Draws:
-        """The draws of the first distributions."""
-        told = (getattr(self, each.name) for each in fields(self))
-        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in told]
+        """Return the draws of the first `num` distributions."""
+        tensors = (getattr(self, field.name) for field in fields(self))
+        parts: list[Any] = [None if tensor is None else tensor[:num] for tensor in tensors]
         return Draws(*parts)
 
 
@@ -86,14 +87,17 @@ def draw(
     texts: TokenHistory | None = None,
     masks: Masks | None = None,
 ) -> Draws:
-    """Draw N tokens from each of P rows of logits, in float32 whatever the type of the logits.
+    """Draw N tokens from each of P rows of logits, computing in float32 for any type of logits.
 
     Args:
-        seeds_PN: The seed of each draw.
-        steps_PN: How many tokens were drawn before it. All draws of a biased row have the same.
-        forced_P: Int64, the token that a row gets in place of its draws, or -1; None if all are
-            drawn.
-        texts: What comes before the draws; needed where there are penalties.
+        logits_PV: Logits [P, V] of any floating type.
+        seeds_PN: Seed of each draw, int64 [P, N].
+        steps_PN: Number of tokens drawn before each draw, int64 [P, N]. All draws of a biased row
+            have the same number.
+        params: Sampling parameters of the rows.
+        forced_P: The token that a row gets instead of its draws, or -1, int64 [P]; None if all
+            tokens are drawn.
+        texts: The text before the draws. Required with penalties.
         masks: The tokens that may be drawn; None for all.
     """
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
@@ -108,7 +112,7 @@ def draw(
         )
         signals_P2 = None if params.signals is None else params.signals.read(logits_PV, lse_P)
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
-    # To sort, sum and search logits takes ten to twenty times the memory that they take.
+    # Sorting, summing and searching logits takes ten to twenty times their memory.
     width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
     most = max(_AT_ONCE // width, 1)
     if len(logits_PV) <= most:
@@ -124,8 +128,9 @@ def draw(
 
 
 def can_divide(device: torch.device) -> bool:
-    """Whether `draw_vocab_parallel` runs on a device: on a GPU, and anywhere in Triton's
-    interpreter.
+    """Return whether `draw_vocab_parallel` runs on a device.
+
+    It runs on GPUs, and on any device in Triton's interpreter.
     """
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -140,14 +145,20 @@ def draw_vocab_parallel(
     gather: Callable[[Tensor], Tensor],
     total: Callable[[Tensor], Tensor],
 ) -> Draws:
-    """`draw` on a GPU, of plain parameters, where each of several GPUs has a part of the logits.
+    """Draw like `draw`, with plain parameters, if each of several GPUs has a part of the logits.
 
-    All of them get the draws. They exchange sums of blocks, not logits.
+    All GPUs get the draws. They exchange sums of blocks, not logits.
 
     Args:
-        part: Which part is at hand, its first token, and how many of the W logits are real.
-        gather: Puts what all have side by side, dense.
-        total: Adds up what all have.
+        logits_PW: This GPU's part of the logits [P, W].
+        seeds_PN: Seed of each draw, int64 [P, N].
+        steps_PN: Number of tokens drawn before each draw, int64 [P, N].
+        params: Sampling parameters of the rows.
+        forced_P: The token that a row gets instead of its draws, or -1, int64 [P]; None if all
+            tokens are drawn.
+        part: This GPU's rank, its first token, and the number of real logits among the W.
+        gather: Concatenates the tensors of all GPUs along the last dimension, dense.
+        total: Sums the tensors of all GPUs.
     """
     kernels = _kernels()
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
@@ -217,9 +228,9 @@ def _draw(
 
 
 def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
-    """For each draw, the first token whose cumulative weight passes its share of the total.
+    """Return, for each draw, the first token whose cumulative weight passes its share of the total.
 
-    The block of the vocabulary is found first, then the token in that block. So only one block is
+    The block of the vocabulary is found first, then the token in that block, so only one block is
     summed token by token. Sums are float64: rounding must not move a boundary between two tokens.
     """
     num_rows, size = weights_PV.shape
@@ -239,29 +250,30 @@ def _inverse_cdf(weights_PV: Tensor, uniform_PN: Tensor) -> Tensor:
 
 
 def _search(cdf: Tensor, share: Tensor) -> Tensor:
-    """Index of the first cumulative weight that exceeds a share of the last one.
+    """Return the index of the first cumulative weight that exceeds a share of the last one.
 
-    The entry there has weight itself, because its cumulative weight exceeds the one before it.
+    The entry at this index has a positive weight, because its cumulative weight exceeds the
+    previous one.
     """
     # In float64 too, a share below 1 times the total is below the total.
     target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
-    # The caller refuses weights that are not numbers. Here they must not lead out of the table.
+    # The caller rejects NaN weights. Here they must not lead to an index outside the table.
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
 
 
 def _kernels() -> ModuleType:
-    """The GPU's kernels, imported when a GPU first draws."""
+    """Return the module of GPU kernels, imported when a GPU first draws."""
     from treegen.ops.sampling import kernels as sampling_kernels
 
     return sampling_kernels
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
-    """Weights of tokens after temperature, min_p, top_k and top_p, not normalised.
+    """Return unnormalised weights of tokens after temperature, min_p, top_k and top_p.
 
-    A token that is left out has weight 0.
+    A token that is filtered out has weight 0.
     """
-    # In place: to take fresh memory for each of them would cost a CPU more than to compute them.
+    # In place: on a CPU new memory for each step would cost more than computing it.
     weights = logits_PV / params.temperature_P[:, None]
     weights.sub_(weights.amax(dim=-1, keepdim=True)).exp_()
     if params.min_p_P is not None:

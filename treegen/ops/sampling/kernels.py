@@ -1,11 +1,12 @@
-"""Draw tokens on a GPU in one pass over the logits: inverse CDF, block by block.
+"""Token draws on a GPU in one pass over the logits: inverse CDF, block by block.
 
-The first kernel reads each logit once and leaves, per row and block of the vocabulary, the block's
-largest logit and its sums of exponentials, plain and tempered. The second finds the block in which
-the row's uniform number falls and searches that block alone. Where a row may draw certain tokens
-only, tempered sums are of these, and plain ones of all, because the log-probability is the model's.
+The first kernel reads each logit once and stores, per row and block of the vocabulary, the block's
+largest logit and its sums of exponentials, with and without temperature. The second finds the block
+that contains the row's uniform number, and searches only that block. If a mask restricts a row,
+tempered sums include only allowed tokens; plain sums include all, because log-probabilities are the
+model's.
 
-Legend: P rows, V vocabulary, B blocks of the vocabulary.
+Legend: P rows, N draws of a row, V vocabulary, B blocks of the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ from torch import Tensor
 from treegen.ops.sampling.masks import Masks
 
 BLOCK = 4096
-# The number of rows decides where these arrays start in memory. Triton need not compile a kernel
-# for each alignment.
+# The number of rows determines where these arrays start in memory. Without this list, Triton would
+# compile a kernel for each alignment.
 SUMS = ("tops", "plain", "tempered", "free")
 
 
 @triton.jit
 def _mask_logits(x, at, there, bits, mine, words):
-    """Logits at some tokens, minus infinity where the bits of a mask bar them.
+    """Return the logits of some tokens, with minus infinity for tokens that a mask bars.
 
     Args:
-        mine: Which mask; none if it is below 0.
+        x: Logits of the tokens.
+        at: Ids of the tokens.
+        there: Which of the tokens exist.
+        bits: Pointer to the masks, int32 [masks, words].
+        mine: Index of the mask; none if negative.
+        words: Words of 32 bits per mask.
     """
     first = tl.maximum(mine, 0).to(tl.int64) * words
     word = tl.load(bits + first + at // 32, mask=there, other=0)
@@ -56,9 +62,26 @@ def _block_sums(
     HAS_MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: one row and block. Sums are of exp(x - top), top being the block's largest.
+    """Compute the sums of one block; one program per row and block.
 
-    With masks, tops and tempered are of what may be drawn; free and plain are of all tokens.
+    Sums are of exp(x - top), where top is the block's largest logit. With masks, tops and tempered
+    include only allowed tokens; free and plain include all tokens.
+
+    Args:
+        logits: Pointer to the logits [P, V].
+        temperature: Pointer to the temperature of each row [P].
+        bits: Pointer to the masks, int32 [masks, words].
+        masks: Pointer to the mask of each row [P]; -1 for none.
+        tops: Pointer to the output of the largest logits [P, B].
+        plain: Pointer to the output of sums without temperature [P, B].
+        tempered: Pointer to the output of sums with temperature [P, B].
+        free: Pointer to the output of the largest logits without masks [P, B].
+        row_stride: Stride of `logits` between rows, in elements.
+        words: Words of 32 bits per mask.
+        V: Tokens of the vocabulary.
+        B: Blocks of the vocabulary.
+        HAS_MASK: Whether there are masks.
+        BLOCK: Tokens per block.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -68,7 +91,7 @@ def _block_sums(
     inverse = 1.0 / tl.load(temperature + row)
     weight = tl.sum(tl.exp(x - floor), 0)
     tl.store(plain + row * B + block, weight)
-    # Exponentials take as long as reading the logits does, so at temperature 1 they are taken once.
+    # Exponentials take as long as reading the logits, so at temperature 1 they are computed once.
     if HAS_MASK:
         tl.store(free + row * B + block, top)
         x = _mask_logits(x, at, at < V, bits, tl.load(masks + row), words)
@@ -83,7 +106,7 @@ def _block_sums(
 
 @triton.jit
 def _uniform(seed, step):
-    """`treegen.ops.sampling.draw.uniforms`: a float64 in [0, 1)."""
+    """Return a float64 in [0, 1), as `treegen.ops.sampling.draw.uniforms` does."""
     z = seed + (step + 1) * (-7046029254386353131)
     z = (z ^ ((z >> 30) & (2**34 - 1))) * -4658895280553007687
     z = (z ^ ((z >> 27) & (2**37 - 1))) * -7723592293110705685
@@ -124,11 +147,40 @@ def _pick(
     ROOM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program: one of a row's N draws. The first token whose cumulative weight passes the
-    target, or the token that is forced.
+    """Draw one token; one program for each of a row's N draws.
 
-    The logits are those of V tokens from FIRST on, which are MY_BLOCKS of all B blocks. A draw that
-    falls into another block is left 0.
+    The token is the first whose cumulative weight passes the target, or the forced token. A draw
+    that falls into a block of another GPU is stored as 0.
+
+    Args:
+        logits: Pointer to this GPU's logits [P, V].
+        temperature: Pointer to the temperature of each row [P].
+        greedy: Pointer to whether each row takes the likeliest token [P].
+        forced: Pointer to the forced token of each row, or -1 [P].
+        seeds: Pointer to the seed of each draw [P, N].
+        steps: Pointer to the number of tokens before each draw [P, N].
+        bits: Pointer to the masks, int32 [masks, words].
+        masks: Pointer to the mask of each row [P]; -1 for none.
+        tops: Pointer to the blocks' largest logits [P, B].
+        plain: Pointer to the blocks' sums without temperature [P, B].
+        tempered: Pointer to the blocks' sums with temperature [P, B].
+        free: Pointer to the blocks' largest logits without masks [P, B].
+        tokens: Pointer to the output of tokens, every second int64.
+        logprobs: Pointer to the output of log-probabilities, every fourth float32.
+        lses: Pointer to the output of LSEs, every fourth float32.
+        row_stride: Stride of `logits` between rows, in elements.
+        words: Words of 32 bits per mask.
+        V: This GPU's tokens of the vocabulary.
+        B: Blocks of the whole vocabulary.
+        N: Draws per row.
+        FIRST: First token of this GPU's part of the vocabulary.
+        FIRST_BLOCK: First block of this part.
+        MY_BLOCKS: Blocks of this part.
+        HAS_GREEDY: Whether any row takes the likeliest token.
+        HAS_FORCED: Whether any row has a forced token.
+        HAS_MASK: Whether there are masks.
+        ROOM: B, rounded up to a power of two.
+        BLOCK: Tokens per block.
     """
     draw = tl.program_id(0).to(tl.int64)
     row = draw // N
@@ -158,7 +210,7 @@ def _pick(
     block = tl.where(is_greedy, tl.min(tl.where(top == best, b, ROOM), 0), block)
     before = tl.sum(tl.where(b < block, weights, 0.0), 0)
 
-    block = tl.minimum(block, B - 1)  # where logits are not numbers, none may be the best
+    block = tl.minimum(block, B - 1)  # with NaN logits, no block may equal the best
     is_mine = (block >= FIRST_BLOCK) & (block < FIRST_BLOCK + MY_BLOCKS)
     block = tl.where(is_mine, block - FIRST_BLOCK, 0)
     n = tl.arange(0, BLOCK)
@@ -173,7 +225,7 @@ def _pick(
     index = tl.where(is_greedy, tl.min(tl.where(x == best, n, BLOCK), 0), index)
     index = tl.minimum(index, BLOCK - 1)
     chosen = tl.max(tl.where(n == index, x, float("-inf")), 0)
-    # The caller refuses logits that are not numbers, but the token must be one of the vocabulary.
+    # The caller rejects NaN logits, but the token must be in the vocabulary even then.
     token = (FIRST + tl.minimum(block * BLOCK + index, V - 1)).to(tl.int64)
     if HAS_FORCED:
         given = tl.load(forced + row)
@@ -188,10 +240,11 @@ def _pick(
 
 
 class VocabPart(NamedTuple):
-    """The part of the vocabulary whose logits are at hand.
+    """The part of the vocabulary whose logits are on this GPU.
 
-    rank: which of the parts, of which all but the last are equally large. first: its first token.
-    size: how many of the logits are real.
+    rank: the number of the part. All parts but the last have the same size.
+    first: the first token of the part.
+    size: number of real logits.
     """
 
     rank: int
@@ -215,23 +268,27 @@ def draw_blocks(
     gather: Exchange | None = None,
     total: Exchange | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens [P, N] (int64), their logprobs and the logits' LSE [P] (float32), natural log.
-
-    A row with a NaN has an LSE that is not finite. The results are views of one piece of memory, so
-    they go to the host in one copy.
+    """Draw N tokens from each of P rows of logits, block by block.
 
     Args:
-        logits_PV: Of any floating type.
-        seeds_PN: Int64, dense.
-        steps_PN: Int64, dense.
-        temperature_P: Not 0 where greedy_P is false.
-        greedy_P: Which rows take the likeliest token; None for none.
-        forced_P: Int64, dense, the token that a row gets in place of its draws, or -1; None for
-            none.
-        masks: The tokens that may be drawn; None for all. Of the whole vocabulary, not of a part.
-        part: The part of the vocabulary that the logits are of; None for all of it. Then gather
-            puts the sums [..., B] of all parts side by side, and total adds up draws, of which one
-            part has one.
+        logits_PV: Logits [P, V] of any floating type.
+        seeds_PN: Seed of each draw, int64 [P, N], dense.
+        steps_PN: Number of tokens drawn before each draw, int64 [P, N], dense.
+        temperature_P: Temperature of each row [P]; not 0 if greedy_P is false.
+        greedy_P: Which rows take the likeliest token [P]; None for none.
+        forced_P: The token that a row gets instead of its draws, or -1, int64 [P], dense. Default:
+            all tokens are drawn.
+        masks: The tokens of the whole vocabulary that may be drawn. Default: all. Not supported
+            together with `part`.
+        part: The part of the vocabulary to which the logits belong. Default: the whole vocabulary.
+        gather: Concatenates the sums [..., B] of all parts along the last dimension. Required with
+            `part`.
+        total: Sums the draws of all parts, of which only one is not 0. Required with `part`.
+
+    Returns:
+        Tokens [P, N] (int64), their log-probabilities [P, N] and the logits' LSE [P] (float32,
+        natural logarithms). The LSE of a row with a NaN is not finite. The results are views of one
+        tensor, so they go to the host in one copy.
     """
     rows, width = logits_PV.shape
     mine = part or VocabPart(0, 0, width)
@@ -294,7 +351,7 @@ def draw_blocks(
             BLOCK=BLOCK,
         )
         if total is not None:
-            # All but one part have zeros, so the numbers come through whole, whatever their type.
+            # All parts but one are zeros, so integer sums preserve the bits of numbers of any type.
             result_PN2 = total(result_PN2)
     logprobs_PN, lse_PN = result_PN2.view(torch.float32)[..., 2:].unbind(-1)
     return result_PN2[..., 0], logprobs_PN, lse_PN[:, 0] if draws else lse_PN[:, :1].sum(1)

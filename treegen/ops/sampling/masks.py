@@ -1,4 +1,4 @@
-"""Which tokens may be drawn, where a grammar says so.
+"""Masks of the tokens that a grammar allows.
 
 Shape letters: P distributions, K masks, W words of 32 tokens, V vocabulary.
 """
@@ -13,17 +13,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Masks:
-    """The tokens that P distributions may give.
+    """The tokens that may be drawn from P distributions.
 
-    bits_KW: int32, a bit for each token, the lowest first.
-    index_P: int64, the mask of each distribution; -1 for one that may give all.
+    bits_KW: int32, one bit per token, the lowest bit first.
+    index_P: int64, the mask of each distribution; -1 if all tokens are allowed.
     """
 
     bits_KW: Tensor
     index_P: Tensor
 
     def apply(self, logits_PV: Tensor) -> Tensor:
-        """The logits, minus infinity for all other tokens."""
+        """Return the logits [P, V], with minus infinity for tokens that are not allowed."""
         words_PW = self.bits_KW[self.index_P.clamp(min=0)]
         bit_32 = torch.arange(32, device=words_PW.device, dtype=words_PW.dtype)
         allowed_PV = ((words_PW[:, :, None] >> bit_32) & 1).flatten(1)[:, : logits_PV.shape[1]]

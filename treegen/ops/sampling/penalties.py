@@ -1,7 +1,7 @@
-"""Penalties on tokens that a text has, and tokens that may not come next after it.
+"""Penalties on tokens that occur in a text, and tokens that are banned after it.
 
 Shape letters: P distributions, V vocabulary, L tokens of the longest text, U kinds of banned words,
-W words, K tokens of a word before its last.
+W words, K tokens of a word before its last, N candidate tokens.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from treegen.ops.sampling.token_history import NOTHING, TokenHistory
 Words = Sequence[Sequence[int]]
 """Words that may not be drawn, each as its tokens."""
 
-_ANY: Final = -2  # in the place of a word's token: the word is shorter
+_ANY: Final = -2  # padding before the tokens of a shorter word; matches any token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BannedWords:
-    """Words that may not be drawn, of U kinds.
+    """Words that may not be drawn, in U kinds.
 
-    before_UWK: the tokens before the last of each word, behind _ANY if they are fewer.
-    last_UW: the last token of each word; -1 if there is no word.
+    before_UWK: the tokens of each word before its last, padded with _ANY at the front.
+    last_UW: the last token of each word; -1 for padding.
     index_P: the kind of each distribution.
     """
 
@@ -40,7 +40,7 @@ class BannedWords:
 
     @staticmethod
     def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
-        """The words of P rows; row p has kinds[index_P[p]]. None where no kind has any."""
+        """Return the words of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
         most = max((len(words) for words in kinds), default=0)
         if not most:
             return None
@@ -55,7 +55,13 @@ class BannedWords:
         return BannedWords(to_device(before, device), to_device(last, device), index_P)
 
     def ending(self, text_PL: Tensor, drawn_PL: Tensor, length_P: Tensor) -> Tensor:
-        """The last tokens [P, W] of words whose other tokens were drawn last; else NOTHING."""
+        """Return last tokens [P, W] of words whose other tokens end the text, else NOTHING.
+
+        Args:
+            text_PL: Token ids of each text [P, L].
+            drawn_PL: Which of the tokens the model has drawn [P, L]. Others do not count.
+            length_P: Number of tokens of each text [P].
+        """
         before_PWK, last_PW = self.before_UWK[self.index_P], self.last_UW[self.index_P]
         size = before_PWK.shape[-1]
         at_PK = length_P[:, None] - size + torch.arange(size, device=text_PL.device)
@@ -68,13 +74,14 @@ class BannedWords:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Penalties:
-    """What of P distributions depends on the text before; None where no row uses one.
+    """Penalties of P distributions that depend on the text before; None for one that none uses.
 
-    presence_P, frequency_P: taken from the logit of each token that was drawn, once, and once for
-    each time.
-    repetition_P: positive logits of tokens in the text are divided by it, others multiplied.
-    ngram_P: tokens of a sequence that may not come twice; 0 for a row without. ngrams: the sizes.
-    words: that may not be drawn.
+    presence_P: subtracted once from the logit of each token that was drawn.
+    frequency_P: subtracted from a token's logit once for each time that it was drawn.
+    repetition_P: divides positive logits of tokens in the text, and multiplies negative ones.
+    ngram_P: length of token sequences that may not occur twice; 0 for a row without a limit.
+    ngrams: the distinct lengths in `ngram_P`, without 0.
+    words: words that may not be drawn.
     """
 
     presence_P: Tensor | None
@@ -88,24 +95,33 @@ class Penalties:
     def of(
         params: Sequence[SamplingParams], words: Sequence[Words], index_P: Tensor
     ) -> Penalties | None:
-        """Those of P rows; row p has params[index_P[p]] and words[index_P[p]]. None for none."""
+        """Return the penalties of P rows; None if no row has any.
 
-        ngram = column([each.no_repeat_ngram_size for each in params], 0, index_P)
-        found = Penalties(
-            presence_P=column([each.presence_penalty for each in params], 0, index_P),
-            frequency_P=column([each.frequency_penalty for each in params], 0, index_P),
-            repetition_P=column([each.repetition_penalty for each in params], 1, index_P),
+        Args:
+            params: Distinct sampling parameters. Row p has params[index_P[p]].
+            words: Banned words of each of the parameters, or empty.
+            index_P: Index into `params` of each row, int64 [P].
+        """
+        ngram = column([p.no_repeat_ngram_size for p in params], 0, index_P)
+        result = Penalties(
+            presence_P=column([p.presence_penalty for p in params], 0, index_P),
+            frequency_P=column([p.frequency_penalty for p in params], 0, index_P),
+            repetition_P=column([p.repetition_penalty for p in params], 1, index_P),
             ngram_P=None if ngram is None else ngram.long(),
-            ngrams=sorted({each.no_repeat_ngram_size for each in params} - {0}),
+            ngrams=sorted({p.no_repeat_ngram_size for p in params} - {0}),
             words=BannedWords.of(words, index_P),
         )
-        columns = (found.presence_P, found.frequency_P, found.repetition_P, ngram, found.words)
-        return None if all(each is None for each in columns) else found
+        columns = (result.presence_P, result.frequency_P, result.repetition_P, ngram, result.words)
+        return None if all(value is None for value in columns) else result
 
     def apply(self, logits_PV: Tensor, texts: TokenHistory) -> Tensor:
-        """Return the penalised logits.
+        """Return the penalised logits [P, V].
 
-        What is banned has a logit of minus infinity. If that leaves a row no token, nothing is.
+        Banned tokens get a logit of minus infinity, except in a row that would have no token left.
+
+        Args:
+            logits_PV: Logits [P, V].
+            texts: The text before each draw.
         """
         text_PL, drawn_PL = texts.read()
         if self.repetition_P is not None:
@@ -128,14 +144,15 @@ class Penalties:
             banned.append(self.words.ending(text_PL, drawn_PL, texts.length_P))
         if not banned:
             return logits_PV
-        given_PV = logits_PV.masked_fill(_marks(logits_PV, banned), -torch.inf)
-        return torch.where((given_PV > -torch.inf).any(dim=-1, keepdim=True), given_PV, logits_PV)
+        allowed_PV = logits_PV.masked_fill(_marks(logits_PV, banned), -torch.inf)
+        has_any_P1 = (allowed_PV > -torch.inf).any(dim=-1, keepdim=True)
+        return torch.where(has_any_P1, allowed_PV, logits_PV)
 
 
 def _marks(logits_PV: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-    """Which tokens of the vocabulary are among those of each row, [P, V]. tokens: [P, N] each."""
+    """Return which tokens of the vocabulary are in `tokens`, tensors [P, N]; bool [P, V]."""
     rows, size = logits_PV.shape
-    # One more column takes what is no token.
+    # An additional column takes entries that are no tokens.
     marks = torch.zeros(rows, size + 1, dtype=torch.bool, device=logits_PV.device)
     for tokens_PN in tokens:
         marks.scatter_(1, torch.where(tokens_PN >= 0, tokens_PN, size), True)
@@ -143,19 +160,19 @@ def _marks(logits_PV: Tensor, tokens: Sequence[Tensor]) -> Tensor:
 
 
 def _counts(logits_PV: Tensor, tokens_PN: Tensor) -> Tensor:
-    """How often each token of the vocabulary is among those of each row, float32 [P, V]."""
+    """Return how often each token of the vocabulary occurs in each row, float32 [P, V]."""
     rows, size = logits_PV.shape
     counts = torch.zeros(rows, size + 1, device=logits_PV.device)
     place_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
-    # Sums of ones are exact, in whatever order they are made.
+    # Sums of ones are exact in any order.
     counts.scatter_add_(1, place_PN, torch.ones_like(place_PN, dtype=counts.dtype))
     return counts[:, :size]
 
 
 def _find_ngram_repeats(text_PL: Tensor, length_P: Tensor, size: int) -> Tensor:
-    """The tokens that would make the last `size` tokens of a text a sequence that it has already.
+    """Return the tokens [P, N] that would complete a second occurrence of `size` tokens in a text.
 
-    NOTHING in the place of all others.
+    All other entries are NOTHING.
     """
     num, longest = text_PL.shape
     if longest < size:

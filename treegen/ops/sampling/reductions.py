@@ -1,6 +1,6 @@
-"""Numbers of whole rows of logits: log-sum-exps, and the likeliest tokens.
+"""Reductions of rows of logits: log-sum-exps and the likeliest tokens.
 
-On a CPU what is made on the way stays in its cache; fresh memory of the size of the logits would
+On a CPU intermediate results stay in its cache, because new memory of the size of the logits would
 cost more than the sums.
 """
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 _IN_CACHE: Final = 2**16  # logits that are summed at once on a CPU
-_BLOCK: Final = 128  # tokens whose largest logit is found first
-_WIDE: Final = 8  # times as many logits as are asked for, from which on most are left out first
+_BLOCK: Final = 128  # tokens of a block, whose largest logit is found first
+_WIDE: Final = 8  # vocabulary size, in multiples of the result's, from which topk prefilters
 
 
 def log_sum_exp(logits_PV: Tensor) -> Tensor:
-    """Log-sum-exp of each row, float32 [P]; not finite where some logit is no number.
+    """Return the log-sum-exp of each row, float32 [P]; not finite if some logit is NaN.
 
-    Summed in float64: torch sums in another order where rows are few, which would show in the last
+    Sums are float64, because torch sums few rows in another order, which would show in the last
     digit.
     """
     if logits_PV.device.type != "cpu":
@@ -37,10 +37,10 @@ def _log_sum_exp(logits_PV: Tensor) -> Tensor:
 
 
 def argmax_tokens(logits_PV: Tensor) -> Tensor:
-    """The first token with the largest logit of each row, int64 [P].
+    """Return the first token with the largest logit of each row, int64 [P].
 
-    On a CPU torch finds where the largest of many numbers is in three times the time that it takes
-    to find how large it is. So the block that has it is found first.
+    On a CPU torch takes three times as long to find the index of a maximum as its value. So the
+    block with the maximum is found first.
     """
     size = logits_PV.shape[1]
     if logits_PV.device.type != "cpu" or size < 2 * _BLOCK:
@@ -56,10 +56,10 @@ def argmax_tokens(logits_PV: Tensor) -> Tensor:
 
 
 def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """The largest logits of each row and their tokens, the largest first, [P, num] each.
+    """Return the largest logits of each row and their tokens, largest first, [P, num] each.
 
-    On a CPU most of a large vocabulary is left out first: tokens are dealt into blocks, and no
-    logit below the largest one of `num` blocks is wanted.
+    On a CPU most of a large vocabulary is dropped first: tokens are divided into blocks, and only
+    logits that reach the num-th largest block maximum can be in the result.
     """
     size = logits_PV.shape[1]
     if logits_PV.device.type != "cpu" or size < _WIDE * num:
@@ -69,10 +69,10 @@ def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
     blocks = size // depth
     most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
     floor_P = np.partition(most_PB, blocks - num, axis=1)[:, blocks - num]
-    found = np.empty((len(logits_PV), num), dtype=np.float32)
+    logit_PK = np.empty((len(logits_PV), num), dtype=np.float32)
     token_PK = np.empty((len(logits_PV), num), dtype=np.int64)
     for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), floor_P, strict=True)):
-        at = np.flatnonzero(~(logit_V < floor))  # what is no number is never left out
+        at = np.flatnonzero(~(logit_V < floor))  # keeps NaN
         at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
-        found[row], token_PK[row] = logit_V[at], at
-    return torch.from_numpy(found), torch.from_numpy(token_PK)
+        logit_PK[row], token_PK[row] = logit_V[at], at
+    return torch.from_numpy(logit_PK), torch.from_numpy(token_PK)

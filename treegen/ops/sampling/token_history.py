@@ -1,11 +1,10 @@
-"""The text before each draw, read on the device from the tokens beside the cached keys.
+"""The text before each draw, read on the device from the token ids in the KV cache.
 
-A cache slot holds a token's id beside its key and value. So the text of a row is where its keys
-are, in whatever levels they lie: it needs no account of its own that forks, preemption and wrong
-guesses would have to keep right.
+A cache slot holds a token's id in addition to its key and value. So a row's text is found through
+the page tables of its levels, and forks, preemption and rejected drafts need no bookkeeping of it.
 
 Shape letters: P distributions, G groups of a level, L tokens of the longest text, I runs of drawn
-tokens, S cache slots.
+tokens, S cache slots, N pages of a group, K keys of a group.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from treegen.common.device import to_device_together
 from treegen.ops.attention import HostLevel
 
 NOTHING: Final = -1
-"""In the place of a token, where a text has none."""
+"""The entry of a position at which a text has no token."""
 
 _MEMO: Final = "texts"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LevelTokens:
-    """The tokens that one level has of the texts.
+    """The tokens of the texts that are in one level.
 
     group_P: the level's group that has tokens of each text; -1 if none has.
-    pages_GN, length_G, start_G: each group's pages, its number of keys and the first's position.
+    pages_GN, length_G, start_G: each group's pages, number of keys, and position of the first key.
     """
 
     group_P: Tensor
@@ -43,19 +42,33 @@ class _LevelTokens:
 
     @staticmethod
     def of(level: HostLevel, num: int, device: torch.device) -> _LevelTokens:
-        """The level's part of `num` texts, remembered with it: it may serve many steps."""
-        found: _LevelTokens | None = level.memo.get((_MEMO, num))
-        if found is None:
+        """Return a level's part of the texts, cached in the level, which may serve many steps.
+
+        Args:
+            level: The level.
+            num: P, the number of texts.
+            device: Where the texts are read.
+        """
+        tokens: _LevelTokens | None = level.memo.get((_MEMO, num))
+        if tokens is None:
             rows = np.arange(num)
             group_P = np.searchsorted(level.start_G, rows, side="right") - 1
             group_P[rows >= level.stop_G[group_P]] = -1
             pages_GP = level.pages_GP if level.stored_GP is None else level.stored_GP
             arrays = [group_P, pages_GP, level.kv_len_G, level.kv_start_G]
-            found = level.memo[_MEMO, num] = _LevelTokens(*to_device_together(arrays, device))
-        return found
+            tokens = level.memo[_MEMO, num] = _LevelTokens(*to_device_together(arrays, device))
+        return tokens
 
     def read(self, tokens_S: Tensor, page_size: int, text_PL: Tensor, length_P: Tensor) -> None:
-        """Put this level's tokens in their places. The last column of the texts takes the rest."""
+        """Write this level's tokens to their positions in the texts.
+
+        Args:
+            tokens_S: The token in each cache slot, int32 [S].
+            page_size: Slots per page.
+            text_PL: The texts [P, L + 1], changed in place. The last column takes entries that
+                belong to no text.
+            length_P: Number of tokens of each text [P].
+        """
         group_P = self.group_P.clamp(min=0)
         offset_N = torch.arange(page_size, device=tokens_S.device)
         slots_PK = (self.pages_GN[:, :, None] * page_size + offset_N).flatten(1)[group_P]
@@ -72,12 +85,12 @@ class TokenHistory:
     """The texts before P draws.
 
     tokens_S: int32, the token in each cache slot.
-    page_size: slots of a page.
+    page_size: slots per page.
     parts: the tokens of each level.
-    length_P: tokens of each text.
-    longest: the most tokens of a text.
-    drawn_PI2: the first position and the end of each run of tokens that the model has drawn; the
-    others were given.
+    length_P: number of tokens of each text.
+    longest: number of tokens of the longest text.
+    drawn_PI2: the first position and the end of each run of tokens that the model has drawn, as
+    opposed to tokens of a prompt.
     """
 
     tokens_S: Tensor
@@ -95,11 +108,14 @@ class TokenHistory:
         lengths: NDArray[np.int64],
         drawn: NDArray[np.int64],
     ) -> TokenHistory:
-        """Texts of P rows, as the levels have them.
+        """Return the texts of P rows, which are in the keys of their levels.
 
         Args:
-            lengths: [P] tokens of each.
-            drawn: [P, I, 2].
+            tokens_S: The token in each cache slot, int32 [S].
+            page_size: Slots per page.
+            levels: The levels of the pass.
+            lengths: Number of tokens of each text [P].
+            drawn: First position and end of each run of drawn tokens [P, I, 2].
         """
         device, num = tokens_S.device, len(lengths)
         parts = [_LevelTokens.of(level, num, device) for level in levels if len(level.start_G)]
@@ -109,7 +125,7 @@ class TokenHistory:
         )
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """The tokens, int64 [P, L], NOTHING behind each text; and which the model has drawn."""
+        """Return the tokens, int64 [P, L] padded with NOTHING, and which were drawn [P, L]."""
         shape = len(self.length_P), self.longest + 1
         text_PL = torch.full(shape, NOTHING, dtype=torch.int32, device=self.tokens_S.device)
         for part in self.parts:

@@ -1,7 +1,7 @@
-"""Attention over levels on a CPU: PyTorch's flash kernel, partial results merged in float32.
+"""Attention over levels on a CPU: PyTorch's flash kernel, with float32 merging of partial results.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension, S slots of the pool, P
-parts to merge; of a job: B units, N rows of a unit, L keys of a unit, K key/value heads, R query
+parts to merge; in a job: B units, N rows of a unit, L keys of a unit, K key/value heads, R query
 heads per key head, M rows of the kernel (N * R when heads of a key head are folded into rows).
 """
 
@@ -19,11 +19,12 @@ from treegen.ops.attention.level import HostLevel, IntArray
 from treegen.ops.attention.merge import add_sinks, merge_in_place
 from treegen.ops.attention.types import AttentionOptions, KVPair, PreparedLevels
 
-# Logits that the path of plain matrix products holds at once.
+# Largest number of logits that the path of plain matrix products holds at once.
 MAX_LOGITS: Final = 1 << 20
-# Keys of a head that lie this far apart, or farther, crowd into few lines of a cache. Where so many
-# rows read so many of them, the heads are copied one at a time first. The kernel deals its threads
-# up to 256 rows of a head at a time, so several threads need that many more rows to be busy alike.
+# Keys of a head that are FAR_BYTES or more apart map to few lines of a CPU cache. If at least
+# FAR_ROWS rows read at least FAR_KEYS such keys, each head is first copied to dense memory. The
+# kernel gives a thread up to 256 rows of a head at a time, so with several threads it takes
+# BUSY_ROWS rows per thread to keep them equally busy.
 FAR_BYTES: Final = 2 << 10
 FAR_ROWS: Final = 256
 FAR_KEYS: Final = 1024
@@ -33,9 +34,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class CpuState:
-    """Plans of a pass's levels. A plan is made when a layer first needs it, and serves all layers.
+    """The levels of a pass, with plans that are made on first use and serve all layers.
 
-    One level has several plans only where layers differ in shape or window.
+    A level has several plans only if layers differ in shape or window.
     """
 
     def __init__(self, levels: tuple[HostLevel, ...], positions_T: IntArray | None) -> None:
@@ -44,7 +45,13 @@ class CpuState:
         self._plans: dict[tuple[int, int, CpuShape], LevelPlan] = {}
 
     def plan(self, index: int, num_rows: int, shape: CpuShape) -> LevelPlan:
-        """Return the jobs of one level."""
+        """Return the jobs of one level.
+
+        Args:
+            index: Number of the level.
+            num_rows: T, the number of query rows.
+            shape: Layer properties that the plan depends on.
+        """
         key = (index, num_rows, shape)
         plan = self._plans.get(key)
         if plan is None:
@@ -54,22 +61,28 @@ class CpuState:
 
 
 class Cpu:
-    """Attention on a CPU; computes in float32, in float64 for float64.
+    """Attention on a CPU, computed in float32 (float64 for float64 tensors).
 
-    16-bit keys are converted chunk by chunk: on CPUs this costs about what a 16-bit kernel saves,
-    and partial results then stay float32 until they are merged.
+    16-bit keys are converted chunk by chunk. On CPUs this costs about as much as a 16-bit kernel
+    would save, and partial results stay in float32 until they are merged.
     """
 
     name = "cpu"
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs on CPU tensors only."""
+        """Return None for a CPU, and the reason for refusal for any other device."""
         return None if device.type == "cpu" else f"takes CPU tensors, got {device}"
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> CpuState:
-        """Copy the positions. Plans wait for the first layer, which tells page size and heads."""
+        """Copy the positions. Plans are made at the first layer, when the heads are known.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Position of each query row [T]; None if nothing needs positions.
+            device: Not used.
+        """
         positions = None if positions_T is None else positions_T.to(torch.int64, copy=True).numpy()
         return CpuState(tuple(levels), positions)
 
@@ -80,7 +93,17 @@ class Cpu:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Run the jobs of all levels, then merge."""
+        """Run the jobs of all levels, then merge.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            pairs: Keys and values of each level.
+            prepared: The levels.
+            options: Softmax options of the layer.
+
+        Returns:
+            Results [T, H, V] in the type of q, and LSE [T, H] in float32 (float64 for float64).
+        """
         state: CpuState = prepared.state
         dtype = torch.float64 if q_THD.dtype == torch.float64 else torch.float32
         num_rows, q_heads, k_dim = q_THD.shape
@@ -96,8 +119,8 @@ class Cpu:
             )
             plans.append(state.plan(index, num_rows, shape))
         complete = [whole for plan in plans for whole in plan.complete] or [False]
-        # Jobs write every row of a complete part. The rows that they leave out of another part have
-        # no key there: out 0, LSE -inf.
+        # Jobs write every row of a complete part. In any other part, the rows that no job writes
+        # have no key: out 0, LSE -inf.
         out_PTHV = q_THD.new_empty(len(complete), num_rows, q_heads, v_dim, dtype=dtype)
         lse_PTH = q_THD.new_empty(len(complete), num_rows, q_heads, dtype=dtype)
         for p, whole in enumerate(complete):
@@ -130,7 +153,7 @@ class Cpu:
 def _run(
     job: CpuJob, q_THD: Tensor, k_SKD: Tensor, v_SKV: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """Compute a job. Returns out [B, N, H, V], or [B, N, K, R, V], and the LSE likewise, less V."""
+    """Return out [B, N, H, V] or [B, N, K, R, V] of a job, and its LSE (the same without V)."""
     kv_heads, num_units, n = k_SKD.shape[1], job.num_units, job.num_rows
     per_head = q_THD.shape[1] // kv_heads
     q_XHD = q_THD[job.rows] if isinstance(job.rows, slice) else q_THD.index_select(0, job.rows)
@@ -138,21 +161,21 @@ def _run(
     k_dim, v_dim = k_SKD.shape[2], v_SKV.shape[2]
     plain = options.softcap is None and v_dim <= k_dim
     # Each key is read once if the query heads of a key head are folded into rows. The flash kernel
-    # cannot fold them if a mask or diagonal differs between rows; such a job has rows enough.
+    # cannot fold them if a mask or diagonal differs between rows; such a job has enough rows.
     by_row = job.causal or (job.mask is not None and job.mask.shape[2] > 1)
     folds = not plain or n == 1 or not by_row
     if folds:
         q_BKMD = q_BNKRD.transpose(1, 2).reshape(num_units, kv_heads, n * per_head, -1)
     else:
         q_BKMD = q_XHD.view(num_units, n, kv_heads * per_head, -1).transpose(1, 2)
-    # Values that are the first numbers of keys are there once these are.
+    # Values that are the first numbers of the keys need no read of their own.
     within = k_SKD.data_ptr() == v_SKV.data_ptr() and k_SKD.stride() == v_SKV.stride()
     total: tuple[Tensor, Tensor] | None = None
     for piece in job.pieces:
         k_BKLD = _keys(k_SKD, piece, num_units, q_THD.dtype)
         v_BKLV = k_BKLD if within else _keys(v_SKV, piece, num_units, q_THD.dtype)
         if plain:
-            if v_BKLV.shape[3] < k_dim:  # the kernel takes one width; to be wider costs it little
+            if v_BKLV.shape[3] < k_dim:  # the kernel needs equal widths; padding costs little
                 v_BKLV = pad(v_BKLV, (0, k_dim - v_dim))
             call = _attend_by_head if folds and _should_copy_heads(q_BKMD, k_BKLD) else _flash
             out, lse = call(
@@ -177,7 +200,7 @@ def _run(
 
 
 def _should_copy_heads(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
-    """Whether a copy of each head's keys costs less than what it saves."""
+    """Return whether copying each head's keys costs less than it saves."""
     apart, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
     rows = FAR_ROWS if threads == 1 else BUSY_ROWS * threads
     many = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
@@ -187,18 +210,18 @@ def _should_copy_heads(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
 def _attend_by_head(
     q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, *options: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """The flash kernel on one key head after another, whose keys and values are copied."""
+    """Run the flash kernel on one key head after another, with dense copies of keys and values."""
     heads = zip(*(each.split(1, dim=1) for each in (q_BKMD, k_BKLD, v_BKLV)), strict=True)
     parts = [_flash(q, k.contiguous(), v.contiguous(), *options, **named) for q, k, v in heads]
     return torch.cat([out for out, _ in parts], dim=1), torch.cat([lse for _, lse in parts], dim=1)
 
 
 def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.dtype) -> Tensor:
-    """Keys or values of a job as [B, K, L, D]: a view of the pool if they lie in one run."""
+    """Return keys or values of a job as [B, K, L, D]: a view of the pool if they are one run."""
     if isinstance(piece, slice):
         keys = pool_SKD[piece]
     else:
-        # Not all versions of torch take numbers of 8 bits by index.
+        # Some versions of torch cannot index 8-bit floats.
         bits = pool_SKD.view(torch.uint8) if pool_SKD.itemsize == 1 else pool_SKD
         keys = bits.index_select(0, piece).view(pool_SKD.dtype)
     keys = keys.to(dtype).view(num_units, -1, *pool_SKD.shape[1:])
@@ -208,7 +231,7 @@ def _keys(pool_SKD: Tensor, piece: slice | Tensor, num_units: int, dtype: torch.
 def _products(
     job: CpuJob, q_BKMD: Tensor, k_BKLD: Tensor, v_BKLV: Tensor, options: AttentionOptions
 ) -> tuple[Tensor, Tensor]:
-    """Attention by matrix products: for softcaps, and for values that are wider than keys."""
+    """Attend by matrix products, for softcaps and for values that are wider than keys."""
     num_units, kv_heads, m, _ = q_BKMD.shape
     num_keys, per_head = k_BKLD.shape[2], m // job.num_rows
     mask = job.mask

@@ -1,8 +1,8 @@
-"""Turn the units of a level into jobs for the CPU: few calls, bounded padding, no needless copy.
+"""Jobs of the CPU, made from the units of a level: few calls, bounded padding, no needless copies.
 
-A unit with many consecutive keys is a job of its own and reads the pool in place. Other units of
-one kind and row count are batched, and their keys are gathered token by token. A short unit is
-padded with repetitions of its last key. So no slot is read that does not hold a key of the group.
+A unit with many consecutive keys becomes a job of its own and reads the pool in place. Other units
+of one kind and row count are batched, and their keys are gathered token by token. A short unit is
+padded with copies of its last key, so only slots that hold keys of the group are read.
 
 Legend: U units, B units of a job, N rows of a unit, L keys of a unit with padding, G groups,
 P page table entries, T query rows.
@@ -34,22 +34,22 @@ from treegen.ops.attention.cpu.units import (
 )
 from treegen.ops.attention.level import HostLevel, IntArray
 
-# Keys are gathered or converted this many bytes at a time: copies then stay in the cache and in
-# memory that the allocator keeps. For larger fresh tensors page faults cost more than attention.
+# Keys are gathered or converted this many bytes at a time, so that copies stay in the CPU cache and
+# in memory that the allocator reuses. Page faults of larger new tensors cost more than attention.
 CHUNK_BYTES: Final = 2 << 20
 # This much padding costs about as much as one more call.
 WASTE_BYTES: Final = 128 << 10
-# From this size on, a call of its own on keys in place beats gathering them into a batch.
+# From this size on, a separate call on keys in place is faster than gathering them into a batch.
 VIEW_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class CpuShape:
-    """What a plan depends on besides the level."""
+    """Properties of a layer that a plan depends on, in addition to the level."""
 
     page_size: int
-    token_bytes: int  # one key, in the type of the computation
-    converts: bool  # the pool has another type than the computation
+    token_bytes: int  # bytes of one key, in the type of the computation
+    converts: bool  # whether the pool's type differs from that of the computation
     dtype: torch.dtype  # of the computation
     window: int | None
 
@@ -58,13 +58,14 @@ class CpuShape:
 class CpuJob:
     """One attention call over B units of N rows each.
 
-    part: the partial result that it writes.
+    part: the partial result that the job writes.
     rows: the query rows of all units.
     num_units, num_rows: B and N.
-    pieces: the keys, as runs of the pool, or as slots [B * L] to gather. Several are merged.
+    pieces: the keys, as runs of the pool or as slots [B * L] to gather. Results of several pieces
+    are merged.
     causal: whether row n of a unit sees its keys 0 to n only.
     mask: added to the logits, [B, 1, 1 or N, L].
-    dead_BN: the rows from which the mask hides all keys.
+    dead_BN: which rows see no key because of the mask; None if all rows see some.
     """
 
     part: int
@@ -79,7 +80,7 @@ class CpuJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelPlan:
-    """The jobs of a level. Each writes to one part, and the jobs of a part have disjoint rows.
+    """The jobs of a level. Each job writes to one part; the jobs of a part have disjoint rows.
 
     complete: for each part, whether its jobs write every query row.
     """
@@ -91,7 +92,14 @@ class LevelPlan:
 def plan_level(
     level: HostLevel, positions_T: IntArray | None, num_rows: int, shape: CpuShape
 ) -> LevelPlan:
-    """Make the jobs of one level."""
+    """Plan the jobs of one level.
+
+    Args:
+        level: The level.
+        positions_T: Position of each query row [T]; None if nothing needs positions.
+        num_rows: T, the number of query rows.
+        shape: Layer properties that the plan depends on.
+    """
     units_U7 = cut_units(level, positions_T, shape.window)
     parts, units_U7[:, PART] = np.unique(units_U7[:, PART], return_inverse=True)
     rows_P = np.bincount(units_U7[:, PART], weights=units_U7[:, ROWS], minlength=parts.size)
@@ -128,7 +136,7 @@ def _jobs(
 
 
 def _batch_size(length_U: IntArray, token_bytes: int) -> int:
-    """How many of the units, longest first, go into one call."""
+    """Return how many of the units, sorted from longest to shortest, go into one call."""
     longest = int(length_U[0])
     most = max(1, CHUNK_BYTES // (longest * token_bytes))
     length_U = length_U[:most]
@@ -137,7 +145,7 @@ def _batch_size(length_U: IntArray, token_bytes: int) -> int:
 
 
 def _consecutive(level: HostLevel, units_U7: IntArray, page_size: int) -> npt.NDArray[np.bool_]:
-    """Whether the keys of a unit lie in consecutive pages."""
+    """Return whether the keys of each unit are in consecutive pages [U]."""
     breaks_GP = np.zeros(level.pages_GP.shape, dtype=np.int64)
     np.cumsum(np.diff(level.pages_GP, axis=1) != 1, axis=1, out=breaks_GP[:, 1:])
     g_U = units_U7[:, GROUP]
@@ -147,7 +155,7 @@ def _consecutive(level: HostLevel, units_U7: IntArray, page_size: int) -> npt.ND
 
 
 def _slots(level: HostLevel, units_B7: IntArray, key_BL: IntArray, page_size: int) -> IntArray:
-    """The slots in the pool of keys [B, L], which are counted from the first key of each unit."""
+    """Return the pool slots [B, L] of keys that are counted from the first key of each unit."""
     key_BL = key_BL + units_B7[:, LOW, None]
     slots: IntArray = (
         level.pages_GP[units_B7[:, GROUP, None], key_BL // page_size] * page_size
@@ -197,7 +205,7 @@ def _job(
 
 
 def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
-    """Cut the keys of a single unit into small chunks where they must be gathered or converted."""
+    """Cut the keys of a single unit into small chunks if they must be gathered or converted."""
     step = max(1, CHUNK_BYTES // shape.token_bytes)
     if isinstance(keys, Tensor):
         yield from keys.split(step)
@@ -211,9 +219,9 @@ def _pieces(keys: slice | Tensor, shape: CpuShape) -> Iterator[slice | Tensor]:
 def _mask(
     level: HostLevel, units_B7: IntArray, positions_T: IntArray | None, shape: CpuShape
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the mask [B, 1, 1 or N, L] and the rows [B, N] from which it hides all keys.
+    """Return the mask [B, 1, 1 or N, L] of a job, and which rows [B, N] see no key because of it.
 
-    It hides padding and, in masked units, the keys that a row may not see.
+    The mask hides padding and, in masked units, the keys that a row may not see.
     """
     length_B = units_B7[:, HIGH] - units_B7[:, LOW]
     key_L = np.arange(length_B.max())

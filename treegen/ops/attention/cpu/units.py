@@ -1,9 +1,9 @@
-"""Cut the groups of a level into units: rows with a run of keys that they see alike.
+"""Units of a level: consecutive rows with a run of keys that one attention call can compute.
 
-A unit is "plain" when all its rows see all its keys, "causal" when N rows see N keys up to the
-diagonal, else "masked".
+A unit is "plain" if all its rows see all its keys, "causal" if N rows see N keys up to the
+diagonal, and "masked" otherwise.
 
-Legend: G groups, U units.
+Legend: G groups, U units, T query rows.
 """
 
 from __future__ import annotations
@@ -15,22 +15,31 @@ import numpy as np
 
 from treegen.ops.attention.level import HostLevel, IntArray
 
-# Columns of a unit: first row, number of rows, group, first key, past the last key, kind, and the
-# part it belongs to. Units of one part have disjoint rows.
+# Columns of a unit: first row, number of rows, group, first key, end of keys (exclusive), kind, and
+# part. Units of one part have disjoint rows.
 ROW, ROWS, GROUP, LOW, HIGH, KIND, PART = range(7)
 
 PLAIN: Final = 0
 CAUSAL: Final = 1
 MASKED: Final = 2
 
-# Rows of a mask at most. With a window, a block of rows also skips the keys that none of them sees.
+# Largest number of rows of a mask. With a window, a block of rows also skips the keys that none of
+# its rows sees.
 BLOCK_ROWS: Final = 256
-# Up to this many logits per head, one masked call is cheaper than several, some without a mask.
+# Up to this many logits per head, one masked call is cheaper than several calls of which some need
+# no mask.
 SMALL_LOGITS: Final = 32 << 10
 
 
 def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None) -> IntArray:
-    """Return the units [U, 7] of a level; keys that no row of a unit sees are left out."""
+    """Return the units [U, 7] of a level, without the keys that no row of a unit sees.
+
+    Args:
+        level: The level.
+        positions_T: Position of each query row [T]; needed if the level is causal or there is a
+            window.
+        window: Number of positions that a row sees, its own included; None for all.
+    """
     group_G = np.flatnonzero((level.stop_G > level.start_G) & (level.kv_len_G > 0))
     row_G, stop_G = level.start_G[group_G], level.stop_G[group_G]
     kv_len_G, kv_start_G = level.kv_len_G[group_G], level.kv_start_G[group_G]
@@ -38,7 +47,7 @@ def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None
     low_G, high_G = zero_G, kv_len_G
     mixed_G = np.zeros(row_G.size, dtype=bool)
     if positions_T is not None and row_G.size and (level.causal or window is not None):
-        # The last entry lets reduceat name a stop past the end.
+        # The last entry lets reduceat take a stop past the end.
         padded_T = np.append(positions_T, 0)
         bounds = np.stack([row_G, stop_G], axis=1).ravel()
         first_G = np.minimum.reduceat(padded_T, bounds)[::2] - kv_start_G
@@ -65,7 +74,7 @@ def cut_units(level: HostLevel, positions_T: IntArray | None, window: int | None
 def _cut_mixed(
     level: HostLevel, g: int, positions_T: IntArray, window: int | None
 ) -> Iterator[tuple[int, ...]]:
-    """Cut a group of which some rows see more keys than others."""
+    """Cut a group whose rows see different keys."""
     start, stop, kv_len = int(level.start_G[g]), int(level.stop_G[g]), int(level.kv_len_G[g])
     offset_N = positions_T[start:stop] - level.kv_start_G[g]
     first, last = int(offset_N.min()), int(offset_N.max())
@@ -88,9 +97,9 @@ def _cut_mixed(
 def _cut_block(
     level: HostLevel, g: int, row: int, offset_N: IntArray, window: int | None
 ) -> Iterator[tuple[int, ...]]:
-    """Cut the keys of a block of rows: those that all rows see, and those on either side of them.
+    """Cut the keys of a block of rows into those that all rows see and those before and after.
 
-    A key on either side is hidden from some of the rows.
+    Each key before or after is hidden from some of the rows.
     """
     kv_len, n = int(level.kv_len_G[g]), offset_N.size
     first, last = int(offset_N.min()), int(offset_N.max())

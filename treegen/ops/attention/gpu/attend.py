@@ -1,10 +1,9 @@
-"""Attention over levels on a GPU: a Triton kernel over work lists, beside torch's dense kernel.
+"""Attention over levels on a GPU: a Triton kernel over work lists, and torch's dense kernel.
 
-Each level but the last leaves partial results in float32; the launch for the last one, if its
-groups are single rows and the parts are few, merges them on its way. Otherwise a kernel of its own
-does.
+Each level but the last stores partial results in float32. If the last level's groups are single
+rows and there are few parts, its launch merges them too. Otherwise a separate kernel merges them.
 
-Legend: T query rows, H query heads, V value dimension, P parts.
+Legend: T query rows, H query heads, D key dimension, V value dimension, P parts.
 """
 
 from __future__ import annotations
@@ -36,16 +35,19 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Triton:
-    """One kernel for all levels but a trunk, which the dense one takes where it can.
+    """One Triton kernel for all levels, except for a trunk that the dense kernel can read.
 
-    Takes 16-bit and float32 tensors.
+    Tensors are 16-bit or float32.
     """
 
     name = "triton"
     in_graphs = True
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs on CUDA devices since Ampere, and anywhere in Triton's interpreter."""
+        """Return None for a CUDA device since Ampere, and the reason for refusal otherwise.
+
+        Triton's interpreter runs on any device.
+        """
         if _INTERPRETED:
             return None
         if device.type != "cuda":
@@ -57,7 +59,13 @@ class Triton:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> TritonState:
-        """Keep the host arrays; work lists need the head count, known at the first layer."""
+        """Store the levels; work lists need the head count, which the first layer has.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Not used; `attend` reads the positions of the prepared levels.
+            device: Where the tensors of the layers are.
+        """
         return TritonState(tuple(levels), device)
 
     def attend(
@@ -67,9 +75,18 @@ class Triton:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Partial results of all levels in float32, merged in float32, rounded once.
+        """Compute partial results of all levels and merge them, both in float32.
 
-        What the dense kernel computes is rounded before the merge, too.
+        Results are rounded once, after the merge; those of the dense kernel also before.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            pairs: Keys and values of each level, which must be the same pool for all levels.
+            prepared: The levels.
+            options: Softmax options of the layer.
+
+        Returns:
+            Results [T, H, V] in the type of q, and LSE [T, H] in float32.
 
         Raises:
             InputError: levels have different pools, or the tensors are float64.
@@ -79,7 +96,7 @@ class Triton:
             raise InputError(f"impl {self.name!r} takes one pool for all levels; use 'reference'")
         if q_THD.dtype == torch.float64:
             raise InputError(f"impl {self.name!r} computes in float32; use 'reference' for float64")
-        # The last dimension must be dense for the kernels.
+        # The kernels need a dense last dimension.
         q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
         (num_rows, q_heads, _), v_dim = q_THD.shape, values.shape[3]
         out_THV = q_THD.new_empty(num_rows, q_heads, v_dim)
@@ -88,7 +105,7 @@ class Triton:
             return out_THV, lse_TH
         state: TritonState = prepared.state
         is_latent = self.reads_latents(keys, values)
-        if is_latent:  # the one key head stands for several, each with as many rows as a unit has
+        if is_latent:  # repeat the key head, so that no head has more query rows than a unit
             split = -1, -1, _head_groups(q_heads), -1
             keys, values = keys.expand(split), values.expand(split)
         work = state.work(self.shape_of(q_THD, keys, values, options, is_latent))
@@ -98,7 +115,12 @@ class Triton:
         return out_THV, lse_TH
 
     def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
-        """Whether values are the first numbers of keys, of one head."""
+        """Return whether there is one key head, whose first numbers are the values.
+
+        Args:
+            keys: Keys of the pool.
+            values: Values of the pool.
+        """
         same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
         return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
 
@@ -110,7 +132,15 @@ class Triton:
         options: AttentionOptions,
         is_latent: bool = False,
     ) -> WorkShape:
-        """What the work lists of a layer depend on."""
+        """Return the layer properties on which its work lists depend.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            keys: Keys of the pool.
+            values: Values of the pool.
+            options: Softmax options of the layer.
+            is_latent: Whether values are the first numbers of keys.
+        """
         num_rows, q_heads = q_THD.shape[:2]
         width, memory = width_of(q_THD, values, is_latent), shared_memory(q_THD.device)
         highest = HEIGHTS[2] if is_latent else find_max_height(width, q_THD.dtype, memory)
@@ -127,11 +157,18 @@ class Triton:
     def takes_dense(
         self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
     ) -> bool:
-        """Whether the dense kernel takes the trunk of a layer."""
+        """Return whether the dense kernel can read the trunk of a layer.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            keys: Keys of the pool.
+            values: Values of the pool.
+            options: Softmax options of the layer.
+        """
         return can_attend_dense(q_THD, keys, values, options)
 
     def fill(self, call: LayerCall) -> None:
-        """Fill out and LSE of a layer that has rows."""
+        """Fill the results and LSE of a layer that has rows."""
         work, q_THD = call.work, call.q_THD
         (num_rows, q_heads, _), v_dim = q_THD.shape, call.values.shape[3]
         num_parts, dense_rows, num_chunks, fold = work.host.num_parts, 0, 0, 1
@@ -139,7 +176,7 @@ class Triton:
         lses = q_THD.new_empty(num_parts, num_rows, q_heads, dtype=torch.float32)
         if not work.host.complete:
             lses.fill_(-torch.inf)
-        dense, dense_lses = call.out_THV, call.lse_TH  # stand-ins that nothing reads
+        dense, dense_lses = call.out_THV, call.lse_TH  # placeholders that no kernel reads
         if work.dense is not None:
             dense, dense_lses = attend_dense(
                 q_THD, call.keys, call.values, work.dense, call.options.scale
@@ -168,7 +205,7 @@ def _launch(
     counts: tuple[int, ...],
     **merging: int,
 ) -> None:
-    """One launch of units of one height; merging: FOLD, HAS_SINKS and LAST of the kernel."""
+    """Launch the units of one height once; `merging` has FOLD, HAS_SINKS and LAST of the kernel."""
     height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
@@ -185,5 +222,5 @@ def _launch(
 
 
 def _head_groups(heads: int) -> int:
-    """Into how many groups query heads are divided, none of them with more than a unit has rows."""
+    """Return the smallest number of equal groups of query heads that fit into a unit's rows."""
     return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= HEIGHTS[2])

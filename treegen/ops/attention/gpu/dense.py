@@ -1,13 +1,13 @@
-"""Keys that all rows read, by torch's dense kernel: the trunk of a tree on a recent GPU.
+"""Attention to keys that all rows read (the trunk of a tree) by torch's dense kernel.
 
-The kernel (cuDNN's) reaches about twice what a kernel that follows page tables does. It takes keys
-where they lie, if their pages are consecutive. It does not split keys, so that few rows would leave
-most of the GPU idle: keys are then cut into chunks, which it takes for a batch. A shape that it has
-not seen costs it 50 ms and more, which a decode step soon gets back; of a prefill pass, whose shape
-may come once, it is given long work only, in sizes that come again.
+The kernel (cuDNN's) is about twice as fast as one that follows page tables, and reads keys in place
+if their pages are consecutive. It does not split keys, so few rows would leave most of the GPU
+idle; keys are then cut into chunks, which the kernel computes as a batch. Each new shape costs
+50 ms or more, which decode steps soon recover; prefill passes, whose shapes may occur only once,
+use the kernel only for long work, in rounded sizes that recur.
 
-Legend: T query rows, H query heads, K key heads, D width, C chunks, N keys of a chunk, R rows with
-those that pad them.
+Legend: T query rows, H query heads, K key heads, D width, C chunks, N keys of a chunk, R rows
+including padding, F query heads that are folded into rows.
 """
 
 from __future__ import annotations
@@ -24,22 +24,26 @@ from treegen.ops.attention.gpu.units import WorkShape
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.types import AttentionOptions
 
-_MIN_KEYS = 512  # what is less is computed faster with the other levels
-_MIN_WORK = 6 * 2**20  # rows x query heads x keys, likewise
-_CHUNK = 1024  # keys at least
-_ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of it
+_MIN_KEYS = 512  # fewer keys are computed faster together with the other levels
+_MIN_WORK = 6 * 2**20  # rows x query heads x keys; less is computed faster with the other levels
+_CHUNK = 1024  # smallest number of keys of a chunk
+_ALIGN = 64  # numbers of rows, and of keys where they are cut, are multiples of this
 _TILE = 128  # query rows that one multiprocessor computes at a time
-_PASS_MIN_WORK = 2**30  # rows x query heads x keys of a prefill pass
+_PASS_MIN_WORK = 2**30  # _MIN_WORK of a prefill pass
 _WIDE = (192, 128), (256, 256)  # widths of keys and values beyond 128
-_PASS_ALIGN = 512  # numbers of its rows, and of the keys it is given, are multiples of it
+_PASS_ALIGN = 512  # numbers of a prefill pass's rows and dense keys are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
 class DenseRun:
-    """The first keys of one level, in consecutive pages, cut into chunks of one size.
+    """The first keys of one level, in consecutive pages, cut into chunks of equal size.
 
-    rows: with those that pad them. fold: query heads that become rows, so that few rows waste less
-    of a tile.
+    level: index of the level.
+    first_page: the first of the consecutive pages.
+    chunk_keys: keys per chunk.
+    num_chunks: number of chunks.
+    rows: number of query rows, including padding.
+    fold: number of query heads that are folded into rows, so that few rows waste less of a tile.
     """
 
     level: int
@@ -51,14 +55,21 @@ class DenseRun:
 
     @property
     def num_keys(self) -> int:
-        """Keys of all chunks."""
+        """The number of keys of all chunks."""
         return self.chunk_keys * self.num_chunks
 
 
 def find_run(
     levels: Sequence[HostLevel], shape: WorkShape, live_rows: int, processors: int
 ) -> DenseRun | None:
-    """The longest run of keys that all live rows read, if it is long enough."""
+    """Return the longest run of keys that all live rows read; None if no run is long enough.
+
+    Args:
+        levels: The levels.
+        shape: Layer properties on which the run depends.
+        live_rows: Number of query rows without padding.
+        processors: Multiprocessors of the GPU.
+    """
     num_rows, kv_heads, per_head = shape.num_rows, shape.kv_heads, shape.per_head
     is_pass = any(level.causal for level in levels)
     align, min_work = (_PASS_ALIGN, _PASS_MIN_WORK) if is_pass else (_ALIGN, _MIN_WORK)
@@ -91,10 +102,17 @@ def find_run(
 def can_attend_dense(
     q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
 ) -> bool:
-    """Whether the dense kernel computes what a layer asks for, on its device."""
+    """Return whether the dense kernel supports a layer's tensors and options on its device.
+
+    Args:
+        q_THD: Queries [T, H, D].
+        keys: Keys of the pool.
+        values: Values of the pool.
+        options: Softmax options of the layer.
+    """
     widths = keys.shape[3], values.shape[3]
     narrow = widths[0] == widths[1] <= 128 and widths[0] % 8 == 0
-    # Of latent attention: each query head has a key head of its own.
+    # Latent attention with expanded keys: each query head has a key head of its own.
     wide = widths in _WIDE and keys.shape[2] == q_THD.shape[1]
     return (
         options.window is None
@@ -109,14 +127,22 @@ def can_attend_dense(
 def attend_dense(
     q_THD: Tensor, keys: Tensor, values: Tensor, run: DenseRun, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Out [C, R, F, H / F, D] in the type of q, and natural LSE [C, H / F, R, F] in float32.
+    """Attend all rows to a run of keys, chunk by chunk.
 
-    R: run.rows. F: run.fold.
+    Args:
+        q_THD: Queries [T, H, D].
+        keys: Keys of the pool.
+        values: Values of the pool.
+        run: The run of keys, with R = run.rows and F = run.fold.
+        scale: Factor of the logits.
+
+    Returns:
+        Results [C, R, F, H / F, D] in the type of q, and natural LSE [C, H / F, R, F] in float32.
     """
     start = run.first_page * keys.shape[1]
     k_CKND, v_CKND = (
         pool.view(-1, *pool.shape[2:])[start : start + run.num_keys]
-        .to(q_THD.dtype)  # what is stored in FP8; to read it once more costs little beside the rows
+        .to(q_THD.dtype)  # converts FP8; one more read is cheap compared with many rows
         .unflatten(0, (run.num_chunks, run.chunk_keys))
         .transpose(1, 2)
         for pool in (keys, values)
@@ -133,7 +159,7 @@ def attend_dense(
 
 
 def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The kernel: out [C, H, R, D], and LSE [C, H, R] or [C, H, R, 1]."""
+    """Call the kernel; returns out [C, H, R, D], and LSE [C, H, R] or [C, H, R, 1]."""
     out_CHRD, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         q_CHRD, k_CKND, v_CKND, None, True, scale=scale
     )
@@ -142,7 +168,7 @@ def _attend(q_CHRD: Tensor, k_CKND: Tensor, v_CKND: Tensor, scale: float) -> tup
 
 @cache
 def _is_available(index: int, k_dim: int, v_dim: int) -> bool:
-    """Whether the kernel runs on a GPU; on older ones than Hopper it is no faster than ours."""
+    """Return whether to use the kernel on a GPU; before Hopper it is no faster than Triton's."""
     if torch.cuda.get_device_capability(index)[0] < 9 or not torch.backends.cudnn.is_available():
         return False
     x = torch.zeros(1, 2, 128, k_dim, dtype=torch.bfloat16, device=f"cuda:{index}")

@@ -1,8 +1,8 @@
-"""The work lists of attention that folds keys in, one for each level, launched in order.
+"""Work lists of attention that folds keys in, one for each level, launched in order.
 
-Where keys are cut depends on their positions alone. So does the part to which their sums belong.
+The positions of keys alone determine where keys are cut, and to which part their sums belong.
 
-Letters: G groups, U units.
+Legend: G groups, U units.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ from treegen.ops.attention.gpu.units import (
 )
 from treegen.ops.attention.level import HostLevel, IntArray
 
-PART = 4096  # positions whose keys are summed one after another
+PART = 4096  # positions of a part, whose keys are summed sequentially
 _TALL = HEIGHTS[-1]
 
 
 def build_fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: int) -> WorkList:
-    """Cut levels into units: row blocks of one height a level, times the parts of their keys."""
+    """Cut levels into units: row blocks of one height per level, times the parts of their keys.
+
+    Args:
+        levels: The levels.
+        shape: Layer properties on which the list depends.
+        processors: Multiprocessors of the GPU.
+    """
     tables, kinds = [], []
     offset, parts = 0, 1
     for index, level in enumerate(levels):
@@ -61,11 +67,11 @@ def build_fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: i
 
 
 def _kind_of(level: HostLevel, shape: WorkShape, processors: int) -> int:
-    """Index of the height of a level's units; no height changes a bit."""
+    """Return the index of the height of a level's units; the height does not affect any bit."""
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G
     groups = (rows_G > 0) & (keys_G > 0)
     rows_G, keys_G = rows_G[groups], keys_G[groups]
-    # Below 16 rows there is no matrix product, and none sums as it does.
+    # Units of fewer than 16 rows use no matrix product, and would sum in another order.
     kind = max(kind_of(rows_G * shape.per_head, keys_G, shape.tallest), 1)
     blocks = int((-(-rows_G // max(HEIGHTS[kind] // shape.per_head, 1))).sum())
     parts = -(-int((level.kv_start_G[groups] + keys_G).max(initial=1)) // PART)
@@ -76,7 +82,7 @@ def _kind_of(level: HostLevel, shape: WorkShape, processors: int) -> int:
 
 
 def _units(level: HostLevel, kind: int, per_head: int, offset: int) -> IntArray:
-    """Units of a level, [U, 9], of one height."""
+    """Return the units of a level [U, 9], all of one height."""
     rows_G, keys_G, origin_G = level.stop_G - level.start_G, level.kv_len_G, level.kv_start_G
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     height = max(HEIGHTS[kind] // per_head, 1)
@@ -97,13 +103,16 @@ def _units(level: HostLevel, kind: int, per_head: int, offset: int) -> IntArray:
 
 
 def _repeat(values: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Each value so many times, and how many times it was there before."""
+    """Repeat each value `counts` times; also return the index of each repetition."""
     again = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     return np.repeat(values, counts), again
 
 
 def _idle_rows(table: IntArray, num_rows: int) -> IntArray:
-    """A unit without keys for each row that has none in a table: what is above it is written."""
+    """Return a unit without keys for each row that has no unit in a table.
+
+    The last launch then writes the results of levels above for these rows too.
+    """
     covered = np.zeros(num_rows + 1, dtype=np.int64)
     np.add.at(covered, table[:, START], 1)
     np.add.at(covered, table[:, STOP], -1)

@@ -1,21 +1,22 @@
-"""Triton kernels of attention whose bits depend on a row's own keys alone.
+"""Triton kernels of attention whose bits depend on a row's own keys alone (batch invariance).
 
 A row's keys are folded in, 16 at a time, from the first to the last. Nothing else may change a
 bit, so each choice that is made for speed must be exact:
 
--   The running maximum is rounded up to an integer. Weights are powers of two, so rescaling what
-    was summed so far is exact, however many keys are taken in one block.
--   Logits are rounded to multiples of 2^-14. What is left after the maximum is subtracted is then
-    the same number but for an integer, and its power of two has the same digits.
+-   The running maximum is rounded up to an integer. Weights are powers of two, so rescaling earlier
+    sums is exact, however many keys a block has.
+-   Logits are rounded to multiples of 2^-14. After different maxima are subtracted, logits differ
+    by an integer only, so their powers of two have the same digits.
 -   Keys that a row does not see have a weight of exactly zero.
--   Weights are summed by a matrix product with ones, in the order in which values are.
--   A launch goes on from the sums of the launch for the level above, which it reads as they were.
+-   Weights are summed by a matrix product with ones, in the same order as values.
+-   A launch continues from the exact sums of the launch for the level above.
 
-So rows per program, keys per block, and where levels begin are free, if levels begin at multiples
-of 16 positions. Sums start anew at multiples of PART positions only, so that the keys of few rows
-can be read by many programs.
+So rows per program, keys per block, and the starts of levels are free, if levels begin at multiples
+of 16 positions. Sums restart only at multiples of PART positions, so that many programs can read
+the keys of few rows.
 
-Legend: T query rows, H query heads, D key dimension, V value dimension, P parts.
+Legend: T query rows, H query heads, D key dimension, V value dimension, M folded rows of a program
+(a query row and a head each), U units, P parts. Strides are in elements.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from treegen.ops.attention.gpu.kernel_steps import (
 )
 from treegen.ops.attention.gpu.kernels import LISTS
 
-# A number between 512 and 1,024 in float32 is a multiple of 2^-14.
+# A float32 number between 512 and 1,024 is a multiple of 2^-14.
 _GRID: tl.constexpr = tl.constexpr(768.0)
-_ONES: tl.constexpr = tl.constexpr(16)  # columns of ones: the fewest of a matrix product
+_ONES: tl.constexpr = tl.constexpr(16)  # columns of ones: the minimum of a matrix product
 _COUNTS = ("num_units", "num_rows", "num_parts")
 
 
@@ -57,7 +58,7 @@ def _write(
     BLOCK_V: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Write out [T, H, V] and natural lses [T, H]; sinks [H] take their share of the softmax."""
+    """Write out [T, H, V] and natural lses [T, H], after adding sinks [H] to the softmax."""
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, tl.ceil(sink))
@@ -108,13 +109,53 @@ def fold_units(
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """One program: one unit of the work list and one key head.
+    """Fold the keys of units into the sums of their rows; one program per unit and key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
-    of key 0, causal, -). The query heads of a key head are folded into rows. The sums of a part,
-    sums [P, T, H, V] and stats [2, P, T, H] (integer maximum in base 2, and total weight; a total
-    of 0 for none), are read, unless FIRST, and written again. LAST: there is one part, and out and
-    LSEs are written in place of its sums.
+    of key 0, causal, unused). The query heads of a key head are folded into rows. A program reads
+    the sums of its part, unless FIRST, and writes them back or, with LAST, writes the results.
+
+    Args:
+        q: Pointer to the queries [T, H, D].
+        k: Pointer to the keys of the pool [slots, key heads, D].
+        v: Pointer to the values of the pool [slots, key heads, V].
+        pages: Pointer to the page tables of all levels, concatenated.
+        units: Pointer to the units [U, 9].
+        positions: Pointer to the positions of query rows [T].
+        sums: Pointer to the weighted sums of values [P, T, H, V], float32.
+        stats: Pointer to the integer maxima in base 2 and the total weights [2, P, T, H], float32;
+            a total of 0 means no sum.
+        sinks: Pointer to the sinks [H].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the natural LSEs [T, H].
+        scale: Factor of the logits.
+        window: Number of positions that a row sees, its own included.
+        softcap: Bound of the logits.
+        q_row: Stride of `q` between rows.
+        q_head: Stride of `q` between heads.
+        k_slot: Stride of `k` between cache slots.
+        k_head: Stride of `k` between heads.
+        v_slot: Stride of `v` between cache slots.
+        v_head: Stride of `v` between heads.
+        num_units: U, the number of units.
+        num_rows: T, the number of query rows.
+        num_parts: P, the number of parts.
+        H: Query heads.
+        PER_HEAD: Query heads per key head.
+        D: Key dimension.
+        V: Value dimension.
+        BLOCK_D: Width of the block that holds a key.
+        BLOCK_V: Width of the block that holds a value.
+        PAGE: Cache slots per page.
+        BLOCK_M: Folded rows per program.
+        BLOCK_N: Keys per block.
+        HAS_POSITIONS: Whether causality or a window may hide keys.
+        HAS_WINDOW: Whether there is a window.
+        HAS_CAP: Whether there is a softcap.
+        HAS_SINKS: Whether there are sinks.
+        FIRST: Whether this is the first launch, so that no sums exist.
+        LAST: Whether this is the last launch and there is one part, so that `out` and `lses` are
+            written instead of sums.
     """
     unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
@@ -197,7 +238,23 @@ def merge_sums(
     BLOCK_M: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One program: BLOCK_M pairs of a row and a head; their parts are added from first to last."""
+    """Add parts from first to last; one program per BLOCK_M pairs of a row and a head.
+
+    Args:
+        sums: Pointer to the weighted sums of values [P, T, H, V], float32.
+        stats: Pointer to the integer maxima in base 2 and the total weights [2, P, T, H], float32;
+            a total of 0 means no sum.
+        sinks: Pointer to the sinks [H].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the natural LSEs [T, H].
+        num_rows: T, the number of query rows.
+        num_parts: P, the number of parts.
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+        BLOCK_M: Pairs per program.
+        HAS_SINKS: Whether there are sinks.
+    """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows

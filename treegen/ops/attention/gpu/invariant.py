@@ -1,9 +1,9 @@
-"""Attention on a GPU whose bits for a row depend on the row's own keys alone.
+"""Batch-invariant attention on a GPU: the bits of a row depend on the row's own keys alone.
 
-Not on the rows beside it, how keys are shared, or when they are computed: see `fold_kernels`. One
-launch a level, in order; the last one writes the result.
+They do not depend on other rows of the batch, on how keys are shared, or on when they are computed;
+see `fold_kernels`. Each level is one launch, in order, and the last one writes the result.
 
-Legend: T query rows, H query heads, V value dimension, P parts.
+Legend: T query rows, H query heads, D key dimension, V value dimension, P parts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from treegen.ops.attention.types import AttentionOptions
 
 
 class Invariant(Triton):
-    """Folds keys in, in the order of their positions.
+    """Attention that folds keys in, in the order of their positions.
 
-    Levels whose first positions are multiples of 16 may begin anywhere without changing a bit.
+    Where levels begin does not affect any bit, if their first positions are multiples of 16.
     """
 
     name = "invariant"
@@ -35,25 +35,38 @@ class Invariant(Triton):
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> TritonState:
-        """Keep the host arrays; work lists need the head count, known at the first layer."""
+        """Store the levels; work lists need the head count, which the first layer has.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Not used; `attend` reads the positions of the prepared levels.
+            device: Where the tensors of the layers are.
+        """
         return TritonState(tuple(levels), device, invariant=True)
 
     def takes_dense(
         self, q_THD: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
     ) -> bool:
-        """No: the dense kernel sums in another order."""
+        """Return False, because the dense kernel sums in another order.
+
+        Args:
+            q_THD: Not used.
+            keys: Not used.
+            values: Not used.
+            options: Not used.
+        """
         return False
 
     def reads_latents(self, keys: Tensor, values: Tensor) -> bool:
-        """No: it takes them for keys and values like others."""
+        """Return False: latents are read like any other keys and values."""
         return False
 
     def fill(self, call: LayerCall) -> None:
-        """Fold in the keys of all levels; fill out and LSE."""
+        """Fold in the keys of all levels, and fill the results and LSE."""
         work, q_THD = call.work, call.q_THD
         (num_rows, q_heads, _), v_dim = q_THD.shape, call.values.shape[3]
         num_parts, num_launches = work.host.num_parts, len(work.units)
-        sums = stats = call.lse_TH  # stand-ins that nothing reads
+        sums = stats = call.lse_TH  # placeholders that no kernel reads
         if num_launches > 1 or num_parts > 1:
             sums = q_THD.new_empty(num_parts, num_rows, q_heads, v_dim, dtype=torch.float32)
             stats = q_THD.new_zeros(2, num_parts, num_rows, q_heads, dtype=torch.float32)

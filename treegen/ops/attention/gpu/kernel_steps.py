@@ -1,4 +1,4 @@
-"""Triton functions that the kernels over work lists share: a unit, its rows, its keys, its output.
+"""Triton functions shared by the kernels over work lists: a unit, its rows, keys and output.
 
 Legend: M rows of a program, each a query row and a head, N keys of a block, T query rows, H query
 heads, D key dimension, V value dimension.
@@ -14,13 +14,21 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def unit_of(units, num_units, H: tl.constexpr, PER_HEAD: tl.constexpr, LAST: tl.constexpr):
-    """Where the nine numbers of this program's unit are, and its key head."""
+    """Return a pointer to the nine numbers of this program's unit, and its key head.
+
+    Args:
+        units: Pointer to the units [num_units, 9].
+        num_units: Number of units.
+        H: Query heads.
+        PER_HEAD: Query heads per key head.
+        LAST: Whether consecutive programs are the key heads of one unit, not the units of one head.
+    """
     if LAST:
-        # Programs of one row run together, for the heads of its keys lie side by side.
+        # Programs of one row run together, because the heads of its keys are adjacent in memory.
         heads: tl.constexpr = H // PER_HEAD
         unit, head = units + tl.program_id(0) // heads * 9, tl.program_id(0) % heads
     else:
-        # Programs of one head run together, for rows share its keys.
+        # Programs of one head run together, because rows share its keys.
         unit, head = units + tl.program_id(0) % num_units * 9, tl.program_id(0) // num_units
     return unit, head
 
@@ -38,7 +46,20 @@ def rows_of(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Query row and head of each of M rows, whether it is one of the unit, and its queries."""
+    """Return query row, query head, liveness and queries [M, D] of M folded rows.
+
+    Args:
+        q: Pointer to the queries [T, H, D].
+        start: First query row of the unit.
+        stop: End of the unit's query rows, exclusive.
+        head: Key head.
+        q_row: Stride of `q` between rows, in elements.
+        q_head: Stride of `q` between heads.
+        PER_HEAD: Query heads per key head.
+        D: Numbers of a query.
+        BLOCK_D: Width of the block that holds them.
+        BLOCK_M: Folded rows per program.
+    """
     m = tl.arange(0, BLOCK_M)
     row = start + m // PER_HEAD
     q_at = head * PER_HEAD + m % PER_HEAD
@@ -66,9 +87,22 @@ def reach_of(
     HAS_POSITIONS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """The newest and the oldest key that each row sees, and from where to where some row sees any.
+    """Return the newest and oldest key that each row sees, and the range that any row sees.
 
-    All are indices into the unit's page table.
+    All keys are indices into the unit's page table.
+
+    Args:
+        unit: Pointer to the unit's numbers.
+        positions: Pointer to the positions of query rows [T].
+        row: Query row of each folded row [M].
+        live: Which folded rows belong to the unit [M].
+        first: First key of the unit.
+        high: End of the unit's keys, exclusive.
+        window: Number of positions that a row sees, its own included.
+        BLOCK_M: Folded rows per program.
+        BLOCK_N: Keys per block. The range starts at a multiple of it.
+        HAS_POSITIONS: Whether causality or a window may hide keys.
+        HAS_WINDOW: Whether there is a window.
     """
     newest = tl.zeros([BLOCK_M], tl.int32) + high
     oldest = tl.zeros([BLOCK_M], tl.int32)
@@ -86,9 +120,20 @@ def reach_of(
 
 @triton.jit
 def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Slots of a block of keys, which begins at `first`, and the page of the next block."""
+    """Return the cache slots of a block of keys, and the page of the next block.
+
+    Args:
+        table: Pointer to the unit's page table.
+        page: Page of the block's first key.
+        first: First key of the block.
+        n: Keys of the block [N].
+        there: Which of the keys belong to the unit [N].
+        high: End of the unit's keys, exclusive.
+        PAGE: Cache slots per page.
+        BLOCK_N: Keys per block.
+    """
     if PAGE % BLOCK_N == 0:
-        # One page holds the whole block; where the next block lies is asked for early.
+        # One page holds the whole block. The page of the next block is loaded early.
         slot = page.to(tl.int64) * PAGE + first % PAGE + tl.arange(0, BLOCK_N)
         page = tl.load(table + tl.minimum(first + BLOCK_N, high - 1) // PAGE)
     else:
@@ -98,7 +143,18 @@ def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl
 
 @triton.jit
 def load_block(pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Keys [N, D], or values, of one head; other numbers are 0."""
+    """Load keys or values [N, D] of one head, with 0 for padding.
+
+    Args:
+        pool: Pointer to the keys or values [slots, heads, D].
+        slot: Cache slots [N].
+        there: Which of the slots to load [N].
+        head: Key head.
+        by_slot: Stride between slots, in elements.
+        by_head: Stride between heads.
+        D: Numbers per slot and head.
+        BLOCK_D: Width of the block that holds them.
+    """
     d = tl.arange(0, BLOCK_D)
     return tl.load(
         pool + slot[:, None] * by_slot + head * by_head + d[None, :],
@@ -109,7 +165,16 @@ def load_block(pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK
 
 @triton.jit
 def seen_by(n, there, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """Which of N keys each of M rows sees."""
+    """Return which of N keys each of M rows sees.
+
+    Args:
+        n: Keys of the block [N].
+        there: Which of the keys belong to the unit [N].
+        newest: Newest key that each row sees [M].
+        oldest: Oldest key that each row sees [M].
+        HAS_POSITIONS: Whether to compare with `newest`.
+        HAS_WINDOW: Whether to compare with `oldest`.
+    """
     seen = there[None, :]
     if HAS_POSITIONS:
         seen = seen & (n[None, :] <= newest[:, None])
@@ -132,7 +197,21 @@ def store_rows(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Write out [T, H, V] and natural lses [T, H] of M rows; top is in base 2."""
+    """Write the results and natural LSEs of M rows.
+
+    Args:
+        top: Maximum of each row's logits in base 2 [M].
+        total: Sum of weights relative to `top` [M].
+        sum_MV: Weighted sum of values [M, V].
+        row: Query row of each folded row [M].
+        head: Query head of each folded row [M].
+        live: Which folded rows to write [M].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the LSEs [T, H].
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+    """
     e = tl.arange(0, BLOCK_V)
     at = row.to(tl.int64) * H + head
     some = total > 0

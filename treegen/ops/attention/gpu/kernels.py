@@ -1,8 +1,8 @@
-"""Triton kernels: attention of blocks of query rows to runs of paged keys, merge, and writes.
+"""Triton kernels for attention of blocks of query rows to runs of paged keys, merging and writing.
 
-Legend: T query rows, H query heads, G key heads, D or K key dimension, V value dimension, P parts
-to merge, C chunks of the dense part, R its rows. LSEs are in base 2 inside of kernels and natural
-in memory.
+Legend: T query rows, H query heads, G key heads, D or K key dimension, V value dimension, M folded
+rows of a program (a query row and a head each), U units, P parts to merge, C chunks of the dense
+part, R its rows. LSEs are in base 2 inside kernels and natural in memory. Strides are in elements.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from treegen.ops.attention.gpu.kernel_steps import (
     unit_of,
 )
 
-# Counts have no code of their own for 1 or multiples of 16, nor lists for where they start: each
-# would be compiled, in the middle of a run, when it first comes.
+# Triton must not specialize on these counts (for 1 or multiples of 16) or on the alignment of these
+# lists: each new case would be compiled in the middle of a run.
 COUNTS = ("num_units", "num_rows", "dense_rows", "num_chunks")
 LISTS = ("pages", "units", "positions", "slots")
 
@@ -55,10 +55,28 @@ def merge_partials(
     BLOCK_V: tl.constexpr,
     FOLD: tl.constexpr,
 ):
-    """The running softmax of M rows over the first parts and what is dense (Hydragen, eq. 5).
+    """Return the running softmax of M rows over parts and dense chunks (Hydragen, eq. 5).
 
-    parts [P, T, H, V] and their LSEs [P, T, H] are float32. dense [C, R, FOLD, H / FOLD, V] has
-    the type of the queries, its LSEs are [C, H / FOLD, R, FOLD]: the second of FOLD heads is a row.
+    Args:
+        row: Query row of each folded row [M].
+        head: Query head of each folded row [M].
+        live: Which folded rows to load [M].
+        parts: Pointer to the parts [P, T, H, V], float32.
+        part_lses: Pointer to their LSEs [P, T, H], float32.
+        num_parts: Number of parts to merge, from the first.
+        dense: Pointer to the dense chunks [C, R, FOLD, H / FOLD, V], in the type of the queries.
+        dense_lses: Pointer to their LSEs [C, H / FOLD, R, FOLD], float32.
+        num_rows: T, the number of query rows.
+        dense_rows: R, the number of rows of the dense chunks.
+        num_chunks: C, the number of dense chunks.
+        BLOCK_M: Folded rows per program.
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+        FOLD: Query heads that the dense kernel folded into rows.
+
+    Returns:
+        Maximum in base 2 [M], sum of weights [M], and weighted sum of results [M, V].
     """
     e = tl.arange(0, BLOCK_V)
     there_MV = live[:, None] & (e < V)[None, :]
@@ -72,7 +90,7 @@ def merge_partials(
         part_MV = tl.load(
             parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
         )
-        # Where the LSE is -inf, the part was perhaps not written.
+        # A part with the LSE -inf may not have been written.
         part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
         top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
     dense_size = dense_rows.to(tl.int64) * H
@@ -103,7 +121,23 @@ def store_merged(
     BLOCK_V: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """Write out [T, H, V] and lses [T, H] of M rows; sinks [H] take their share of the softmax."""
+    """Write the results and LSEs of M rows, after adding sinks to the softmax.
+
+    Args:
+        top: Maximum of each row's logits in base 2 [M].
+        total: Sum of weights relative to `top` [M].
+        sum_MV: Weighted sum of values [M, V].
+        row: Query row of each folded row [M].
+        head: Query head of each folded row [M].
+        live: Which folded rows to write [M].
+        sinks: Pointer to the sinks [H].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the LSEs [T, H].
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+        HAS_SINKS: Whether there are sinks.
+    """
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         top, total, sum_MV = _add_part(top, total, sum_MV, sink, tl.zeros_like(sum_MV))
@@ -126,7 +160,23 @@ def store_part(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Write the running softmax of M rows to one of parts [P, T, H, V] and part_lses [P, T, H]."""
+    """Write the running softmax of M rows to one part.
+
+    Args:
+        top: Maximum of each row's logits in base 2 [M].
+        total: Sum of weights relative to `top` [M].
+        sum_MV: Weighted sum of values [M, V].
+        part: Number of the part.
+        row: Query row of each folded row [M].
+        head: Query head of each folded row [M].
+        live: Which folded rows to write [M].
+        parts: Pointer to the parts [P, T, H, V], float32.
+        part_lses: Pointer to their LSEs [P, T, H], float32.
+        num_rows: T, the number of query rows.
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+    """
     e = tl.arange(0, BLOCK_V)
     some = total > 0
     divisor = tl.where(some, total, 1.0)
@@ -185,21 +235,61 @@ def attend_units(
     LAST: tl.constexpr,
     LATENT: tl.constexpr,
 ):
-    """One program: one unit of the work list and one key head.
+    """Attend the rows of units to their keys; one program per unit and key head.
 
     A unit is (part, first row, stop row, offset of its page table, first key, stop key, position
     of key 0, causal, page of the first key); its first key is a multiple of BLOCK_N. The query
-    heads of a key head are folded into rows, so a key is read once for all of them. Writes its part
-    of parts [P, T, H, V] and part_lses [P, T, H] in float32. LAST: merges (Hydragen, eq. 5) with
-    what is dense and with the first parts, as many as the unit's first number says, and writes out
-    [T, H, V] and lses [T, H].
+    heads of a key head are folded into rows, so a key is read once for all of them. A program
+    writes its part of `parts` and `part_lses` or, with LAST, the merged result (Hydragen, eq. 5).
 
     Args:
-        LATENT: K and v are the same pool of D = V + P numbers, V of a latent and P rotated ones
-            behind it. A latent is read once, for logits and for results. The rotated numbers are a
-            block of their own, BLOCK_D wide, so no block is wider than it must be.
+        q: Pointer to the queries [T, H, D].
+        k: Pointer to the keys of the pool [slots, key heads, D].
+        v: Pointer to the values of the pool [slots, key heads, V].
+        pages: Pointer to the page tables of all levels, concatenated.
+        units: Pointer to the units [U, 9].
+        positions: Pointer to the positions of query rows [T].
+        parts: Pointer to the parts [P, T, H, V], float32.
+        part_lses: Pointer to their LSEs [P, T, H], float32.
+        dense: Pointer to the dense chunks [C, R, FOLD, H / FOLD, V], in the type of the queries.
+        dense_lses: Pointer to their LSEs [C, H / FOLD, R, FOLD], float32.
+        sinks: Pointer to the sinks [H].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the LSEs [T, H].
+        scale: Factor of the logits.
+        window: Number of positions that a row sees, its own included.
+        softcap: Bound of the logits.
+        q_row: Stride of `q` between rows.
+        q_head: Stride of `q` between heads.
+        k_slot: Stride of `k` between cache slots.
+        k_head: Stride of `k` between heads.
+        v_slot: Stride of `v` between cache slots.
+        v_head: Stride of `v` between heads.
+        num_units: U, the number of units.
+        num_rows: T, the number of query rows.
+        dense_rows: R, the number of rows of the dense chunks.
+        num_chunks: C, the number of dense chunks.
+        H: Query heads.
+        PER_HEAD: Query heads per key head.
+        D: Key dimension.
+        V: Value dimension.
+        BLOCK_D: Width of the block that holds a key or, with LATENT, the rotated numbers.
+        BLOCK_V: Width of the block that holds a value or a latent.
+        PAGE: Cache slots per page.
+        BLOCK_M: Folded rows per program.
+        BLOCK_N: Keys per block.
+        FOLD: Query heads that the dense kernel folded into rows.
+        HAS_POSITIONS: Whether causality or a window may hide keys.
+        HAS_WINDOW: Whether there is a window.
+        HAS_CAP: Whether there is a softcap.
+        HAS_SINKS: Whether there are sinks.
+        LAST: Whether to merge with the dense chunks and the first parts, as many as the unit's
+            first number says, and write `out` and `lses`.
+        LATENT: Whether k and v are the same pool of D = V + P numbers: V numbers of a latent,
+            followed by P rotated ones. A latent is read once, for logits and results. The rotated
+            numbers have a block of their own, so that no block is wider than necessary.
     """
-    # What is loaded from where something else was loaded waits twice: few steps of that.
+    # A load whose address was itself loaded waits twice, so chains of loads are kept short.
     unit, head = unit_of(units, num_units, H, PER_HEAD, LAST)
     start, stop = tl.load(unit + 1), tl.load(unit + 2)
     table = pages + tl.load(unit + 3)
@@ -228,7 +318,7 @@ def attend_units(
 
     part = tl.load(unit)
     if LAST:
-        # First, while the queries are on their way: at the end nothing else would be.
+        # Merge first, while the queries are being loaded: at the end no other load would overlap.
         top, total, sum_MV = merge_partials(
             row,
             q_at,
@@ -321,7 +411,27 @@ def merge_parts(
     FOLD: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
-    """One program: BLOCK_M pairs of a row and a head, merged from all parts and what is dense."""
+    """Merge all parts and dense chunks; one program per BLOCK_M pairs of a row and a head.
+
+    Args:
+        parts: Pointer to the parts [P, T, H, V], float32.
+        part_lses: Pointer to their LSEs [P, T, H], float32.
+        dense: Pointer to the dense chunks [C, R, FOLD, H / FOLD, V], in the type of the queries.
+        dense_lses: Pointer to their LSEs [C, H / FOLD, R, FOLD], float32.
+        sinks: Pointer to the sinks [H].
+        out: Pointer to the results [T, H, V].
+        lses: Pointer to the LSEs [T, H].
+        num_rows: T, the number of query rows.
+        dense_rows: R, the number of rows of the dense chunks.
+        num_chunks: C, the number of dense chunks.
+        num_parts: P, the number of parts.
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: Width of the block that holds a value.
+        BLOCK_M: Pairs per program.
+        FOLD: Query heads that the dense kernel folded into rows.
+        HAS_SINKS: Whether there are sinks.
+    """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, head = pair // H, pair % H
     live = row < num_rows
@@ -369,7 +479,30 @@ def write_slots(
     ROOM_V: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """One program: one token's keys and values, all heads. MOST: their bound, 0 for none."""
+    """Write new keys and values to cache slots; one program per token, for all heads.
+
+    Args:
+        k: Pointer to the new keys [T, G, K].
+        v: Pointer to the new values [T, G, V].
+        keys: Pointer to the keys of the pool [slots, G, K].
+        values: Pointer to the values of the pool [slots, G, V].
+        slots: Pointer to the cache slot of each token [T].
+        k_row: Stride of `k` between tokens.
+        k_head: Stride of `k` between heads.
+        v_row: Stride of `v` between tokens.
+        v_head: Stride of `v` between heads.
+        k_slot: Stride of `keys` between cache slots.
+        g_keys: Stride of `keys` between heads.
+        v_slot: Stride of `values` between cache slots.
+        g_values: Stride of `values` between heads.
+        G: Key heads.
+        K: Key dimension.
+        V: Value dimension.
+        ROOM_G: G, rounded up to a power of two.
+        ROOM_K: K, rounded up to a power of two.
+        ROOM_V: V, rounded up to a power of two.
+        MOST: Bound to which numbers are clamped before rounding; 0 for none.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     g = tl.arange(0, ROOM_G)[:, None]

@@ -1,4 +1,4 @@
-"""A Triton kernel that merges two results: those of levels read as latents, and of expanded ones.
+"""A Triton kernel that merges results of levels read as latents and of expanded levels.
 
 Legend: M pairs of a query row and a head, T query rows, H query heads, V numbers of a result.
 """
@@ -26,7 +26,24 @@ def merge_two(
     BLOCK_V: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """One program: BLOCK_M pairs of a row and a head of two results, [T, H, V] with LSEs [T, H]."""
+    """Merge two results; one program per BLOCK_M pairs of a row and a head.
+
+    Args:
+        a: First results [T, H, V].
+        a_lses: Their natural LSEs [T, H].
+        b: Second results [T, H, V].
+        b_lses: Their natural LSEs [T, H].
+        out: Output [T, H, V], dense.
+        a_row: Stride of `a` between rows, in elements.
+        a_head: Stride of `a` between heads.
+        b_row: Stride of `b` between rows.
+        b_head: Stride of `b` between heads.
+        num_pairs: T * H.
+        H: Query heads.
+        V: Value dimension.
+        BLOCK_V: V, rounded up to a power of two.
+        BLOCK_M: Pairs per program.
+    """
     pair = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = pair < num_pairs
     row, head = pair // H, pair % H

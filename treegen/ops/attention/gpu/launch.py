@@ -1,4 +1,4 @@
-"""One layer's attention as its launches take it: the arguments that all kernels over units share.
+"""Kernel launches of one layer's attention, with the arguments that all kernels over units share.
 
 Legend: T query rows, H query heads, D key dimension, V value dimension.
 """
@@ -17,12 +17,21 @@ from treegen.ops.attention.gpu.state import DeviceWork
 from treegen.ops.attention.gpu.tuning import shared_memory
 from treegen.ops.attention.types import AttentionOptions
 
-MERGED_PAIRS = 8  # pairs of a row and a head that a program of a merge takes
+MERGED_PAIRS = 8  # pairs of a row and a head per program of a merge kernel
 
 
 @dataclass(slots=True)
 class LayerCall:
-    """Queries, the pool, and what is to be filled. is_latent: values are the first of keys."""
+    """The inputs and outputs of one layer's attention.
+
+    q_THD: the queries.
+    keys, values: the pool.
+    positions_T: the position of each query row; None if nothing needs positions.
+    options: the softmax options of the layer.
+    work: the work list.
+    out_THV, lse_TH: the tensors to fill.
+    is_latent: whether values are the first numbers of keys.
+    """
 
     q_THD: Tensor
     keys: Tensor
@@ -36,12 +45,12 @@ class LayerCall:
 
     @property
     def per_head(self) -> int:
-        """Query heads of a key head."""
+        """The number of query heads per key head."""
         return self.q_THD.shape[1] // self.keys.shape[2]
 
     @property
     def sinks(self) -> Tensor:
-        """What attends to nothing, for each head; without sinks a stand-in that nothing reads."""
+        """The sink of each head [H]; without sinks, a placeholder that no kernel reads."""
         return self.lse_TH if self.options.sinks_H is None else self.options.sinks_H.contiguous()
 
     def launch_units(
@@ -54,20 +63,22 @@ class LayerCall:
         tuning: Callable[[int, int, torch.dtype, int], dict[str, Any]],
         **own: int,
     ) -> None:
-        """One launch of units of one height.
+        """Launch a kernel once, on units of one height.
 
         Args:
-            height: Rows of a program.
-            arrays: What only this kernel takes.
-            counts: What only this kernel takes.
-            own: What only this kernel takes.
-            tuning: The block of keys, stages and warps for a height, a width, a type and a shared
-                memory.
+            kernel: The Triton kernel.
+            units: The units [U, 9].
+            height: BLOCK_M, the folded query rows per program.
+            arrays: Tensors that only this kernel takes.
+            counts: Numbers that only this kernel takes.
+            tuning: Returns BLOCK_N, num_warps and num_stages for a height, a head width, a type and
+                the bytes of shared memory.
+            own: Keyword arguments that only this kernel takes.
         """
         q_THD, keys, values, options = self.q_THD, self.keys, self.values, self.options
         _, q_heads, k_dim = q_THD.shape
         page_size, kv_heads, v_dim = keys.shape[1], keys.shape[2], values.shape[3]
-        # Slots of the pool are one dimension for the kernel.
+        # The kernel sees the slots of the pool as one dimension.
         slots_k, slots_v = keys.view(-1, kv_heads, k_dim), values.view(-1, kv_heads, v_dim)
         has_window = options.window is not None
         has_positions = self.positions_T is not None and (has_window or self.work.host.causal)
@@ -107,13 +118,20 @@ class LayerCall:
 
     @property
     def width(self) -> int:
-        """Width of the widest block."""
+        """The width of the widest block."""
         return width_of(self.q_THD, self.values, self.is_latent)
 
     def launch_merge(
         self, kernel: Any, arrays: tuple[Tensor, ...], *counts: int, **own: int
     ) -> None:
-        """The launch that merges parts; arrays, counts, own: what the kernel takes."""
+        """Launch a kernel that merges parts.
+
+        Args:
+            kernel: The Triton kernel.
+            arrays: Tensors that the kernel takes.
+            counts: Numbers that the kernel takes.
+            own: Keyword arguments that only this kernel takes.
+        """
         (num_rows, q_heads, _), v_dim = self.q_THD.shape, self.values.shape[3]
         kernel[(triton.cdiv(num_rows * q_heads, MERGED_PAIRS),)](
             *arrays,
@@ -129,11 +147,17 @@ class LayerCall:
 
 
 def block_of(dim: int) -> int:
-    """Width of a block that holds a head: blocks of a matrix product are 16 wide at least."""
+    """Return the width of a block that holds a head, at least 16 for matrix products."""
     return max(int(triton.next_power_of_2(dim)), 16)
 
 
 def width_of(q_THD: Tensor, values: Tensor, is_latent: bool = False) -> int:
-    """Width of the wider of the blocks that hold keys and values, or latents and the rest."""
+    """Return the larger width of the two blocks of a key and value, or of a latent and its rest.
+
+    Args:
+        q_THD: Queries [T, H, D].
+        values: Values of the pool.
+        is_latent: Whether values are the first numbers of keys.
+    """
     k_dim, v_dim = q_THD.shape[2], values.shape[3]
     return max(block_of(k_dim - v_dim if is_latent else k_dim), block_of(v_dim))

@@ -1,4 +1,7 @@
-"""Two results of attention become one: those over latents, and those over copies of keys."""
+"""Merging of two attention results: over latents, and over expanded keys and values.
+
+Legend: T query rows, H query heads, V value dimension.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,21 @@ from torch import Tensor
 from treegen.common.device import use_device
 from treegen.ops.attention.gpu.latent_kernels import merge_two
 
-_PAIRS = 8  # of a row and a head that a program takes
+_PAIRS = 8  # pairs of a row and a head per program
 
 
 def merge_pair(a_THV: Tensor, a_lse_TH: Tensor, b_THV: Tensor, b_lse_TH: Tensor) -> Tensor:
-    """`merge` of two results in one launch, rounded once more to the type of the second."""
+    """Merge two results in one launch, and round to the type of the second.
+
+    Args:
+        a_THV: First results [T, H, V].
+        a_lse_TH: Their LSE [T, H].
+        b_THV: Second results [T, H, V].
+        b_lse_TH: Their LSE [T, H].
+
+    Returns:
+        The merged results [T, H, V].
+    """
     num_rows, num_heads, v_dim = b_THV.shape
     out_THV = b_THV.new_empty(b_THV.shape)
     num_pairs = num_rows * num_heads

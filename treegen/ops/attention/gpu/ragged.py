@@ -1,10 +1,10 @@
-"""Work lists of passes in which each item has some query rows, another number in each pass.
+"""Work lists of passes whose items have different numbers of query rows in each pass.
 
-What does not depend on these numbers is planned once, for entries: an item or a group of items,
-times the splits of its keys. A pass then only cuts each entry's rows into blocks, for meanwhile the
-GPU waits.
+Everything that does not depend on these numbers is planned once, for entries: an item or a group of
+items, times the splits of its keys. A pass then only cuts each entry's rows into blocks, because
+the GPU waits meanwhile.
 
-Letters: G groups, E entries, U units.
+Legend: G groups, E entries, U units, R ends of items.
 """
 
 from __future__ import annotations
@@ -27,20 +27,25 @@ from treegen.ops.attention.gpu.units import (
 )
 from treegen.ops.attention.level import HostLevel, IntArray, Items
 
-_FEW_KEYS = 2048  # of a group
+_FEW_KEYS = 2048  # keys of a group up to which all passes use the same height of units
 _NONE = np.empty((0, UNIT), dtype=np.int64)
 
 
 def are_ragged(levels: Sequence[HostLevel]) -> bool:
-    """Whether a pass has been described by its items."""
+    """Return whether all levels of a pass list their items."""
     return all(level.items is not None for level in levels)
 
 
 def build_ragged_list(levels: Sequence[HostLevel], shape: WorkShape, processors: int) -> WorkList:
-    """As `build_work_list`, of levels that have items.
+    """Build a work list like `build_work_list`, for levels that have items.
 
-    How levels are cut follows from `shape.num_rows`, not from how many each item has. So it is the
+    Heights and splits follow from `shape.num_rows`, not from the rows of each item. So they are the
     same for all passes that one CUDA graph computes.
+
+    Args:
+        levels: The levels, all with the same items.
+        shape: Layer properties on which the list depends.
+        processors: Multiprocessors of the GPU.
     """
     entries: list[list[IntArray]] = [[] for _ in HEIGHTS]
     part = offset = 0
@@ -70,32 +75,32 @@ def build_ragged_list(levels: Sequence[HostLevel], shape: WorkShape, processors:
 def _entries(
     level: HostLevel, part: int, offset: int, shape: WorkShape, processors: int
 ) -> tuple[IntArray, int, int]:
-    """Units of a level whose rows are not cut, with items in place of rows; kind and splits."""
+    """Return entries of a level, with items instead of rows; and the units' kind and splits."""
     items = level.items
     assert items is not None
     if level.causal:
-        # An item's own keys grow from pass to pass. There is always one.
+        # An item's own keys grow from pass to pass, and it always has at least one.
         size = int(level.kv_len_G.max(initial=0)) // KEYS_PER_SPLIT
-        own = "own", size, shape, processors
-        if own not in items.memo:
-            items.memo[own] = _shape_of(level, items, shape, processors)
-        groups, kind, splits = items.memo[own]
+        own_key = "own", size, shape, processors
+        if own_key not in items.memo:
+            items.memo[own_key] = _shape_of(level, items, shape, processors)
+        groups, kind, splits = items.memo[own_key]
         return _table(level, items, groups, splits, part, offset, shape.page_size), kind, splits
     key = "shared", part, offset, shape, processors
     if key not in items.memo:
         groups, kind, splits = _shape_of(level, items, shape, processors)
         table = _table(level, items, groups, splits, part, offset, shape.page_size)
         items.memo[key] = table, kind, splits
-    found: tuple[IntArray, int, int] = items.memo[key]
-    return found
+    entries: tuple[IntArray, int, int] = items.memo[key]
+    return entries
 
 
 def _shape_of(
     level: HostLevel, items: Items, shape: WorkShape, processors: int
 ) -> tuple[IntArray, int, int]:
-    """The groups that have items and keys, the height of units, and the splits.
+    """Return the groups that have items and keys, the kind of units, and the splits.
 
-    Few of them for many kinds of passes: each is another graph.
+    Many kinds of passes share few combinations, because each combination needs another CUDA graph.
     """
     num_G = items.stop_G - items.start_G
     groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
@@ -106,7 +111,7 @@ def _shape_of(
         folded = (1 << np.ceil(np.log2(rows)).astype(np.int64)) * shape.per_head
         kind = max(kind_of(folded, keys, tallest), 1)
     elif not level.causal:
-        # What suits them best matters less than that all passes have the same.
+        # The same height in all passes matters more than the best height in each.
         one = np.array([shape.num_rows])
         kind = max(kind_of(one * shape.per_head, one, tallest), 1)
     splits = splits_of(rows, keys, kind, shape, processors)
@@ -129,7 +134,7 @@ def _table(
 
 
 def _cut(entries: Sequence[IntArray], offsets_R: IntArray, height: int) -> IntArray:
-    """Units of entries: blocks of the rows that their items have."""
+    """Return units of entries: blocks of the rows that belong to their items."""
     if not entries:
         return _NONE
     table_E = entries[0] if len(entries) == 1 else np.concatenate(entries)

@@ -1,6 +1,6 @@
-"""What a step's attention is planned as on a GPU: work lists in device memory, by layer shape.
+"""Attention plans of a step on a GPU: work lists in device memory, by layer shape.
 
-A decode step that a CUDA graph replays reads its lists from memory that stays where it is.
+A decode step that is replayed as a CUDA graph reads its lists from memory with a fixed address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from treegen.ops.attention.level import HostLevel
 class DeviceWork:
     """A work list on the device, and the keys that it leaves to the dense kernel.
 
-    memory: holds units, last and pages, one after another, where they are to be written again.
+    units, last, pages: the arrays of the work list.
+    host: the work list on the host.
+    dense: the keys for the dense kernel; None for none.
+    memory: one tensor that holds units, last and pages, if they will be overwritten; else None.
     """
 
     units: tuple[Tensor, ...]
@@ -38,22 +41,28 @@ class DeviceWork:
 
 
 class TritonState:
-    """A step's levels, and its work lists on the device, made at the first layer.
+    """The levels of a step, and their work lists on the device, made at the first layer.
 
-    kernels: what computes each level, in some layers at least, once they have run.
+    kernels: the kernel of each level in at least some layers; empty before a layer has run.
     """
 
     def __init__(
         self, levels: tuple[HostLevel, ...], device: torch.device, *, invariant: bool = False
     ) -> None:
-        """invariant: whether keys are folded in one after another, see `build_fold_list`."""
+        """Create a state without work lists.
+
+        Args:
+            levels: The levels, on the host.
+            device: Where the tensors of the layers are.
+            invariant: Whether keys are folded in sequentially, see `build_fold_list`.
+        """
         self.levels, self.device, self.invariant = levels, device, invariant
         self.kernels: tuple[str, ...] = ()
         self._lists: dict[WorkShape, DeviceWork] = {}
         self._plans: dict[tuple[WorkShape, int], tuple[WorkList, DenseRun | None]] = {}
 
     def work(self, shape: WorkShape) -> DeviceWork:
-        """The work list for a layer's shape."""
+        """Return the work list for a layer's shape."""
         if shape not in self._lists:
             host, dense = self.plan(shape, shape.num_rows)
             arrays = [array.astype(np.int32) for array in (*host.units, host.last, host.pages)]
@@ -63,7 +72,12 @@ class TritonState:
         return self._lists[shape]
 
     def plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
-        """The work list for a shape of which so many rows are live, and what is left to cuDNN."""
+        """Return the work list for a shape, and the keys that are left to cuDNN.
+
+        Args:
+            shape: Layer properties on which the list depends.
+            live_rows: Number of query rows without padding.
+        """
         key = shape, live_rows
         if key not in self._plans:
             self._plans[key] = self._make_plan(shape, live_rows)
@@ -88,17 +102,17 @@ class TritonState:
 
 
 class StaticState(TritonState):
-    """Work lists in tensors that stay where they are, for a CUDA graph to read.
+    """Work lists in tensors with fixed addresses, for a CUDA graph to read.
 
-    They have room to spare; units past the last one have no rows and cost next to nothing.
+    The tensors have spare capacity; units past the last one have no rows and cost almost nothing.
 
-    live_rows: rows of the step that are live, if these levels may not have all of them.
+    live_rows: number of live rows of the step; None if the levels' groups contain the last one.
     """
 
     live_rows: int | None = None
 
     def work(self, shape: WorkShape) -> DeviceWork:
-        """The work list for a layer's shape, with room for longer ones."""
+        """Return the work list for a layer's shape, with spare capacity for longer lists."""
         if shape not in self._lists:
             live_rows = live_rows_of(self.levels) if self.live_rows is None else self.live_rows
             host, dense = self.plan(shape, live_rows)
@@ -120,10 +134,11 @@ class StaticState(TritonState):
     def load(
         self, other: TritonState, staging: StagingBuffer, live_rows: int | None = None
     ) -> bool:
-        """Put another state's levels in place; False, with nothing changed, if they do not fit.
+        """Replace the levels by those of another state; False, and no change, if they do not fit.
 
         Args:
-            staging: By which the lists come to the device.
+            other: The state with the new levels.
+            staging: Buffer through which the lists are copied to the device.
             live_rows: As in the class.
         """
         live_rows = live_rows_of(other.levels) if live_rows is None else live_rows
@@ -139,7 +154,7 @@ class StaticState(TritonState):
 
 
 def live_rows_of(levels: Sequence[HostLevel]) -> int:
-    """Rows up to the last one that has a group in some level."""
+    """Return the number of rows up to the last one that a group of some level contains."""
     return max(int(level.stop_G.max(initial=0)) for level in levels)
 
 
@@ -148,8 +163,8 @@ def _room(count: int) -> int:
 
 
 def _fits(work: WorkList, room: DeviceWork) -> bool:
-    # A much larger graph would waste what it saves. Units that merge skip parts to spare, a kernel
-    # that only merges does not. A graph of complete lists marks no part empty.
+    # A much larger graph would waste what it saves. Units that merge skip spare parts, but a
+    # separate merge kernel reads them. A graph of complete lists marks no part empty.
     spare = room.host.num_parts - work.num_parts
     return (
         work.kinds == room.host.kinds
@@ -185,7 +200,7 @@ def _copy(work: WorkList, room: DeviceWork, staging: StagingBuffer) -> None:
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a device."""
+    """Return the number of multiprocessors of a device."""
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,4 +1,4 @@
-"""How a unit is computed: blocks, warps and pipeline stages that the card has memory for."""
+"""Tuning of the kernels over units: blocks, warps and pipeline stages that fit into memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from triton.runtime import driver
 from treegen.errors import InputError
 from treegen.ops.attention.gpu.units import HEIGHTS
 
-_ACCUMULATORS: Final = 128 << 10  # bytes of float32 results of a unit: half of the registers
-_LEAST_KEYS: Final = 16  # of a block; a matrix product takes no fewer
+_ACCUMULATORS: Final = 128 << 10  # largest float32 results of a unit in bytes: half the registers
+_LEAST_KEYS: Final = 16  # smallest block of keys of a matrix product
 
 
 def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
-    """Block of keys, warps and stages for a height and head width; see performance.md.
+    """Return the block of keys, warps and stages for a height and head width; see performance.md.
+
+    The fastest choice on an H200 is reduced until it fits into shared memory.
 
     Args:
-        memory: Bytes that a program may share among its threads (`shared_memory`). What is fastest
-            on an H200 shrinks until it fits; InputError if nothing does.
+        height: Folded query rows of a unit.
+        width: Width of the widest block of a head.
+        dtype: Type of the queries.
+        memory: Shared memory per program in bytes (`shared_memory`).
+
+    Raises:
+        InputError: nothing fits.
     """
     chosen = _fastest(height, width, dtype)
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
@@ -37,14 +44,21 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
 
 
 def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
-    """The same for latents, of which one block is keys and values; width: that of it."""
+    """Return the block of keys, warps and stages for latents, whose blocks are keys and values.
+
+    Args:
+        height: Folded query rows of a unit.
+        width: Width of the block of latents.
+        dtype: Type of the queries.
+        memory: Shared memory per program in bytes.
+    """
     if dtype == torch.float32 or width != 512:
         chosen = {"BLOCK_N": 16, "num_warps": 8 if height > HEIGHTS[1] else 4, "num_stages": 2}
     elif height < HEIGHTS[2]:
-        # Two programs to a multiprocessor, each with two blocks on their way.
+        # Two programs per multiprocessor, each with two blocks in flight.
         chosen = {"BLOCK_N": 32, "num_warps": 4, "num_stages": 3}
     else:
-        # Results fill half of the registers, queries and two blocks all of the shared memory.
+        # Results fill half of the registers; queries and two blocks fill the shared memory.
         chosen = {"BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
     size, rotated = dtype.itemsize, 64
     while True:
@@ -61,7 +75,14 @@ def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
 
 
 def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
-    """The same for `fold_units`, which keeps more numbers in registers."""
+    """Return the block of keys, warps and stages for `fold_units`, which needs more registers.
+
+    Args:
+        height: Folded query rows of a unit.
+        width: Width of the widest block of a head.
+        dtype: Type of the queries.
+        memory: Shared memory per program in bytes.
+    """
     chosen = choose_tuning(height, width, dtype, memory)
     chosen.pop("maxnreg", None)
     if height >= HEIGHTS[2] and width <= 128 and dtype != torch.float32:
@@ -74,7 +95,13 @@ def fold_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dic
 
 @cache
 def find_max_height(width: int, dtype: torch.dtype, memory: int) -> int:
-    """The largest of HEIGHTS that can be computed at a head width."""
+    """Return the largest of HEIGHTS that can be computed at a head width.
+
+    Args:
+        width: Width of the widest block of a head.
+        dtype: Type of the queries.
+        memory: Shared memory per program in bytes.
+    """
     least = {"BLOCK_N": _LEAST_KEYS, "num_stages": 1}
     fitting = [
         height
@@ -86,18 +113,18 @@ def find_max_height(width: int, dtype: torch.dtype, memory: int) -> int:
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes that the threads of one program may share on a device."""
+    """Return the shared memory per program on a device, in bytes."""
     if device.type != "cuda":
-        return 1 << 30  # in the interpreter, any number
-    # What Triton itself compares a kernel's need with.
+        return 1 << 30  # any large number does in the interpreter
+    # Triton itself compares a kernel's need with this number.
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict[str, Any]) -> bool:
-    """Whether queries, the blocks under way and the weights of one block are few enough bytes.
+    """Return whether queries, blocks in flight and the weights of one block fit into shared memory.
 
-    On Hopper and later, 16-bit products read keys and values from shared memory; elsewhere only
-    one of them stays there.
+    On Hopper and later, 16-bit products read keys and values from shared memory; otherwise only
+    one of the two stays there.
     """
     block, size = chosen["BLOCK_N"], dtype.itemsize
     blocks = chosen["num_stages"] * block * width * (2 if size == 2 else 1)
@@ -112,7 +139,7 @@ def _fastest(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     if height == HEIGHTS[1]:
         if large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
-        # Fewer registers, so that more programs wait for memory at a time.
+        # Fewer registers, so that more programs can wait for memory at the same time.
         return {"BLOCK_N": 16, "num_warps": 1, "num_stages": 3, "maxnreg": 168}
     if large:
         warps = 4 if height == HEIGHTS[2] and width <= 256 else 8

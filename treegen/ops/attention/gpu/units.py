@@ -1,6 +1,7 @@
-"""The work lists of the Triton kernel: which rows meet which keys, split so that the GPU is full.
+"""Work lists of the Triton kernel: which rows read which keys, split so that the GPU is busy.
 
-Letters: G groups, U units. A unit is at most BLOCK_M folded query rows and a run of keys.
+A unit is at most BLOCK_M folded query rows and a run of keys. (The query heads of a key head are
+folded into rows.) Legend: G groups, U units.
 """
 
 from __future__ import annotations
@@ -12,28 +13,31 @@ import numpy as np
 
 from treegen.ops.attention.level import HostLevel, IntArray
 
-# Folded query rows of a unit: one needs no matrix product, a product takes 16 at least.
+# Folded query rows of a unit: 1 needs no matrix product, and a matrix product has at least 16.
 HEIGHTS = (1, 16, 64, 128)
-_COSTS = (1.0, 1.6, 2.5)  # of a key in a unit of the last three heights, about
-_PROGRAMS = (4, 4, 2, 2)  # of each height that keep a multiprocessor busy
-KEYS_PER_SPLIT = 256  # a split reads at least so many keys
-KEY_BLOCK = 64  # units start at multiples of it, so that blocks of keys do not straddle pages
-# The numbers that describe a unit, in the order in which the kernels load them: its part, its first
-# row and the one after its last, where its page table begins, its first key and the one after its
-# last, the position of key 0, whether the level is causal, and the page of its first key.
+_COSTS = (1.0, 1.6, 2.5)  # approximate relative cost of a key in a unit of the last three heights
+_PROGRAMS = (4, 4, 2, 2)  # programs of each height that keep a multiprocessor busy
+KEYS_PER_SPLIT = 256  # smallest number of keys in a split
+KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do not straddle pages
+# The numbers that describe a unit, in the order in which kernels load them: part, first row, end of
+# rows, offset of the page table, first key, end of keys, position of key 0, whether the level is
+# causal, and page of the first key. Ends are exclusive.
 PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
-_MOST_MERGED = 4  # parts that the last launch merges itself
+_MOST_MERGED = 4  # largest number of parts that the last launch merges
 
 
 @dataclass(frozen=True, slots=True)
 class WorkShape:
-    """What a work list depends on beside the levels.
+    """Properties of a layer on which a work list depends, in addition to the levels.
 
-    num_rows: with those past the live ones, of which nothing is used.
-    may_be_dense: whether the dense kernel takes the layer's tensors and options. tallest: folded
-    query rows of a unit that the card has memory for. merges: query heads of a key head for which
-    the last launch merges parts at most.
+    num_rows: number of query rows, including padding rows, whose results are not used.
+    kv_heads: number of key heads.
+    per_head: query heads per key head.
+    page_size: cache slots per page.
+    may_be_dense: whether the dense kernel supports the layer's tensors and options.
+    tallest: largest number of folded query rows of a unit that fits into the GPU's memory.
+    merges: largest number of query heads per key head with which the last launch merges parts.
     """
 
     num_rows: int
@@ -47,13 +51,17 @@ class WorkShape:
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Units of all levels. units: [U, 9] for each launch; see `attend_units`. kinds: the index of
-    each launch's height.
+    """Units of all levels.
 
-    last: units of the level whose launch merges, one for each row, of HEIGHTS[last_kind]; empty if
-    none does. pages: the levels' page tables, one after another. num_parts: parts beside the last
-    one. complete: every part that is merged was written, so that none needs to be marked empty
-    beforehand. causal: of any level.
+    units: the units of each launch [U, 9]; see `attend_units`.
+    kinds: for each launch, the index of its height in HEIGHTS.
+    last: units of the level whose launch merges, one per row; empty if no launch merges.
+    last_kind: the index of the height of `last`.
+    pages: the levels' page tables, concatenated.
+    num_parts: number of partial results in memory, without the last launch's own.
+    complete: whether every part that is merged is written, so that none needs to be marked empty
+    beforehand.
+    causal: whether any level is causal.
     """
 
     units: tuple[IntArray, ...]
@@ -73,10 +81,15 @@ def build_work_list(
     processors: int,
     elsewhere: tuple[int, int] = (-1, 0),
 ) -> WorkList:
-    """Cut levels into units; few long ones are split over keys until they keep all processors busy.
+    """Cut levels into units, and split the keys of few long units to keep all processors busy.
 
     Args:
-        elsewhere: A level, and how many of its first keys are read elsewhere.
+        levels: The levels.
+        shape: Layer properties on which the list depends.
+        live_rows: Number of query rows without padding.
+        processors: Multiprocessors of the GPU.
+        elsewhere: Index of a level whose first keys the dense kernel reads, and the number of these
+            keys. Default: no level.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = np.empty((0, UNIT), dtype=np.int64), 0
@@ -108,7 +121,7 @@ def build_work_list(
         last_kind=last_kind,
         pages=np.concatenate([level.pages_GP.reshape(-1) for level in levels]),
         num_parts=part,
-        # A kernel that only merges does not know which rows are live.
+        # A separate merge kernel does not know which rows are live.
         complete=complete and len(last) > 0,
         causal=any(level.causal for level in levels),
     )
@@ -116,9 +129,14 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True)
 class _LevelTiling:
-    """How a level is cut: into units of a height (rows of one key head), over so many splits.
+    """How a level is cut into units.
 
-    groups: those with rows and keys; num_rows: theirs. is_flat: no group has two rows.
+    kind: index of the units' height in HEIGHTS.
+    height: query rows per unit.
+    splits: number of splits of the keys.
+    groups: indices of the groups that have rows and keys.
+    num_rows: number of rows of these groups.
+    is_flat: whether no group has more than one row.
     """
 
     kind: int
@@ -133,8 +151,8 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
     per_head = shape.per_head
     key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest
     if key in level.memo:
-        found: _LevelTiling = level.memo[key]
-        return found
+        tiling: _LevelTiling = level.memo[key]
+        return tiling
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
@@ -148,7 +166,15 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
 
 
 def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, processors: int) -> int:
-    """Into how many splits keys are cut, so that all processors are busy. rows: of each group."""
+    """Return the number of splits of the keys that keeps all processors busy.
+
+    Args:
+        rows: Number of query rows of each group.
+        keys: Number of keys of each group.
+        kind: Index of the units' height in HEIGHTS.
+        shape: Layer properties on which the list depends.
+        processors: Multiprocessors of the GPU.
+    """
     if not len(rows):
         return 1
     height = max(HEIGHTS[kind] // shape.per_head, 1)
@@ -158,9 +184,14 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
 
 
 def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
-    """Index of the height that suits a level, one for all of its groups.
+    """Return the index of the cheapest height for a level, the same for all of its groups.
 
-    Each height is a launch of its own, and which of them there are is part of a CUDA graph.
+    Each height is a separate launch, and the set of launches is part of a CUDA graph.
+
+    Args:
+        folded_G: Number of folded query rows of each group [G].
+        keys_G: Number of keys of each group [G].
+        tallest: Largest height that may be chosen.
     """
     if folded_G.max(initial=0) <= HEIGHTS[0]:
         return 0
@@ -175,9 +206,10 @@ def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
 def _one_unit_a_row(
     level: HostLevel, num_rows: int, live_rows: int, num_parts: int, offset: int
 ) -> IntArray:
-    """Units of a level whose groups have one row at most, and of all other rows, without keys.
+    """Return one unit per row, for a level whose groups have at most one row [num_rows, 9].
 
-    In place of a part they have the number of those that a row is merged with: 0 for padding.
+    Rows outside all groups get units without keys. The first number of a unit is the number of
+    parts with which its row is merged, instead of a part: 0 for padding rows.
     """
     table = np.zeros((num_rows, UNIT), dtype=np.int64)
     table[:live_rows, PART_AT] = num_parts
@@ -196,7 +228,7 @@ def _one_unit_a_row(
 def _units(
     level: HostLevel, cut: _LevelTiling, part: int, offset: int, first_key: int, page_size: int
 ) -> IntArray:
-    """Units of a level: row blocks of a height, times key splits."""
+    """Return units of a level [U, 9]: blocks of `cut.height` rows, times splits of the keys."""
     index, height = cut.groups, cut.height
     rows = level.stop_G[index] - level.start_G[index]
     blocks = -(-rows // height)
@@ -218,7 +250,17 @@ def table_of(
     first_key: int,
     page_size: int,
 ) -> IntArray:
-    """Units of groups, [splits, groups, 9], whose rows are not set."""
+    """Return units of groups [splits, groups, 9], whose rows the caller must set.
+
+    Args:
+        level: The level.
+        groups: Group of each unit.
+        splits: Number of splits of the keys.
+        part: Number of the part that the first split writes.
+        offset: Offset of the level's page table in the concatenated page tables.
+        first_key: First key that the units read.
+        page_size: Cache slots per page.
+    """
     keys, width = level.kv_len_G[groups], level.pages_GP.shape[1]
     table = np.empty((splits, len(groups), UNIT), dtype=np.int64)
     table[..., TABLE] = offset + groups * width

@@ -1,12 +1,12 @@
-"""Attention over levels by a library's kernels for sequences of unequal lengths.
+"""Attention over levels by a library's kernels for variable-length sequences.
 
-A kernel computes units (see units.py): some query rows with a run of keys that it reads in the
-pool. So nothing is gathered, whatever the page size. Windows and causality are mostly a matter of
-which keys a unit has. Where all rows of a unit see all its keys, the query heads of a key head
-count as rows. A key is then read once for all of them.
+A kernel computes units (see units.py): query rows with a run of keys that it reads in place, so
+nothing is gathered, whatever the page size. Windows and causality are mostly expressed by the
+choice of a unit's keys. If all rows of a unit see all its keys, the query heads of a key head count
+as rows, so that each key is read once for all of them.
 
-The kernels' own paths for pages, split keys and grouped heads have returned wrong LSEs. They are
-never taken, except the one for grouped heads in causal units.
+The kernels' own paths for pages, split keys and grouped heads have returned wrong LSEs. None of
+them is used, except the one for grouped heads in causal units.
 
 Legend: T query rows, N packed rows, H query heads, K key heads, R query heads per key head, D
 dimension, U units, P parts, S slots.
@@ -37,13 +37,13 @@ class KernelCall:
     """One call of a kernel, with units of one level.
 
     level: the index of the level.
-    folded: query heads that count as rows.
+    folded: number of query heads that count as rows.
     units_U5: the units, on the host.
-    rows_2N: the query row of each packed row, and its place among all partial results.
+    rows_2N: the query row of each packed row, and its index among all partial results.
     ends_3U: int32 [3, U + 1]: where the packed rows of each unit start (the last entry: where those
     of the last unit end), its first slot, and its number of keys.
-    window: the window of a causal call whose kernel is to hide keys; else None.
-    memo: what a kernel makes of the units, for other layers to reuse.
+    window: the window of a causal call whose kernel must hide keys; else None.
+    memo: objects that a kernel derives from the units and other layers reuse.
     """
 
     level: int
@@ -61,19 +61,19 @@ class KernelCall:
 
     @property
     def max_q(self) -> int:
-        """Packed rows of a unit at most."""
+        """The largest number of packed rows of a unit."""
         return int(self.units_U5[:, unit.ROWS].max()) * self.folded
 
     @property
     def max_k(self) -> int:
-        """Keys of a unit at most."""
+        """The largest number of keys of a unit."""
         return int(self.units_U5[:, unit.KEYS].max())
 
 
 class LibraryState:
-    """The levels of a pass, and the calls for them.
+    """The levels of a pass and their kernel calls.
 
-    Calls are made at the first layer of each shape and window.
+    Calls are planned at the first layer of each shape and window.
     """
 
     def __init__(
@@ -85,11 +85,13 @@ class LibraryState:
     def calls(
         self, q_shape: tuple[int, ...], pools: tuple[Any, ...], window: int | None, bands: bool
     ) -> tuple[list[KernelCall], int]:
-        """Return the calls, and how many partial results a row has at most.
+        """Return the calls, and the largest number of partial results of a row.
 
         Args:
-            pools: The shape of each level's keys.
-            bands: As in `units.cut`.
+            q_shape: Shape of the queries [T, H, D].
+            pools: Shape of each level's keys [pages, page_size, K, D].
+            window: Number of positions that a row sees, its own included; None for all.
+            bands: As in `units.cut_level`.
         """
         key = q_shape, pools, window
         if key not in self._calls:
@@ -111,8 +113,8 @@ class LibraryState:
                 level, page_size, per_head, kv_heads, _programs(self._device)
             )
             units_U5 = unit.cut_level(level, page_size, longest, positions_T, window, bands=bands)
-            # A kernel's grid has blocks for the largest unit in all units, so units of a single row
-            # have calls of their own.
+            # A kernel's grid has as many blocks for every unit as for the largest one, so units
+            # with a single row get separate calls.
             kind_U = np.where(units_U5[:, unit.CAUSAL] == 1, 2, units_U5[:, unit.ROWS] > 1)
             for kind in range(3):
                 chosen_U5 = units_U5[kind_U == kind]
@@ -141,13 +143,13 @@ class LibraryState:
 
 
 class Library:
-    """Attention by a library: a subclass names it and calls its kernel.
+    """Attention by a library. A subclass names the library and calls its kernel.
 
-    name: what `impl=` calls it.
-    dtypes: what the kernel computes in.
-    softcaps: whether it takes a softcap.
-    windows: whether it takes windows. If not, each row from which a window hides other keys than
-    from the next is a unit of its own.
+    name: its name in `impl=`.
+    dtypes: the types in which the kernel computes.
+    softcaps: whether the kernel supports a softcap.
+    windows: whether the kernel supports windows. If not, consecutive rows share a unit only if the
+    window hides the same keys from them.
     """
 
     name: str
@@ -163,11 +165,19 @@ class Library:
         call: KernelCall,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Return out [N, H, D] and LSE [H, N] in float32 of a call's units."""
+        """Return out [N, H, D] and LSE [H, N] in float32 of a call's units.
+
+        Args:
+            q_NHD: Packed queries [N, H, D].
+            k_SKD: Keys of the pool [S, K, D].
+            v_SKD: Values of the pool [S, K, D].
+            call: The units to compute.
+            options: Softmax options of the layer.
+        """
         raise NotImplementedError
 
     def refusal(self, device: torch.device) -> str | None:
-        """Runs on NVIDIA GPUs since Ampere."""
+        """Return None for an NVIDIA GPU since Ampere, and the reason for refusal otherwise."""
         if device.type != "cuda" or torch.version.hip is not None:
             return f"takes tensors on an NVIDIA GPU, got {device}"
         if torch.cuda.get_device_capability(device) < (8, 0):
@@ -177,7 +187,13 @@ class Library:
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device
     ) -> LibraryState:
-        """Keep the host arrays; units depend on the layer's heads and window."""
+        """Store the levels; units depend on the layer's heads and window.
+
+        Args:
+            levels: The levels, on the host.
+            positions_T: Position of each query row [T]; None if nothing needs positions.
+            device: Where the tensors of the layers are.
+        """
         return LibraryState(tuple(levels), positions_T, device)
 
     def attend(
@@ -187,12 +203,25 @@ class Library:
         prepared: PreparedLevels,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """Compute all units, then merge. The kernel rounds its results; the merge is float32."""
+        """Compute all units, then merge. The kernel rounds its results; the merge is float32.
+
+        Args:
+            q_THD: Queries [T, H, D].
+            pairs: Keys and values of each level.
+            prepared: The levels.
+            options: Softmax options of the layer.
+
+        Returns:
+            Results [T, H, D] in the type of q, and LSE [T, H] in float32.
+
+        Raises:
+            InputError: the kernel does not support the tensors or options.
+        """
         self._check(q_THD, pairs, options)
         state: LibraryState = prepared.state
         pools = tuple(keys.shape for keys, _ in pairs)
         calls, num_parts = state.calls(q_THD.shape, pools, options.window, self.windows)
-        # Where a row has fewer parts than others, the rest stay empty: LSE -inf, out 0.
+        # If a row has fewer parts than num_parts, its remaining parts stay empty: LSE -inf, out 0.
         part_PTHD = q_THD.new_zeros(num_parts, *q_THD.shape, dtype=torch.float32)
         part_PTH = q_THD.new_full((num_parts, *q_THD.shape[:2]), -torch.inf, dtype=torch.float32)
         for call in calls:
@@ -238,7 +267,7 @@ class Library:
 
 
 def _programs(device: torch.device) -> int:
-    """How many blocks of a kernel fill the device."""
+    """Return how many blocks of a kernel fill the device."""
     if device.type != "cuda":
         return 8
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count

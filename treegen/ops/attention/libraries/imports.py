@@ -1,7 +1,7 @@
-"""Imports of the packages whose kernels attend, whichever of them stand beside each other.
+"""Imports of packages with attention kernels, in any combination of installed packages.
 
-flash-attn and flash-attn-4 share the name flash_attn: the former is that package, the latter puts
-flash_attn.cute into it. So flash_attn may be there without the functions of FlashAttention-2.
+flash-attn and flash-attn-4 share the name flash_attn: the former is that package, the latter adds
+flash_attn.cute to it. So flash_attn may be importable without the functions of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def load_flash_attn_2() -> Any:
-    """The forward function of flash-attn; None if that is not installed or cannot be loaded.
+    """Return flash-attn's internal forward function; None if the package cannot be imported.
 
     The public function has no argument for the number of keys used.
     """
@@ -29,24 +29,24 @@ def load_flash_attn_2() -> Any:
 
 @cache
 def load_flash_attn_4() -> Any:
-    """The function of flash-attn-4 for sequences of unequal lengths. The import takes seconds.
+    """Return flash-attn-4's function for variable-length sequences. The import takes seconds.
 
     Raises:
-        ImportError: it is not installed, or it or what it needs cannot be loaded.
+        ImportError: the package is not installed, or it or one of its dependencies fails to load.
     """
     try:
         with suppress_warnings():
             from flash_attn.cute import flash_attn_varlen_func
     except ImportError:
         raise
-    except Exception as error:  # pre-releases that do not fit each other, libraries of CUDA
+    except Exception as error:  # incompatible pre-releases, missing CUDA libraries
         reason = " ".join(str(error).split())
         raise ImportError(f"{type(error).__name__}: {reason}") from error
     return flash_attn_varlen_func
 
 
 def xformers() -> tuple[Any, Any]:
-    """The modules xformers and xformers.ops.fmha.
+    """Return the modules xformers and xformers.ops.fmha.
 
     Raises:
         ImportError: xformers is not installed or cannot be loaded.
@@ -59,9 +59,9 @@ def xformers() -> tuple[Any, Any]:
 
 @contextmanager
 def _whole_flash_attn() -> Iterator[None]:
-    """Hide flash_attn where it is flash-attn-4 alone: xformers would take it for flash-attn."""
-    found = importlib.util.find_spec("flash_attn")
-    if found is None or found.origin is not None:
+    """Hide flash_attn from xformers, which mistakes flash-attn-4 alone for flash-attn."""
+    spec = importlib.util.find_spec("flash_attn")
+    if spec is None or spec.origin is not None:
         yield
         return
     loaded = sys.modules.get("flash_attn")
@@ -76,7 +76,7 @@ def _whole_flash_attn() -> Iterator[None]:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Drop warnings: those of flash-attn-4 and of its compiler are for its authors."""
+    """Suppress warnings of flash-attn-4 and its compiler, which only its authors can act on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

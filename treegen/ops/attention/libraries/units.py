@@ -1,10 +1,11 @@
-"""Cut levels into units that library kernels for sequences of unequal lengths take as they are.
+"""Units of levels for library kernels that compute variable-length sequences.
 
-A unit is some consecutive rows and a run of consecutive slots of the pool, read where it lies.
+A unit is a run of consecutive rows and a run of consecutive slots of the pool, read in place.
 Either all its rows see all its keys, or it is causal: the last row sees up to the last key, and
-each row before it up to one key less. A window then counts back from the last key that a row sees.
+each row before it one key less. A window then counts back from the last key that a row sees.
 
-Legend: G groups, P used pages of all groups, R runs of slots, N rows of all runs, U units.
+Legend: G groups, P used pages of all groups, R runs of slots, N rows of all runs, U units, T query
+rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from treegen.ops.attention.level import HostLevel, IntArray
 ROW, ROWS, SLOT, KEYS, CAUSAL = range(5)
 
 _BLOCK_ROWS = 128  # rows that one block of a kernel computes
-_KEYS_PER_SPLIT = 256  # runs are not cut shorter than this
+_KEYS_PER_SPLIT = 256  # smallest length to which runs are cut
 
 
 def cut_level(
@@ -32,10 +33,14 @@ def cut_level(
     """Return the units [U, 5] of a level.
 
     Args:
-        longest: Pages of a unit at most.
-        positions_T: Needed if the level is causal or there is a window.
-        bands: Whether a causal unit may have a window that hides keys. If not, such rows stand
-            alone.
+        level: The level.
+        page_size: Cache slots per page.
+        longest: Largest number of pages of a unit.
+        positions_T: Position of each query row [T]; needed if the level is causal or there is a
+            window.
+        window: Number of positions that a row sees, its own included; None for all.
+        bands: Whether a causal unit may have a window that hides keys. If not, each row from which
+            the window hides other keys becomes a separate unit.
     """
     runs_R6 = _runs(level, page_size, longest)
     if positions_T is None or not (level.causal or window is not None):
@@ -52,7 +57,7 @@ def cut_level(
     run_N, row_N, place_N, low_N, high_N = (
         array[seen] for array in (run_N, row_N, place_N, low_N, high_N)
     )
-    # What a row and the next one see of the same run: 1 the same keys; 2 one key more; 0 otherwise.
+    # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
     near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
     lower, higher = np.diff(low_N), np.diff(high_N)
     step = near & (np.diff(place_N) == 1) & (higher == 1) & (high_N[1:] == place_N[1:] + 1)
@@ -100,7 +105,15 @@ def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
 def pages_per_unit(
     level: HostLevel, page_size: int, per_head: int, kv_heads: int, num_programs: int
 ) -> int:
-    """How many pages a unit may have. Groups with many keys are cut until units fill the device."""
+    """Return the largest number of pages of a unit, so that long groups are cut to fill the device.
+
+    Args:
+        level: The level.
+        page_size: Cache slots per page.
+        per_head: Query heads per key head.
+        kv_heads: Key heads.
+        num_programs: Number of blocks that fill the device.
+    """
     blocks = kv_heads * int((-(-(level.stop_G - level.start_G) * per_head // _BLOCK_ROWS)).sum())
     splits = max(num_programs // max(blocks, 1), 1)
     keys = max(-(-int(level.kv_len_G.max(initial=0)) // splits), _KEYS_PER_SPLIT)
@@ -108,12 +121,12 @@ def pages_per_unit(
 
 
 def concat_ranges(start: IntArray, count: IntArray) -> IntArray:
-    """The numbers start, start + 1, ..., count of them, for each start, one after another."""
+    """Return the ranges of `count` numbers from each `start`, concatenated."""
     return np.arange(count.sum()) + np.repeat(start - (count.cumsum() - count), count)
 
 
 def count_earlier(values: IntArray) -> IntArray:
-    """How often each value stands before its place."""
+    """Return, for each value, how many equal values precede it."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     counts = np.empty_like(values)

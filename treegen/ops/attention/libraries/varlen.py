@@ -1,8 +1,8 @@
-"""Kernels of libraries: FlashAttention-2 (torch's or flash-attn), FlashAttention-4, xformers.
+"""Library kernels: FlashAttention-2 (torch's or flash-attn), FlashAttention-4, xformers.
 
-All are told where the keys of a sequence start and how many there are. So sequences may lie
-anywhere in a pool, and overlap. The page tables of FlashAttention-2 are not used: it takes no pages
-of fewer than 256 tokens.
+Each kernel takes the start and the number of the keys of a sequence. So sequences may be anywhere
+in a pool, and overlap. The page tables of FlashAttention-2 are not used, because its pages need at
+least 256 tokens.
 
 Legend: N packed rows, H query heads, K key heads, D dimension, S slots.
 """
@@ -24,7 +24,7 @@ from treegen.ops.attention.types import AttentionOptions, KVPair
 
 
 class FlashAttention2(Library):
-    """FlashAttention-2, from the package flash-attn if it is installed, else torch's own."""
+    """FlashAttention-2 from the package flash-attn if it is installed, else from torch."""
 
     name = "flash"
 
@@ -33,7 +33,7 @@ class FlashAttention2(Library):
         self.softcaps = self._package is not None
 
     def refusal(self, device: torch.device) -> str | None:
-        """Torch must have been built with the kernels if there is no package."""
+        """Return why the kernel cannot run on a device; without flash-attn, torch must have it."""
         reason = super().refusal(device)
         available = self._package is not None or torch.backends.cuda.is_flash_attention_available()
         if reason is None and not available:
@@ -48,7 +48,15 @@ class FlashAttention2(Library):
         call: KernelCall,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """One call of the package or of torch."""
+        """Call the kernel of the package or of torch once.
+
+        Args:
+            q_NHD: Packed queries [N, H, D].
+            k_SKD: Keys of the pool [S, K, D].
+            v_SKD: Values of the pool [S, K, D].
+            call: The units to compute.
+            options: Softmax options of the layer.
+        """
         q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
         sequences = q_NHD, k_SKD, v_SKD, q_ends_U1, k_start_U1, call.max_q, call.max_k, 0.0
         more: dict[str, Any] = {
@@ -68,11 +76,11 @@ class FlashAttention2(Library):
 
 
 class FlashAttention4(Library):
-    """FlashAttention-4, from the package flash-attn-4, for Hopper and Blackwell.
+    """FlashAttention-4 from the package flash-attn-4, for Hopper and Blackwell.
 
-    Its last step over the keys of a unit reads on to the end of a block, and multiplies what it
-    finds there by 0. So slots that hold no key have to hold finite values. In the pools of an LLM
-    they do.
+    The last step over the keys of a unit reads up to the end of a block, and multiplies the values
+    past the last key by 0. So slots without a key must hold finite values, as they do in the pools
+    of an LLM.
     """
 
     name = "flash4"
@@ -82,7 +90,10 @@ class FlashAttention4(Library):
         self._compiled: set[Any] = set()
 
     def refusal(self, device: torch.device) -> str | None:
-        """There must be the package. Its kernels for older GPUs are not tested, so not used."""
+        """Return why the kernel cannot run on a device, or None.
+
+        The package's kernels for GPUs before Hopper are not tested, so they are not used.
+        """
         reason = super().refusal(device)
         if reason is None and torch.cuda.get_device_capability(device)[0] not in (9, 10):
             reason = "needs compute capability 9.0 (Hopper) or 10.x (Blackwell)"
@@ -110,13 +121,20 @@ class FlashAttention4(Library):
         call: KernelCall,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """One call. A kernel is compiled at the first call of its kind, in some seconds.
+        """Call the kernel once. The first call of each kind compiles a kernel, which takes seconds.
 
-        To tell how long units are would make more kinds, and gain nothing on Hopper.
+        The lengths of units are not passed: that would add kinds, and gains nothing on Hopper.
+
+        Args:
+            q_NHD: Packed queries [N, H, D].
+            k_SKD: Keys of the pool [S, K, D].
+            v_SKD: Values of the pool [S, K, D].
+            call: The units to compute.
+            options: Softmax options of the layer.
         """
         q_ends_U1, k_start_U1, k_len_U1 = call.ends_3U
         per_head = q_NHD.shape[1] // k_SKD.shape[1]
-        many = len(call.units_U5) > 256  # these are found by another kind of search
+        many = len(call.units_U5) > 256  # the kernel then searches for units in another way
         kind = (
             q_NHD.dtype,
             q_NHD.shape[2],
@@ -145,7 +163,7 @@ class FlashAttention4(Library):
 
 
 class XFormers(Library):
-    """Whichever kernel xformers chooses. It has no mask for gaps and windows together."""
+    """The kernel that xformers chooses. It has no mask that combines gaps and windows."""
 
     name = "xformers"
     windows = False
@@ -158,11 +176,11 @@ class XFormers(Library):
             self._missing = f"xformers cannot be imported ({error}); {install('xformers')}"
             return
         if not getattr(xformers, "_has_cpp_library", True):
-            told = "xformers was built for another torch or CUDA and cannot load its kernels"
-            self._missing = told
+            reason = "xformers was built for another torch or CUDA and cannot load its kernels"
+            self._missing = reason
 
     def refusal(self, device: torch.device) -> str | None:
-        """There must be the package, with its kernels."""
+        """Return why xformers cannot be loaded or cannot run on a device, or None."""
         return self._missing or super().refusal(device)
 
     def run(
@@ -173,7 +191,14 @@ class XFormers(Library):
         call: KernelCall,
         options: AttentionOptions,
     ) -> tuple[Tensor, Tensor]:
-        """One call. Keys and values are expanded along one more dimension for grouped heads.
+        """Call the kernel once, with keys and values expanded along a dimension of grouped heads.
+
+        Args:
+            q_NHD: Packed queries [N, H, D].
+            k_SKD: Keys of the pool [S, K, D].
+            v_SKD: Values of the pool [S, K, D].
+            call: The units to compute.
+            options: Softmax options of the layer.
 
         Raises:
             InputError: no kernel of xformers takes the tensors.
@@ -196,9 +221,9 @@ class XFormers(Library):
                 attn_bias=call.memo["mask"],
                 scale=options.scale,
             )
-        except NotImplementedError as error:  # it lists its kernels with their reasons
-            told = " ".join(str(error).split())
+        except NotImplementedError as error:  # the message lists all kernels with their reasons
+            reason = " ".join(str(error).split())
             raise InputError(
-                f"impl 'xformers': {told}; take another impl, or leave it out"
+                f"impl 'xformers': {reason}; take another impl, or leave it out"
             ) from None
         return out[0].flatten(1, 2), lse[0].flatten(0, 1)
