@@ -1,4 +1,4 @@
-"""Judgements as they are stored, read again: what each says, and what it counts."""
+"""Reading of stored judgements: verdicts, and the values that they have under the rubric."""
 
 import math
 from collections import defaultdict
@@ -22,21 +22,22 @@ from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.thinking import get_answer_text
 
 Key = tuple[int, int]
-"""The run and the sample of an answer."""
+"""The number of the run and of the sample of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge said once.
+    """One verdict of a judge on an answer or a pair of answers.
 
-    shown: the (run, sample) of the answer, or of both in the order in which they were shown.
-    verdict: a choice; None if its text has none that can be read. By likelihood, the likeliest.
-    value: what the verdict counts, between the rubric's least and most; by likelihood the expected
-    one. None if it cannot be read.
-    chances: of the choices, where they were asked for by likelihood.
-    mass: the chance that the judge says any of the choices at all, likewise.
-    text: what it wrote after its thinking; empty by likelihood.
-    too_long: whether the prompt was too long for the judge, so that it was not asked.
+    shown: the (run, sample) of the answer, or of both answers in the order of the prompt.
+    verdict: a choice of the rubric; with likelihoods, the likeliest. None if the text has no
+        readable verdict.
+    value: the value of the verdict, between the rubric's least and most; with likelihoods, the
+        expected value. None if the verdict is unreadable.
+    chances: the probabilities of the choices, normalized to 1; empty without likelihoods.
+    mass: the total probability of all choices before normalizing; None without likelihoods.
+    text: the reply of the judge after its reasoning; empty with likelihoods.
+    too_long: whether the prompt was too long for the judge, so that the judge did not run.
     """
 
     problem_id: str
@@ -54,27 +55,27 @@ class Judgement:
 
 @dataclass(frozen=True)
 class JudgementSet:
-    """A judging with its judgements."""
+    """A judge run with its judgements."""
 
     judging: JudgeRun
     judgements: tuple[Judgement, ...]
 
     @cached_property
     def values(self) -> Mapping[tuple[str, Key, int], float]:
-        """What each answer counts by each wording, from 0 (the least) to 1 (the most).
+        """The value of each answer under each wording, from 0 (lowest) to 1 (highest).
 
-        By (problem, answer, wording). Criteria count by their weights. Answers no judgement of
-        which can be read are left out.
+        Keys are (problem, answer, wording). Criteria are averaged by their weights. Answers without
+        a readable judgement are left out.
         """
         return get_cells(self)
 
     @property
     def unreadable(self) -> int:
-        """Judgements that cannot be read."""
+        """The number of judgements without a readable verdict."""
         return sum(each.verdict is None for each in self.judgements)
 
     def counts(self) -> dict[str, int]:
-        """Return how often each verdict was given; those that cannot be read are `unreadable`."""
+        """Return how often each verdict was given; the key `unreadable` counts the others."""
         found = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
         for each in self.judgements:
             found["unreadable" if each.verdict is None else each.verdict] += 1
@@ -82,7 +83,7 @@ class JudgementSet:
 
 
 def read_judged(path: Path) -> list[JudgementSet]:
-    """Return the judgings of the run in a directory, read without a model.
+    """Return the judge runs of the run in a directory; this loads no model.
 
     Raises:
         RunError: a file is damaged.
@@ -121,11 +122,11 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
 
 
 def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
-    """Return what each answer counts by each wording; see `JudgementSet.values`.
+    """Return the value of each answer under each wording; see `JudgementSet.values`.
 
-    Of pairs, the first answer as the runs are numbered is the one that counts: in either order, 1
-    says that it is better. Repeats count as their mean, or as their majority where they were
-    drawn until that was settled.
+    The value of a pair is that of the answer of the run with the lower number: in either order, 1
+    means that this answer is better. Repeats count by their mean, or by their majority if they were
+    drawn until the majority was settled.
     """
     asked = judged.judging.asked
     rubric, span = asked.rubric, asked.rubric.most - asked.rubric.least
@@ -160,7 +161,7 @@ def _value(
 
 
 def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
-    """Return judgings in groups that differ in their judge alone: the juries."""
+    """Return judge runs grouped into juries: judge runs that differ only in their judge."""
     found: dict[str, list[JudgementSet]] = {}
     for each in judged:
         key = repr((each.judging.asked.identity(), each.judging.runs))
@@ -169,10 +170,17 @@ def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
 
 
 def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str, int], float]:
-    """Return people's labels by (problem, sample), of a JSONL file, from 0 to 1 as values are.
+    """Read labels by people from a JSONL file.
 
     Each line has problem_id, sample_index, and label: a choice of the rubric, or a number between
     its least and most.
+
+    Args:
+        path: The file.
+        rubric_choices: The choices of the rubric and their values.
+
+    Returns:
+        Labels by (problem, sample), scaled to values from 0 to 1.
 
     Raises:
         InputError: a line cannot be used.

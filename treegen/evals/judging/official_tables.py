@@ -1,4 +1,4 @@
-"""The scores of official graders for judgings whose rubrics have their readers, as tables."""
+"""Tables of the official SimpleQA and MT-Bench scores, for judge runs with their readers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from treegen.evals.statistics.tables import Cell, Table
 
 
 def official_tables(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    """Return the scores of SimpleQA or MT-Bench as tables, and as JSON holds them.
+    """Return the scores of SimpleQA or MT-Bench as tables, and as an object for JSON.
 
-    Both are empty for rubrics with another reader.
+    Both are empty if the rubric has another reader or no judgement has a text.
     """
     make = {"simpleqa": _simpleqa, "mt-bench": _ratings, "mt-bench-pair": _games}
     reader = judged[0].judging.asked.rubric.reader
@@ -42,7 +42,7 @@ def _simpleqa(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, An
 
 
 def _ratings(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    """Each run is a model of one turn."""
+    """Return the average MT-Bench rating by each judge, with all texts as first turns."""
     found = {
         each.judging.name: mt_bench_scores([("", 1, text) for text in _texts(each)])[""]["average"]
         for each in judged
