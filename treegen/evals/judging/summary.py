@@ -1,4 +1,4 @@
-"""What judgements come to: means with intervals, their spread, strengths of pairs, agreement."""
+"""Summary of judgements: means with intervals, variances, strengths in pairs, and agreement."""
 
 import math
 from collections import defaultdict
@@ -25,15 +25,22 @@ Combine = Literal["mean", "majority"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What the judgings of one kind, which differ in their judge alone, come to.
+    """Results of a jury: judge runs that differ only in their judge.
 
-    Values are from 0, the least that the rubric's choices count, to 1, the most. Of pairs, 1 means
-    that the run's answers are better than the other's in either order.
+    Values are from 0, the smallest value of the rubric's choices, to 1, the largest. For pairs, 1
+    means that the answer of the first run is better in either order.
 
-    title: the rubric, and what it was used for. judged: the judgings. cells: their values.
-    mean: over problems; of pairs, of the first two runs. None if no verdict can be read.
+    title: the name of the rubric, and how verdicts were obtained.
+    judged: the judge runs.
+    cells: the values, with problem, answer, judge and wording.
+    mean: the mean over problems; for pairs, of the first two runs. None without readable verdicts.
+    jury: the mean of the combined judges; None for a single judge.
+    variances: the variance of each factor; None if the design does not determine it.
     by_problem: the mean of each problem.
-    variances: by factor; None where the design cannot tell.
+    tables: all results as tables.
+    corrected: the mean corrected by labels of people; None without labels.
+    notices: sentences about verdicts that need attention.
+    more: further results for `to_json`.
     """
 
     title: str
@@ -50,7 +57,10 @@ class Summary:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for judgings of other runs by the same rubric and judges; empty of pairs."""
+        """A key that is equal for judge runs of other runs with the same rubric and judges.
+
+        Judge runs of pairs have a key of their own.
+        """
         first = self.judged[0].judging.asked
         if first.rubric.pairs:
             return (self.judged[0].judging.name,)
@@ -58,7 +68,10 @@ class Summary:
         return (repr(first.identity()), str(first.wordings), *judges)
 
     def needs(self, half_width: float) -> list[Need]:
-        """Return how many of what make an interval as narrow; see `statistics.needs.needs`."""
+        """Return the numbers of problems, answers and so on for an interval of this half width.
+
+        See `statistics.sample_size.required_numbers`.
+        """
         if self.cells is None:
             raise InputError(
                 "no verdict can be read, so nothing tells how many are needed; try another judge="
@@ -73,7 +86,7 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the results as plain dicts and lists."""
         return {
             "title": self.title,
             "judges": [each.judging.judge for each in self.judged],
@@ -98,16 +111,19 @@ def summarise(
     weights: Sequence[float] | None = None,
     combine: Combine = "mean",
 ) -> Summary:
-    """Return what judgings that differ in their judge alone come to.
+    """Return the results of a jury.
 
     Args:
-        groups: By problem the cluster that it belongs to, empty for none.
-        labels: Of people, by (problem, sample), from 0 to 1.
-        weights: Of the judges, in their order.
-        combine: How a jury's verdict is made of the judges'.
+        judged: Judge runs that differ only in their judge.
+        groups: The cluster of each problem, by id; empty for a problem without a cluster. None
+            treats problems as independent.
+        labels: Labels by people, by (problem, sample), from 0 to 1; None for no correction.
+        weights: The weight of each judge; None for equal weights.
+        combine: How the judges' values are combined: "mean" or "majority"; see `jury_of`.
 
     Raises:
-        InputError: nothing can be read, the weights are not as many as judges, or a library lacks.
+        InputError: the weights do not fit the judges, no label is of a judged answer, no pair has
+            readable verdicts in both orders, or a library is not installed.
     """
     check_jury(len(judged), weights, combine)
     first = judged[0].judging
@@ -116,7 +132,7 @@ def summarise(
         (value, problem, (problem, key), number, wording)
         for number, each in enumerate(judged)
         for (problem, key, wording), value in each.values.items()
-        if not rubric.pairs or key[0] == 1  # of pairs, that of the first two runs
+        if not rubric.pairs or key[0] == 1  # for pairs, only the first two runs
     ]
     title = f"{rubric.name}, {first.asked.verdicts}"
     if not rows:
@@ -233,7 +249,7 @@ def _verdicts(judged: Sequence[JudgementSet]) -> Table:
 
 
 def _mass(judged: JudgementSet) -> float | None:
-    """Return the mean chance that a judge says any of the choices; None without likelihoods."""
+    """Return the mean total probability of the choices; None without likelihoods."""
     masses = [one.mass for one in judged.judgements if one.mass is not None]
     return _mean(masses) if masses else None
 
@@ -257,7 +273,7 @@ def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) ->
 
 
 def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Cell, ...]]:
-    """Return the agreement of judges on answers, and of wordings, as rows of a table."""
+    """Return the agreement between judges, and between wordings, as rows of a table."""
     found: list[tuple[Cell, ...]] = []
     for place, what in ((3, "judges"), (4, "wordings")):
         levels = sorted({row[place] for row in rows})
@@ -278,7 +294,10 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
 
 
 def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
-    """Return kappa with squared weights of values rounded to hundredths, so that means compare."""
+    """Return kappa with quadratic weights; None without values.
+
+    Values are rounded to hundredths, so that equal means count as equal.
+    """
     if not both:
         return None
     rounded = [(round(a, 2), round(b, 2)) for a, b in both]
@@ -288,7 +307,7 @@ def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
 def _with_labels(
     rows: Sequence[tuple[Any, ...]], labels: Mapping[tuple[str, int], float]
 ) -> tuple[CorrectedMean, list[tuple[Cell, ...]]]:
-    """Return the corrected mean, and the judges' agreement with people."""
+    """Return the mean corrected by labels, and the agreement of judges with people."""
     answers: dict[tuple[str, int], list[float]] = defaultdict(list)
     for value, problem, (_, (_, index)), *_ in rows:
         answers[problem, index].append(value)
@@ -336,7 +355,7 @@ def _corrected_tables(told: CorrectedMean) -> list[Table]:
 
 
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
-    """Return how many verdicts a cell has, and the variance of one about their mean."""
+    """Return the mean number of verdicts of a cell, and their variance within a cell."""
     rubric = judged[0].judging.asked.rubric
     span = rubric.most - rubric.least
     said: dict[Hashable, list[float]] = defaultdict(list)

@@ -164,8 +164,9 @@ def _first_decided(ahead_OR: _Floats, chance: float) -> _Ints:
 def _agreements(most: int) -> _Floats:
     """Return the probability of the beta rule for all votes of the first and the second answer.
 
-    It is `agreement` of all pairs. The last toss is heads or tails, so the number of ways of a pair
-    is the sum of those with one vote less for either answer.
+    These are the values of `treegen.search.strategies.majority.lead_probability`. The last toss is
+    heads or tails, so the number of ways of a pair is the sum of those with one vote less for
+    either answer.
     """
     found = np.empty((most + 1, most + 1))
     ways = [1] * (most + 1)
