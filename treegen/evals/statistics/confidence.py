@@ -3,10 +3,6 @@
 The method is Fu et al. 2025, "Deep Think with Confidence". The confidence of a token is minus the
 mean log-probability of the likeliest tokens at its position. Low confidence over a group of
 consecutive tokens marks samples that are often wrong.
-
-Offline, all samples are drawn, and the most confident samples vote with their confidence as weight.
-Online, the first samples of a problem are drawn to their end and set a floor. A later sample whose
-group confidence falls below the floor ends at once and has no vote.
 """
 
 from collections.abc import Sequence
@@ -31,6 +27,10 @@ _LEAST_SHARE: Final = 0.1  # share of the groups, the least confident, that `bot
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
     """Settings of the confidence of samples: how it is measured, and which samples it ends.
+
+    Without `keep`, all samples are drawn, and votes may choose and weight them by confidence. With
+    `keep`, the first samples of a problem are drawn to their end and set a floor. A later sample
+    whose group confidence falls below the floor ends at once and has no vote.
 
     top: number of likeliest tokens whose log-probabilities give the confidence of a token.
     window: tokens of a group, and of the tail.

@@ -2,19 +2,12 @@
 
 The accuracy of a run is the mean over problems of the share of right samples. Its variance has two
 parts: between problems, which only more problems reduce, and within problems, which more samples
-reduce too (Miller 2024, "Adding Error Bars to Evals"). If both runs have the same problems, the
-variance of a difference between problems is 2 (1 - correlation) times the variance between
-problems. With n problems and k samples the variance of the difference of the means is
+reduce too (Miller 2024, "Adding Error Bars to Evals"). With n problems and k samples, the variance
+of the difference between the accuracies of two runs is
 
     (2 (1 - correlation) between + 2 within / k) / n
 
-The test is `adjusted_difference`, as in `treegen compare`. Its two imaginary problems cost power if
-there are few problems, and nothing if there are many. Up to 50 problems the power is therefore
-simulated: the probabilities of a right sample have Beta distributions with the given variances,
-joined by a Gaussian copula. Up to 2,000 problems the power follows from the noncentral t
-distribution; its limits are widened by the ratio of simulated intervals to those of a paired
-t-test. Beyond that it is the power of the paired t-test. The simulation has a fixed seed, so equal
-arguments give equal results; with 2,000 rounds they are accurate to about 0.02.
+where `correlation` is 0 unless both runs have the same problems.
 """
 
 import math
@@ -117,6 +110,14 @@ def power(
     spread: Variances, difference: float, num_problems: int, num_samples: int, alpha: float = 0.05
 ) -> float:
     """Return the probability that `treegen compare` finds a difference (two-sided power).
+
+    The test is `adjusted_difference`, as in `treegen compare`. Its two imaginary problems cost
+    power if there are few problems, and nothing if there are many. Up to 50 problems the power is
+    therefore simulated: the probabilities of a right sample have Beta distributions with the given
+    variances, joined by a Gaussian copula. Up to 2,000 problems the power follows from the
+    noncentral t distribution, whose limits are widened by the ratio of simulated intervals to those
+    of a paired t-test. Beyond that it is the power of the paired t-test. The simulation has a fixed
+    seed, so equal arguments give equal results; with 2,000 rounds they are accurate to about 0.02.
 
     Args:
         spread: Variances of the answers.

@@ -1,9 +1,9 @@
 """Replay of early stopping on a finished run: the tokens it would have saved, and its accuracy.
 
 A rule is replayed on the samples of a run in random orders, drawn with a fixed seed. The samples of
-a problem are independent draws, so the run could have had each of these orders, and the mean over
-orders is an unbiased estimate of the vote and the tokens of a run that stops by the rule, with at
-most as many samples. The rule never sees the outcome of a stop when it decides to stop.
+a problem are independent draws, so the mean over orders is an unbiased estimate of the vote and the
+tokens of a run that stops by the rule, with at most as many samples. The rule never sees the
+outcome of a stop when it decides to stop.
 
 Shape letters: O orders, N samples, R rounds, A answers.
 """

@@ -19,11 +19,7 @@ The rules:
 - top=SHARE: `weighted` among the best voters only: this share of them, rounded up.
 - best: the answer of the best sample (best-of-n).
 
-Tied answers count for their shares, as in `majority.maj_at_k`.
-
-The value at k is the mean over subsets of k samples. It is exact for `best`, and if there are few
-subsets. Otherwise no closed form is known, and the value is the mean over random subsets, which is
-unbiased. A fixed seed draws the same subsets for all votes of a problem.
+Tied answers count for their shares, as in `majority.maj_at_k`. `weighted_at_k` computes values.
 """
 
 import math
@@ -143,6 +139,10 @@ def weighted_at_k(
     num_subsets: int = SUBSETS,
 ) -> float:
     """Return the mean share of correct answers in a vote among k of the samples.
+
+    The value is the mean over subsets of k samples. It is exact for the rule `best`, and if there
+    are few subsets. Otherwise no closed form is known, and the value is the mean over random
+    subsets, which is unbiased. A fixed seed draws the same subsets for all votes of a problem.
 
     Args:
         vote: The number and the rule of the vote.

@@ -1,12 +1,8 @@
 """Variance components of judgements: problems, answers, judges and wordings.
 
 The model is y = mean + problem + answer + judge + wording + problem x judge + problem x wording +
-rest, all of them independent random effects; answers are nested in problems, and the other factors
-are crossed. The variances are estimated by moments: for each factor, the sum of squares around the
-means of its levels is set equal to its expectation, which is linear in the variances (Henderson
-1953, method 1, for incomplete designs; Gao and Owen 2017, "Efficient moment calculations for
-variance components in large unbalanced crossed random effects models"). The linear equations are
-solved with all variances at least 0 (Lawson and Hanson's non-negative least squares, from scipy).
+rest, all of them independent random effects. Answers are nested in problems, and the other factors
+are crossed.
 """
 
 import math
@@ -70,6 +66,12 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
 
 def components(found: Cells) -> dict[str, float | None]:
     """Return the variance of each factor and of the rest; None if the design does not determine it.
+
+    The variances are estimated by moments: for each factor, the sum of squares around the means of
+    its levels is set equal to its expectation, which is linear in the variances (Henderson 1953,
+    method 1, for incomplete designs; Gao and Owen 2017, "Efficient moment calculations for variance
+    components in large unbalanced crossed random effects models"). The linear equations are solved
+    with all variances at least 0 (Lawson and Hanson's non-negative least squares, from scipy).
 
     The variance of a factor with a single level is undetermined. If two factors group the values in
     the same way, such as problems and answers with one answer per problem, the first of them gets

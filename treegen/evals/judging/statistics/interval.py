@@ -4,19 +4,6 @@ The usual standard error treats judge and wording as fixed. Here each factor wit
 adds the variance of the mean over its levels:
 
     V = V_problem + V_judge + V_wording,  V_f = s^2(means of the levels of f) / (levels of f)
-
-Each of the three includes a residual, so V is too large rather than too small; for the balanced
-two-way design, V minus that residual is the usual estimate (Brennan 2001, "Generalizability
-Theory"). Problems count as in `treegen.evals.statistics.estimators`: with two imaginary problems,
-and by cluster. Each part has its own quantile of Student's t with its own degrees of freedom, and
-the half width is the root of the sum of (t_f^2 V_f). Banerjee (1961) shows that the coverage is at
-least the nominal one. Satterthwaite's joint degrees of freedom give narrower intervals, whose
-coverage drops to 0.82 if two judges differ much. Student's quantiles are exact for normal effects.
-For judges and wordings, which are few, the 96% quantiles are used, so that uniform effects have a
-coverage of 0.93 too (0.92 with 95% quantiles and two or three levels). A factor with a single
-level, such as one judge, is treated as fixed, and the interval holds for this level only.
-
-tests/evals/judging/test_grading_statistics.py simulates the table in docs/judging.md.
 """
 
 import math
@@ -59,6 +46,21 @@ class Mean:
 
 def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     """Return the mean of cells with its interval.
+
+    The variance is the sum over problems, judges and wordings in the docstring of the module. Each
+    of the three parts includes a residual, so the sum is too large rather than too small; for the
+    balanced two-way design, the sum minus that residual is the usual estimate (Brennan 2001,
+    "Generalizability Theory"). Problems count as in `treegen.evals.statistics.estimators`: with two
+    imaginary problems, and by cluster.
+
+    Each part has its own quantile of Student's t with its own degrees of freedom, and the half
+    width is the root of the sum of (t_f^2 V_f). Banerjee (1961) shows that the coverage is at least
+    the nominal one. Satterthwaite's joint degrees of freedom give narrower intervals, whose
+    coverage drops to 0.82 if two judges differ much. Student's quantiles are for normal effects.
+    For judges and wordings, which are few, the 96% quantiles are used, so that uniform effects have
+    a coverage of 0.93 too (0.92 with 95% quantiles and two or three levels). A factor with a single
+    level, such as one judge, is treated as fixed, and the interval holds for this level only.
+    tests/evals/judging/test_grading_statistics.py simulates the coverage in docs/judging.md.
 
     Args:
         found: The values, with problem, answer, judge and wording.

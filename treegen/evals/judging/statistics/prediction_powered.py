@@ -1,16 +1,8 @@
 """Means of judgements, corrected by labels that people gave to some of the answers.
 
 This is prediction-powered inference (Angelopoulos et al. 2023, Science 382) with a tuned weight
-(Angelopoulos, Duchi and Zrnic 2023, "PPI++"). Let f be the judge's value of a problem and y the
-people's. The estimate
-
-    mean = weight * mean over unlabelled problems of f + mean over labelled ones of (y - weight * f)
-
-is unbiased whatever the judge does, and its interval is narrower the better the judge is. The
-weight minimizes the variance, between 0 (labels only) and 1, and is estimated as in the authors'
-package, ppi-python. Below 10 labelled problems it is 0, because so few do not determine it. The
-unit is the problem. Problems with labels must be drawn at random; otherwise the correction is
-biased.
+(Angelopoulos, Duchi and Zrnic 2023, "PPI++"). The unit is the problem. Problems with labels must be
+drawn at random; otherwise the correction is that of other problems.
 """
 
 import math
@@ -56,6 +48,15 @@ def correct_mean(
     labels: Sequence[float], judged: Sequence[float], others: Sequence[float]
 ) -> CorrectedMean:
     """Return the mean corrected by labels.
+
+    Let f be the judge's value of a problem and y the people's. The estimate
+
+        weight * mean over unlabelled problems of f + mean over labelled ones of (y - weight * f)
+
+    is right on average whatever the judge does, and its interval is narrower the better the judge
+    is. The weight minimizes the variance, between 0 (labels only) and 1, and is estimated as in the
+    authors' package, ppi-python. Below 10 labelled problems it is 0, because so few do not
+    determine it.
 
     Args:
         labels: For each labelled problem, the mean label of its labelled answers, from 0 to 1.

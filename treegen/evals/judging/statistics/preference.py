@@ -1,20 +1,4 @@
-"""Statistics of pairs of answers: Bradley-Terry strengths of runs, and the effect of order.
-
-The strengths maximize the likelihood, fitted by choix (Maystre's library); a tie is half a win for
-each run. As for accuracies, there are two imaginary problems for any two runs that are compared,
-one won by each run. So a run that always wins has a finite strength.
-
-If a run nearly always wins, this strength is closer to 0 than the true one, and a symmetric
-interval around it misses the truth. The intervals are therefore those of the profile likelihood:
-all strengths at which the likelihood, maximized over the other runs' strengths, falls by at most
-t^2 / 2 in its logarithm. An interval spans the one with the imaginary problems and the one
-without, which has no upper end for a run that always wins. The fall is scaled by the ratio of
-the cluster-robust variance, with the problem as the cluster, to that of independent pairs. The
-cluster-robust variance is the inverse of the Hessian on both sides of the sum of the problems'
-squared gradients (Huber 1967; Liang and Zeger 1986). t is the quantile of Student's distribution
-whose degrees of freedom are the number of problems plus one. docs/internals/intervals.md lists the
-coverage.
-"""
+"""Statistics of pairs of answers: Bradley-Terry strengths of runs, and the effect of order."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -53,7 +37,22 @@ class Strength:
 
 
 def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
-    """Return the strength of each run.
+    """Return the Bradley-Terry strength of each run.
+
+    The strengths maximize the likelihood, fitted by choix (Maystre's library); a tie is half a win
+    for each run. As for accuracies, there are two imaginary problems for any two runs that are
+    compared, one won by each run. So a run that always wins has a finite strength.
+
+    If a run nearly always wins, this strength is closer to 0 than the true one, and a symmetric
+    interval around it misses the truth. The intervals are therefore those of the profile
+    likelihood: all strengths at which the logarithm of the likelihood, maximized over the other
+    runs' strengths, falls by at most t^2 / 2. An interval spans the one with the imaginary problems
+    and the one without, which has no upper end for a run that always wins. The fall is scaled by
+    the ratio of the cluster-robust variance, with the problem as the cluster, to that of
+    independent pairs. The cluster-robust variance is the inverse of the Hessian on both sides of
+    the sum of the problems' squared gradients (Huber 1967; Liang and Zeger 1986). t is the quantile
+    of Student's distribution whose degrees of freedom are the number of problems plus one.
+    docs/internals/intervals.md lists the coverage.
 
     Args:
         pairs: (problem, first run, second run, result of the first run: 1 for a win, 0 for a loss,
