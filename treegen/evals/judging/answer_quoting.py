@@ -75,12 +75,12 @@ def quote_answer(text: str, mark: str, special: Sequence[str] = ()) -> str:
             the tokens before an answer.
         special: Special tokens of the judge's tokenizer, as texts.
     """
-    forged = [each for each in sorted({mark, *special}, key=len, reverse=True) if len(each) > 1]
+    forged = [token for token in sorted({mark, *special}, key=len, reverse=True) if len(token) > 1]
     folded = text if text.isascii() else unicodedata.normalize("NFKC", text)
-    if any(each in folded and each not in text for each in forged):
+    if any(token in folded and token not in text for token in forged):
         text = folded
-    for each in forged:
-        text = text.replace(each, f"{each[0]} {each[1:]}")
+    for token in forged:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
     return f"<<<{mark}\n{text}\n{mark}>>>"
 
 
@@ -88,4 +88,4 @@ def _plain(text: str) -> str:
     if text.isascii():
         return text
     folded = unicodedata.normalize("NFKC", text).translate(_ALIKE)
-    return "".join(each for each in folded if unicodedata.category(each) != "Cf")
+    return "".join(char for char in folded if unicodedata.category(char) != "Cf")

@@ -84,13 +84,13 @@ def read_judgings(path: Path) -> list[JudgeRun]:
     Raises:
         RunError: a file is damaged.
     """
-    found = []
+    judgings = []
     for info in sorted((path / FOLDER).glob(f"*/{_INFO}")):
         try:
-            found.append(JudgeRun.of_json(info.parent.name, read_json(info)))
+            judgings.append(JudgeRun.of_json(info.parent.name, read_json(info)))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{info} is damaged ({error}); restore it from a copy") from None
-    return found
+    return judgings
 
 
 def read_records(path: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -169,7 +169,7 @@ class JudgementFile:
             {
                 "problem_id": problem_id,
                 "sample_index": number,
-                "answers": [list(each) for each in answers],
+                "answers": [list(answer) for answer in answers],
                 "wording": wording,
                 "criterion": criterion,
                 "repeat": repeat,

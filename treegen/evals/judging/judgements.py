@@ -72,14 +72,14 @@ class JudgementSet:
     @property
     def unreadable(self) -> int:
         """The number of judgements without a readable verdict."""
-        return sum(each.verdict is None for each in self.judgements)
+        return sum(judgement.verdict is None for judgement in self.judgements)
 
     def counts(self) -> dict[str, int]:
         """Return how often each verdict was given; the key `unreadable` counts the others."""
-        found = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
-        for each in self.judgements:
-            found["unreadable" if each.verdict is None else each.verdict] += 1
-        return found
+        counts = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
+        for judgement in self.judgements:
+            counts["unreadable" if judgement.verdict is None else judgement.verdict] += 1
+        return counts
 
 
 def read_judged(path: Path) -> list[JudgementSet]:
@@ -98,7 +98,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
     choices, values = list(rubric.choices), list(rubric.choices.values())
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if "choice_logprobs" in record:
             logprobs = record["choice_logprobs"]
             if len(logprobs) != len(choices):
@@ -107,7 +107,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             total = math.fsum(chances)
             chances = [each / total for each in chances]
             best = max(range(len(choices)), key=chances.__getitem__)
-            told = {
+            fields = {
                 "verdict": choices[best],
                 "value": math.fsum(c * v for c, v in zip(chances, values, strict=True)),
                 "chances": tuple(chances),
@@ -116,9 +116,9 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
         else:
             verdict = read_verdict(record, rubric)
             value = None if verdict is None else rubric.choices[verdict]
-            told = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
-            told["too_long"] = bool(record.get(TOO_LONG))
-        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **told)
+            fields = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
+            fields["too_long"] = bool(record.get(TOO_LONG))
+        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **fields)
 
 
 def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
@@ -128,14 +128,14 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
     means that this answer is better. Repeats count by their mean, or by their majority if they were
     drawn until the majority was settled.
     """
-    asked = judged.judging.asked
-    rubric, span = asked.rubric, asked.rubric.most - asked.rubric.least
+    settings = judged.judging.asked
+    rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
     said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
     for each in sorted(judged.judgements, key=lambda each: each.repeat):
         said[each.problem_id, each.shown, each.wording, each.criterion].append(each)
-    found: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
+    weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
     for (problem_id, shown, wording, criterion), mine in said.items():
-        value = _value(mine, decided=asked.decided, choices=rubric.choices)
+        value = _value(mine, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
         value = (value - rubric.least) / span
@@ -143,10 +143,10 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
             value, shown = 1 - value, shown[::-1]
         weight = rubric.criteria[criterion][1] if rubric.criteria else 1.0
         key = shown[0] if len(shown) == 1 else (shown[0][0] * 1000 + shown[1][0], shown[0][1])
-        found[problem_id, key, wording].append((value, weight))
+        weighted_values[problem_id, key, wording].append((value, weight))
     return {
         key: math.fsum(v * w for v, w in mine) / math.fsum(w for _, w in mine)
-        for key, mine in found.items()
+        for key, mine in weighted_values.items()
     }
 
 
@@ -154,19 +154,19 @@ def _value(
     mine: Sequence[Judgement], *, decided: bool, choices: Mapping[str, float]
 ) -> float | None:
     if decided:
-        verdict = majority(each.verdict for each in mine)
+        verdict = majority(judgement.verdict for judgement in mine)
         return None if verdict is None else choices[verdict]
-    values = [each.value for each in mine if each.value is not None]
+    values = [judgement.value for judgement in mine if judgement.value is not None]
     return math.fsum(values) / len(values) if values else None
 
 
 def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
     """Return judge runs grouped into juries: judge runs that differ only in their judge."""
-    found: dict[str, list[JudgementSet]] = {}
-    for each in judged:
-        key = repr((each.judging.asked.identity(), each.judging.runs))
-        found.setdefault(key, []).append(each)
-    return list(found.values())
+    juries: dict[str, list[JudgementSet]] = {}
+    for judgement_set in judged:
+        key = repr((judgement_set.judging.asked.identity(), judgement_set.judging.runs))
+        juries.setdefault(key, []).append(judgement_set)
+    return list(juries.values())
 
 
 def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str, int], float]:
@@ -188,7 +188,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
     from treegen.runs.files import parse_json
 
     least, most = min(rubric_choices.values()), max(rubric_choices.values())
-    found: dict[tuple[str, int], float] = {}
+    labels: dict[tuple[str, int], float] = {}
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
@@ -216,11 +216,11 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
             raise InputError(
                 f"{path}, line {number}: the label {value} must be from {least:g} to {most:g}"
             )
-        if key in found:
+        if key in labels:
             raise InputError(
                 f"{path}, line {number}: that sample has a label already; remove one of the two"
             )
-        found[key] = (value - least) / (most - least)
-    if not found:
+        labels[key] = (value - least) / (most - least)
+    if not labels:
         raise InputError(f"{path} has no label; give one in each line")
-    return found
+    return labels

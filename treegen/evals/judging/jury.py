@@ -30,8 +30,8 @@ def check_jury(
     if combine not in COMBINES:
         raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
     if num_judges == 1:
-        for name, given in (("weights", weights is not None), ("combine", combine != "mean")):
-            if given:
+        for name, is_set in (("weights", weights is not None), ("combine", combine != "mean")):
+            if is_set:
                 raise InputError(f"{name}= is of several judges; give judge= more than once")
     if weights is None:
         return None
@@ -69,7 +69,7 @@ def jury_of(
     for value, problem, answer, judge, wording in rows:
         votes[answer, wording].append((value, of_judge[judge]))
         place[answer, wording] = problem, answer, wording
-    found = []
+    combined = []
     for key, mine in votes.items():
         problem, answer, wording = place[key]
         total = math.fsum(weight for _, weight in mine)
@@ -78,8 +78,8 @@ def jury_of(
             value = _vote(votes_for / total)
         else:
             value = math.fsum(v * weight for v, weight in mine) / total
-        found.append((value, problem, answer, 0, wording))
-    return found
+        combined.append((value, problem, answer, 0, wording))
+    return combined
 
 
 def _vote(value: float) -> float:

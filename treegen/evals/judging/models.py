@@ -45,7 +45,7 @@ def resolve_judges(
     if not isinstance(options, Mapping):
         raise InputError(f"options must be a mapping of names to values, got {options!r:.60}")
     check_known(options, "options")
-    found: list[JudgeModel] = []
+    resolved: list[JudgeModel] = []
     for each in judges:
         if isinstance(each, str):
             engine = EngineOptions(model=each, **options)
@@ -53,10 +53,10 @@ def resolve_judges(
             judge = JudgeModel(engine, weights_fingerprint(engine))
         else:
             judge = JudgeModel(each.facts.engine, each.fingerprint, each)
-        if any(judge.fingerprint == other.fingerprint for other in found):
+        if any(judge.fingerprint == other.fingerprint for other in resolved):
             raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
-        found.append(judge)
-    return found
+        resolved.append(judge)
+    return resolved
 
 
 @dataclass(slots=True)

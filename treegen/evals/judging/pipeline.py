@@ -162,20 +162,22 @@ def progress_of(
         judging: The judge run; it must judge answers of that run only.
         samples: (problem, index) of each sample of the run.
     """
-    asked, there = judging.asked, set(samples)
-    num_criteria = max(1, len(asked.rubric.criteria))
-    done, planned = 0, len(there) * asked.wordings * num_criteria * asked.repeats
+    settings, there = judging.asked, set(samples)
+    num_criteria = max(1, len(settings.rubric.criteria))
+    done, planned = 0, len(there) * settings.wordings * num_criteria * settings.repeats
     known: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
-        is_asked = wording < asked.wordings and criterion < num_criteria and repeat < asked.repeats
+        is_asked = (
+            wording < settings.wordings and criterion < num_criteria and repeat < settings.repeats
+        )
         if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
-            verdict = read_verdict(record, asked.rubric) if asked.decided else None
+            verdict = read_verdict(record, settings.rubric) if settings.decided else None
             known[record["problem_id"], shown, wording, criterion][repeat] = verdict
     for verdicts in known.values():
-        left = asked.repeats - len(verdicts)
+        left = settings.repeats - len(verdicts)
         done += len(verdicts)
-        if asked.decided and is_settled(verdicts.values(), left):
+        if settings.decided and is_settled(verdicts.values(), left):
             planned -= left
     return done, planned
 

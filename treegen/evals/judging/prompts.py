@@ -106,12 +106,12 @@ class AnswerSet:
 
 def cases_of(answers: AnswerSet, judging: JudgeRun) -> list[JudgedCase]:
     """Return all prompts of a judge run, ordered so that neighbours share long prefixes."""
-    asked = judging.asked
-    criteria = range(max(1, len(asked.rubric.criteria)))
+    settings = judging.asked
+    criteria = range(max(1, len(settings.rubric.criteria)))
     return [
         JudgedCase(problem_id, shown, wording, criterion)
-        for wording in range(asked.wordings)
-        for problem_id, shown in answers.iterate_shown(pairs=asked.rubric.pairs)
+        for wording in range(settings.wordings)
+        for problem_id, shown in answers.iterate_shown(pairs=settings.rubric.pairs)
         for criterion in criteria
     ]
 

@@ -53,8 +53,8 @@ def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
 @check_argument_types
 def mt_bench_rating(text: str) -> float:
     """Return the rating that MT-Bench reads in a judgement of one answer; -1 without a rating."""
-    found = mt_bench(text, ())
-    return -1.0 if found is None else float(found)
+    rating = mt_bench(text, ())
+    return -1.0 if rating is None else float(rating)
 
 
 @check_argument_types

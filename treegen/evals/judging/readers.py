@@ -21,7 +21,7 @@ def last_line(text: str, choices: Sequence[str]) -> str | None:
     """
     lines = [line for line in text.splitlines() if line.strip()]
     known = {choice.casefold(): choice for choice in choices}
-    said = [known.get(found[1].casefold()) for line in lines if (found := _LAST.fullmatch(line))]
+    said = [known.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))]
     if not lines or not said or _LAST.fullmatch(lines[-1]) is None:
         return None
     return said[-1] if len(set(said)) == 1 else None
@@ -33,8 +33,8 @@ def simpleqa(text: str, choices: Sequence[str]) -> str | None:
     So "INCORRECT" is a C, because it contains the letter. Source: openai/simple-evals,
     simpleqa_eval.py.
     """
-    found = re.search("[ABC]", text)
-    return found[0] if found else "C"
+    match = re.search("[ABC]", text)
+    return match[0] if match else "C"
 
 
 def mt_bench(text: str, choices: Sequence[str]) -> str | None:
@@ -43,8 +43,8 @@ def mt_bench(text: str, choices: Sequence[str]) -> str | None:
     Source: lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the score -1,
     and show_result.py leaves it out.
     """
-    found = _RATING.search(text) or _RATING_BACKUP.search(text)
-    return found[1] if found else None
+    match = _RATING.search(text) or _RATING_BACKUP.search(text)
+    return match[1] if match else None
 
 
 def mt_bench_pair(text: str, choices: Sequence[str]) -> str | None:

@@ -74,7 +74,7 @@ class RepeatScheduler:
         Returns:
             (case, repeats) pairs.
         """
-        found = []
+        due = []
         for case in self._touched.values():
             begun = self._dealt.setdefault(case.id, set())
             known = self._known[case.id]
@@ -84,9 +84,9 @@ class RepeatScheduler:
             count = self._next(known) if self._asked.decided else len(missing)
             begun.update(missing[:count])
             if missing[:count]:
-                found.append((case, missing[:count]))
+                due.append((case, missing[:count]))
         self._touched = {}
-        return found
+        return due
 
     def _waiting(self, case: JudgedCase) -> dict[int, Verdict]:
         return dict.fromkeys(self._dealt.get(case.id, ()))

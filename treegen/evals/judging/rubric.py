@@ -91,21 +91,21 @@ class Rubric:
         """
         if self.has_own_form:
             return ""
-        told = ", ".join(self.choices)
+        choices = ", ".join(self.choices)
         if reasons:
             return (
                 "\n\nGive your reasons first, in a few sentences. End with a line of its own: "
-                f'"{LEAD} X", where X is one of {told}.'
+                f'"{LEAD} X", where X is one of {choices}.'
             )
-        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {told}.'
+        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {choices}.'
 
     def read(self, text: str) -> str | None:
         """Return the verdict in a text; None if the text has none of the choices."""
-        found = READERS[self.reader](text, tuple(self.choices))
-        if found in self.choices:
-            return found
+        verdict = READERS[self.reader](text, tuple(self.choices))
+        if verdict in self.choices:
+            return verdict
         # A rating may be written differently, such as 7.0 for 7.
-        number = _number(found)
+        number = _number(verdict)
         same = [
             choice for choice in self.choices if number is not None and number == _number(choice)
         ]
@@ -117,8 +117,8 @@ class Rubric:
         Args:
             num_wordings: Number of wordings to check, from the first.
         """
-        found = [template.find_misplaced() for template in self.templates[:num_wordings]]
-        return [told for told in found if told]
+        sentences = [template.find_misplaced() for template in self.templates[:num_wordings]]
+        return [sentence for sentence in sentences if sentence]
 
     def to_json(self) -> dict[str, Any]:
         """Return the rubric as a mapping like that of a file; `of_json` reads it."""
@@ -259,21 +259,21 @@ def _yaml(text: str, name: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, *_YAML_RAISES) as error:
-        told = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InputError(f"{name} is no YAML that can be read: {told}; mend the line") from None
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise InputError(f"{name} is no YAML that can be read: {reason}; mend the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:
     """Return the keys of a rubric that a Jinja file sets, as in `{% set choices = ... %}`."""
     try:
-        found = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
+        values = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
     except TemplateError as error:
         raise InputError(f"{name} is no template that can be filled in: {error}; mend it") from None
-    if "choices" not in found:
+    if "choices" not in values:
         raise InputError(
             f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'
         )
-    return found
+    return values
 
 
 def _word(value: object) -> str:

@@ -173,8 +173,8 @@ class _JudgePrompts:
 
         if not nodes:
             return []
-        found = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
-        return [len(prompt.tokens) for prompt in found]
+        prompts = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
+        return [len(prompt.tokens) for prompt in prompts]
 
     def has(self, case: JudgedCase, repeat: int) -> bool:
         """Return whether a judgement is stored."""
@@ -196,21 +196,21 @@ class _JudgePrompts:
 def special_texts(tokenizer: Any) -> list[str]:
     """Return the special tokens of a tokenizer and the turn markers of its chat template."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) or {}
-    found = {str(token) for token in added.values() if getattr(token, "special", False)}
-    found |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
-    return sorted(found | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
+    texts = {str(token) for token in added.values() if getattr(token, "special", False)}
+    texts |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
+    return sorted(texts | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
 
 
 def _by_samples(
     asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
 ) -> Iterator[None]:
-    asked = asking.judging.asked
+    settings = asking.judging.asked
     by_id = {case.id: case for case in asking.cases}
-    lead = "" if asking.chat or asked.rubric.has_own_form else "\n\n"
+    lead = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
     nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
     if not nodes:
         return
-    params = asked.params(chat=asking.chat)
+    params = settings.params(chat=asking.chat)
     with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
         place = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
@@ -222,10 +222,10 @@ def _by_samples(
                 stream.add_work(due)
 
         def keep(completions: "Sequence[Completion]") -> None:
-            for each in completions:
-                case = by_id[each.prompt_id]
-                asking.add(case, each.sample_index, _build_record(each, sizes[case.id]))
-                deciding.add(case, each.sample_index, asked.rubric.read(each.answer))
+            for completion in completions:
+                case = by_id[completion.prompt_id]
+                asking.add(case, completion.sample_index, _build_record(completion, sizes[case.id]))
+                deciding.add(case, completion.sample_index, settings.rubric.read(completion.answer))
 
         deal()
         stopped = False
@@ -324,7 +324,7 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             f"the judge gives its choices the log-probabilities {list(logprobs)}; check the "
             "weights, or use dtype float32"
         )
-    found = []
+    exclusive = []
     for mine, logprob in zip(tokens, logprobs, strict=True):
         longer = [
             i
@@ -343,5 +343,5 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             )
         ]
         taken = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
-        found.append(logprob + math.log(max(1 - taken, 1e-12)))
-    return found
+        exclusive.append(logprob + math.log(max(1 - taken, 1e-12)))
+    return exclusive

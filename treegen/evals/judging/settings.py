@@ -130,11 +130,11 @@ class JudgeRun:
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of judging.json."""
-        asked = asdict(self.asked)
+        settings = asdict(self.asked)
         return {
             "judge": self.judge,
             "fingerprint": self.fingerprint,
-            **asked,
+            **settings,
             "rubric": self.asked.rubric.to_json(),
             "runs": [dict(each) for each in self.runs],
             "mark": self.mark,

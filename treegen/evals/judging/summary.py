@@ -64,7 +64,7 @@ class Summary:
         first = self.judged[0].judging.asked
         if first.rubric.pairs:
             return (self.judged[0].judging.name,)
-        judges = (each.judging.fingerprint for each in self.judged)
+        judges = (judge_run.judging.fingerprint for judge_run in self.judged)
         return (repr(first.identity()), str(first.wordings), *judges)
 
     def needs(self, half_width: float) -> list[Need]:
@@ -89,10 +89,10 @@ class Summary:
         """Return the results as plain dicts and lists."""
         return {
             "title": self.title,
-            "judges": [each.judging.judge for each in self.judged],
-            "judgings": [each.judging.name for each in self.judged],
-            "judgements": sum(len(each.judgements) for each in self.judged),
-            "unreadable": sum(each.unreadable for each in self.judged),
+            "judges": [judge_run.judging.judge for judge_run in self.judged],
+            "judgings": [judge_run.judging.name for judge_run in self.judged],
+            "judgements": sum(len(judge_run.judgements) for judge_run in self.judged),
+            "unreadable": sum(judge_run.unreadable for judge_run in self.judged),
             "mean": None if self.mean is None else asdict(self.mean),
             "jury": None if self.jury is None else asdict(self.jury),
             "variances": dict(self.variances),
@@ -162,10 +162,10 @@ def summarise(
     tables += official
     more |= scores
     agreement = _agreement(rows, names)
-    told = None
+    corrected = None
     if labels is not None:
-        told, with_people = _with_labels(rows, labels)
-        tables += _corrected_tables(told)
+        corrected, with_people = _with_labels(rows, labels)
+        tables += _corrected_tables(corrected)
         agreement += with_people
     if agreement:
         head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
@@ -182,7 +182,7 @@ def summarise(
         variances=variances,
         by_problem={p: math.fsum(v) / len(v) for p, v in of_problem.items()},
         tables=tuple(tables),
-        corrected=told,
+        corrected=corrected,
         notices=tuple(_notices(judged, mean)),
         more=more,
     )
@@ -195,8 +195,8 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     if jury is not None:
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
-        for each in judged:
-            rows.append(_row(each.judging.judge, _alone(each)))
+        for judge_run in judged:
+            rows.append(_row(judge_run.judging.judge, _alone(judge_run)))
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
@@ -236,14 +236,14 @@ def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:
     rubric = judged[0].judging.asked.rubric
-    counts = [each.counts() for each in judged]
+    counts = [judge_run.counts() for judge_run in judged]
     by_chance = judged[0].judging.asked.verdicts == "likelihood"
     return Table(
         f"Verdicts: {rubric.name}",
         ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
         tuple(
-            (each.judging.judge, *count.values(), *([_mass(each)] if by_chance else []))
-            for each, count in zip(judged, counts, strict=True)
+            (judge_run.judging.judge, *count.values(), *([_mass(judge_run)] if by_chance else []))
+            for judge_run, count in zip(judged, counts, strict=True)
         ),
     )
 
@@ -274,7 +274,7 @@ def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) ->
 
 def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Cell, ...]]:
     """Return the agreement between judges, and between wordings, as rows of a table."""
-    found: list[tuple[Cell, ...]] = []
+    agreement_rows: list[tuple[Cell, ...]] = []
     for place, what in ((3, "judges"), (4, "wordings")):
         levels = sorted({row[place] for row in rows})
         if len(levels) < 2:
@@ -288,9 +288,9 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
             both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
             kappa = _kappa(both)
         alpha = krippendorffs_alpha([list(m.values()) for m in means], "interval")
-        told = " and ".join(names) if what == "judges" and len(names) == 2 else what
-        found.append((told, kappa, alpha, len(means)))
-    return found
+        label = " and ".join(names) if what == "judges" and len(names) == 2 else what
+        agreement_rows.append((label, kappa, alpha, len(means)))
+    return agreement_rows
 
 
 def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
@@ -321,7 +321,7 @@ def _with_labels(
     for (problem, _), value in judged.items():
         if problem not in of_problem:
             others[problem].append(value)
-    told = correct_mean(
+    corrected = correct_mean(
         [_mean([y for y, _ in each]) for each in of_problem.values()],
         [_mean([f for _, f in each]) for each in of_problem.values()],
         [_mean(each) for each in others.values()],
@@ -331,7 +331,7 @@ def _with_labels(
         [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
     )
     alpha = krippendorffs_alpha([list(each) for each in pairs], "interval")
-    return told, [("people and judges", _kappa(hard), alpha, len(pairs))]
+    return corrected, [("people and judges", _kappa(hard), alpha, len(pairs))]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -359,8 +359,8 @@ def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     rubric = judged[0].judging.asked.rubric
     span = rubric.most - rubric.least
     said: dict[Hashable, list[float]] = defaultdict(list)
-    for number, each in enumerate(judged):
-        for one in each.judgements:
+    for number, judge_run in enumerate(judged):
+        for one in judge_run.judgements:
             if one.value is not None:
                 key = number, one.problem_id, one.shown, one.wording, one.criterion
                 said[key].append((one.value - rubric.least) / span)
@@ -372,27 +372,27 @@ def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
 
 
 def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
-    found = []
-    for each in judged:
-        if each.unreadable:
-            share = each.unreadable / len(each.judgements)
-            found.append(
-                f"{each.unreadable:,} of {len(each.judgements):,} verdicts of "
-                f"{each.judging.judge} cannot be read ({share:.1%}); they count in no mean"
+    notices = []
+    for run in judged:
+        if run.unreadable:
+            share = run.unreadable / len(run.judgements)
+            notices.append(
+                f"{run.unreadable:,} of {len(run.judgements):,} verdicts of "
+                f"{run.judging.judge} cannot be read ({share:.1%}); they count in no mean"
             )
-        if too_long := len({(j.problem_id, j.shown) for j in each.judgements if j.too_long}):
-            found.append(
-                f"{each.judging.judge} was not asked about {too_long:,} of the answers, which are "
+        if too_long := len({(j.problem_id, j.shown) for j in run.judgements if j.too_long}):
+            notices.append(
+                f"{run.judging.judge} was not asked about {too_long:,} of the answers, which are "
                 "too long for its context; those count as unreadable"
             )
-        if (mass := _mass(each)) is not None and mass < 0.5:
-            found.append(
-                f"{each.judging.judge} gives all choices together a chance of {mass:.3f} on "
+        if (mass := _mass(run)) is not None and mass < 0.5:
+            notices.append(
+                f"{run.judging.judge} gives all choices together a chance of {mass:.3f} on "
                 "average: it would rather say something else, so its verdicts mean little"
             )
     if mean is not None and mean.given:
-        found.append(
+        notices.append(
             f"there is one {' and one '.join(mean.given)}, so the interval is for "
             f"{'it' if len(mean.given) == 1 else 'them'} alone"
         )
-    return found
+    return notices

@@ -36,9 +36,9 @@ class RubricTemplate:
                 f"{name} is no template that can be filled in: {error}; it may use "
                 f"{', '.join(FIELDS)}"
             ) from None
-        found = {field: shown.find(place) for field, place in places.items()}
-        there = [field for field in FIELDS if found[field] >= 0]
-        self.fields: tuple[str, ...] = tuple(sorted(there, key=found.__getitem__))
+        position_of = {field: shown.find(place) for field, place in places.items()}
+        there = [field for field in FIELDS if position_of[field] >= 0]
+        self.fields: tuple[str, ...] = tuple(sorted(there, key=position_of.__getitem__))
 
     def render(self, values: Mapping[str, str]) -> str:
         """Return the prompt for these values of fields.

@@ -74,9 +74,9 @@ class RunProgress:
     @property
     def format_accuracy(self) -> str:
         """Text with the accuracy so far and its interval; "" if no sample is scored."""
-        if (found := self.estimate) is not None:
+        if (mean := self.estimate) is not None:
             least, more = ("at least ", f", {self.unknown:,} unknown") if self.unknown else ("", "")
-            return f"accuracy {least}{found.value:.3f} ({found.low:.3f} to {found.high:.3f}){more}"
+            return f"accuracy {least}{mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){more}"
         return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
 
     @property
@@ -126,7 +126,7 @@ class AccuracyCounter:
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
         if not values or not unknown:
             return estimate(values) if values else None
-        worst, best = (estimate([*values, *[each] * unknown]) for each in (0.0, 1.0))
+        worst, best = (estimate([*values, *[value] * unknown]) for value in (0.0, 1.0))
         return replace(worst, high=best.high)
 
 

@@ -92,9 +92,9 @@ def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
 def _is_moment(value: object) -> bool:
     if not isinstance(value, dict) or not {"part", "seconds", "tokens"} <= value.keys():
         return False
-    told = [value[name] for name in value if name != "level_rows"]
+    numbers = [value[name] for name in value if name != "level_rows"]
     if "level_rows" in value:
         if not isinstance(value["level_rows"], list):
             return False
-        told += value["level_rows"]
-    return all(type(each) in (int, float) and 0 <= each < _MOST for each in told)
+        numbers += value["level_rows"]
+    return all(type(number) in (int, float) and 0 <= number < _MOST for number in numbers)

@@ -244,13 +244,15 @@ def _times(fewer: float) -> str:
 def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
     """Return one line on the work of each worker in the last attempt; "" without workers."""
     workers = parts[-1].get("workers") if parts else None
-    told = []
+    lines = []
     for worker in workers if isinstance(workers, list) else ():
         if isinstance(worker, Mapping) and _is_number(worker.get("tokens")):
             lost = f", {worker['deaths']} times lost" if worker.get("deaths") else ""
-            told.append(f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens")
-            told[-1] += lost
-    return ", ".join(told)
+            lines.append(
+                f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens"
+            )
+            lines[-1] += lost
+    return ", ".join(lines)
 
 
 def speculation_line(usage: Mapping[str, Any]) -> str:
@@ -259,9 +261,9 @@ def speculation_line(usage: Mapping[str, Any]) -> str:
     if not drafted:
         return ""
     passes = usage["decoded_tokens"] - accepted
-    each = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
+    rate = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
     return (
-        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){each}"
+        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){rate}"
     )
 
 
@@ -273,12 +275,12 @@ def attention_line(usage: Mapping[str, Any]) -> str:
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if not apart:
         return ""
-    told = f"attention: {format_kernels(usage) or usage.get('impl', '')}"
+    line = f"attention: {format_kernels(usage) or usage.get('impl', '')}"
     if "plan" not in usage:
-        return told
+        return line
     size = usage["plan"]["token_bytes"]
     return (
-        f"{told}; key reads saved {1 - read / apart:.1%} "
+        f"{line}; key reads saved {1 - read / apart:.1%} "
         f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)})"
     )
 

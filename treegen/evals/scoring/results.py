@@ -77,9 +77,9 @@ def build_results(
         for record in run.records():
             totals.add(record)
     parts = load_attempts(run)
-    told = {"label": job.data.label, "notes": list(job.data.notes)}
+    task_fields = {"label": job.data.label, "notes": list(job.data.notes)}
     results = {
-        **results_head(job, run, stored_choices(run.info), **told),
+        **results_head(job, run, stored_choices(run.info), **task_fields),
         "shortened": totals.shortened,
         "usage": sum_usage(
             parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept

@@ -67,7 +67,7 @@ def score_samples(
     digest = run.digest() if kept and not anew and not kept.is_empty else ""
     known = kept.read(digest) if kept and digest else None
     read = hashlib.sha256()
-    found: list[Mapping[str, Verdict]] = []
+    scored: list[Mapping[str, Verdict]] = []
     for number, record in enumerate(run.records(read if kept else None)):
         problem = problems[record["problem_id"]]
         verdicts: Mapping[str, Verdict] | None
@@ -79,7 +79,7 @@ def score_samples(
             # With answer types, equal verdicts are shared within a problem only, because which
             # answers are equal depends on the other answers of the problem.
             verdicts = once(problem.id if types else "", score_record(job.task, problem, record))
-            found.append(verdicts)
+            scored.append(verdicts)
         if rounds is not None:
             _tell(rounds, record, verdicts.get(headline) if verdicts else None)
         look(record, verdicts)
@@ -91,7 +91,7 @@ def score_samples(
         for (_, mine), verdicts in zip(once.found, settled, strict=True):
             mine.update(verdicts)
     if kept and known is None:
-        kept.write(read.hexdigest(), found)
+        kept.write(read.hexdigest(), scored)
     elif kept and read.hexdigest() != digest:
         raise RunError(f"{run.path} was changed while it was read; read it again")
 
@@ -155,15 +155,15 @@ def build_sample_score(
 
 def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
     """Return the numbers of a stored sample that votes may use as weights, by name."""
-    found = {}
+    numbers = {}
     if num_tokens and (logprob := record.get("logprob")) is not None:
-        found["logprob"] = logprob / num_tokens
+        numbers["logprob"] = logprob / num_tokens
     if (certainty := record.get("self_certainty")) is not None:
-        found["certainty"] = certainty
+        numbers["certainty"] = certainty
     if confidence := record.get("confidence"):
         for name, value in confidence.items():
-            found["confidence" if name == "mean" else name] = value
-    return found
+            numbers["confidence" if name == "mean" else name] = value
+    return numbers
 
 
 def aggregate(

@@ -88,8 +88,8 @@ def parse_pick(text: str, samples: Sequence[int]) -> int:
     """
     if not samples:
         raise InputError("samples is empty; give the indices of at least one sample")
-    found = _PICKED.search(text)
-    number = int(found[1]) if found and len(found[1]) < 10 else 1
+    match = _PICKED.search(text)
+    number = int(match[1]) if match and len(match[1]) < 10 else 1
     return samples[number - 1] if 1 <= number <= len(samples) else samples[0]
 
 
@@ -127,7 +127,7 @@ def pick_samples(
         yield done, len(questions)
         if not left:
             return
-        asked = {each.problem_id: each for each in left}
+        question_of_problem = {each.problem_id: each for each in left}
         nodes = [_node(each, chat=job.settings.apply_chat_template) for each in left]
         params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
         try:
@@ -137,7 +137,7 @@ def pick_samples(
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():
-                    question = asked[completion.prompt_id]
+                    question = question_of_problem[completion.prompt_id]
                     picks.add(question, completion.text)
                     done += 1
                 yield done, len(questions)

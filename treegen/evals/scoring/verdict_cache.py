@@ -153,13 +153,13 @@ def _content(job: Job) -> str:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """Return a hash of the code that scores, because the code of a checkout may change."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for room in _ROOMS:
         folder = Path(__file__).parents[2] / room
         for path in sorted(folder.rglob("*.py")):
             name = os.fsencode(path.relative_to(folder))
-            found.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
-    return found.hexdigest()
+            digest.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    return digest.hexdigest()
 
 
 def _version(library: str) -> str | None:

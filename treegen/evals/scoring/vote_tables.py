@@ -71,9 +71,9 @@ NO_VOTES: Final = VoteInputs()
 
 def _read_scores(path: Path) -> dict[Key, float]:
     """Return the scores in a file whose lines have problem_id, sample_index and score."""
-    found: dict[Key, float] = {}
+    scores: dict[Key, float] = {}
     if not path.exists():
-        return found
+        return scores
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -82,13 +82,13 @@ def _read_scores(path: Path) -> dict[Key, float]:
             score = row["score"]
             if isinstance(score, bool) or not math.isfinite(score):
                 raise ValueError("its score is not a finite number")
-            found[str(row["problem_id"]), int(row["sample_index"])] = float(score)
+            scores[str(row["problem_id"]), int(row["sample_index"])] = float(score)
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
                 f"{path}:{number} is no score ({error}); a line is a JSON object with problem_id, "
                 "sample_index and score"
             ) from None
-    return found
+    return scores
 
 
 def _lines(path: Path) -> list[str]:
@@ -141,12 +141,12 @@ def vote_table(
                 continue
             for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
                 try:
-                    found = _values(name, groups, numbers, filter, k, votes, clusters)
+                    cells = _values(name, groups, numbers, filter, k, votes, clusters)
                 except InputError as error:  # such as a negative weight
                     rows.append((f"{name} ({error})", filter, k, *[None] * 6))
                     break
-                if found is not None:
-                    rows.append((name, filter, k, *found))
+                if cells is not None:
+                    rows.append((name, filter, k, *cells))
     return Table(
         "Votes beside the majority, with 95% intervals over problems"
         + (f" (below all samples, means over {SUBSETS} subsets at most)" if len(ks) > 1 else ""),
@@ -172,20 +172,20 @@ def _expand_votes(
     for group in numbers:
         for mine in group:
             there &= mine.keys()
-    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name in names:
         if name == ALL:
             known = [number for number in NUMBERS if number in there]
-            found |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
+            missing |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
             if votes.picks:
-                found[USC] = ""
+                missing[USC] = ""
             continue
         number = name.partition(":")[0]
         lacks = not (votes.picks if name == USC else number in there)
         how = _HOW.get(number, "draw them with confidence=")
-        told = f"some samples have no {number}: {how}" if lacks else ""
-        found[name if name == USC else VoteRule.of(name).name] = told
-    return found
+        reason = f"some samples have no {number}: {how}" if lacks else ""
+        missing[name if name == USC else VoteRule.of(name).name] = reason
+    return missing
 
 
 def _values(

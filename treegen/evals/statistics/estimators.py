@@ -94,7 +94,7 @@ def standard_error(
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) < 2:
         return None
-    squares = math.fsum((each - mean * n) ** 2 for each, n in zip(sums, sizes, strict=True))
+    squares = math.fsum((total - mean * n) ** 2 for total, n in zip(sums, sizes, strict=True))
     return math.sqrt(squares * len(sums) / (len(sums) - 1)) / num
 
 
@@ -282,8 +282,8 @@ def reach(deviations: _Floats, farthest: float | _Floats, number: float) -> _Flo
     fourths = np.where(spreads, (squares**2).sum(axis=-1), 1.0)
     share = fourths / np.where(spreads, squares.sum(axis=-1) ** 2, 1.0)
     unseen = np.minimum(1.0, share**2.5 + 0.5 / number**2)
-    found: _Floats = np.maximum(np.maximum(largest, 2 * gap), farthest * unseen)
-    return found
+    distance: _Floats = np.maximum(np.maximum(largest, 2 * gap), farthest * unseen)
+    return distance
 
 
 def difference_interval(
@@ -308,13 +308,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Returns:
         The adjusted p-values; all None if there are fewer than three p-values.
     """
-    there = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
-    found: list[float | None] = [None] * len(p_values)
+    sorted_p = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for place, (p, i) in enumerate(there if len(there) > 2 else []):
-        largest = max(largest, min(1.0, p * (len(there) - place)))
-        found[i] = largest
-    return found
+    for place, (p, i) in enumerate(sorted_p if len(sorted_p) > 2 else []):
+        largest = max(largest, min(1.0, p * (len(sorted_p) - place)))
+        adjusted[i] = largest
+    return adjusted
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
@@ -360,12 +360,12 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1
     error = math.sqrt(math.fsum([*variances, imaginary])) / (1 + 2 * pull)
     low, high = AdjustedMean(center, error, max(2.0, freedom)).interval(0.0, 1.0)
-    own = [
+    sample_variances = [
         math.fsum((x - mean) ** 2 for x in group) / (n - 1) / n
         for group, mean, n in zip(groups, means, sizes, strict=True)
         if n > 1
     ]
-    stderr = None if 1 in sizes else math.sqrt(math.fsum(own)) / num
+    stderr = None if 1 in sizes else math.sqrt(math.fsum(sample_variances)) / num
     return Estimate(value, stderr, low, high, sum(sizes))
 
 
@@ -375,10 +375,10 @@ def _by_cluster(
     """Return the sum of the values of each cluster, and the size of each cluster."""
     if clusters is None:
         return values, [1] * len(values)
-    found: dict[Hashable, list[float]] = {}
+    groups: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(value)
-    return [math.fsum(mine) for mine in found.values()], [len(mine) for mine in found.values()]
+        groups.setdefault(cluster, []).append(value)
+    return [math.fsum(mine) for mine in groups.values()], [len(mine) for mine in groups.values()]
 
 
 def _correlation(values: Sequence[float], sums: Sequence[float], sizes: _Floats) -> float:

@@ -96,17 +96,17 @@ def votes_at(
         return tuple(
             (maj_at_k(correct, wrong, invalid, k), tie_at_k(counts, invalid, k)) for k in ks
         )
-    own = candidates or ((0, 0, _sizes(wrong)),)
-    tops = [(repeats, *_tops(size, others, invalid)) for size, repeats, others in own]
-    found = []
+    answers = candidates or ((0, 0, _sizes(wrong)),)
+    tops = [(repeats, *_tops(size, others, invalid)) for size, repeats, others in answers]
+    results = []
     for k in ks:
         check_k(k)
         if num < k:
-            found.append((math.nan, math.nan))
+            results.append((math.nan, math.nan))
             continue
         won = [repeats * _share(wins, num, k) for repeats, wins, _ in tops]
-        found.append((min(1.0, math.fsum(won)), _tie(tops[0][2], num, invalid, k)))
-    return tuple(found)
+        results.append((min(1.0, math.fsum(won)), _tie(tops[0][2], num, invalid, k)))
+    return tuple(results)
 
 
 _Sizes = tuple[tuple[int, int], ...]
@@ -126,8 +126,8 @@ def _candidates(
     counts = (*correct, *wrong)
     _check(counts, invalid)
     sizes = tuple(count for count in counts if count)
-    found = sorted(Counter(size for size in correct if size).items())
-    candidates = tuple((size, repeats, _without(sizes, size)) for size, repeats in found)
+    sizes_of_correct = sorted(Counter(size for size in correct if size).items())
+    candidates = tuple((size, repeats, _without(sizes, size)) for size, repeats in sizes_of_correct)
     return sum(sizes) + invalid, candidates
 
 
@@ -223,7 +223,7 @@ def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int
     # With more votes than any other answer has samples, ours wins alone.
     single = _below(size, size + 1, width) - _below(size, min(top, size) + 1, width)
     single *= _below(rest + invalid, rest + invalid + 1, width)
-    found = [single]
+    wins = [single]
     for votes in range(1, top + 1):
         # Answers with fewer samples may have any number of votes: (1 + x)^n for n samples.
         rivals = [other for other in others if other[0] >= votes]
@@ -241,13 +241,13 @@ def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int
                 for tied in range(len(more) - 1):
                     terms[tied + 1] += more[tied]
                 terms.append(more[-1])
-        found += [0] * (len(terms) - len(found))
+        wins += [0] * (len(terms) - len(wins))
         ways = math.comb(size, votes)
         for tied, term in enumerate(terms, 1):
-            found[tied - 1] += term * ways << tied * shift
+            wins[tied - 1] += term * ways << tied * shift
         # Either ours wins alone, or ours has fewer votes and another answer wins alone.
         single += (terms[0] * ways + terms[1] * _below(size, votes, width)) << shift
-    return tuple(found), single
+    return tuple(wins), single
 
 
 def _alone(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int) -> int:
@@ -309,7 +309,7 @@ def _win_probability_float(
     for row, (other, _) in enumerate(others):
         weight[row, : min(other, most) + 1] = _binomial(other, rate)[: most + 1]
     repeats_D = np.array([repeats for _, repeats in others])
-    own = _binomial(size, rate)
+    binomial = _binomial(size, rate)
     free = (1 - rate + rate * root) ** invalid
     total = 0.0
     below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
@@ -335,15 +335,15 @@ def _win_probability_float(
         coefficient_J = (product_JR * free * shift_JR).mean(axis=1).real
         for j, coefficient in zip(votes_J.tolist(), coefficient_J.tolist(), strict=True):
             if j:  # without a vote nobody wins
-                total += float(own[j]) * coefficient
+                total += float(binomial[j]) * coefficient
     return min(1.0, max(0.0, total / float(_binomial(num, rate)[k])))
 
 
 @lru_cache(maxsize=1024)
 def _log_factorials(num: int) -> _FloatArray:
     """Return the logarithms of 0! to num!, [num + 1]."""
-    found: _FloatArray = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
-    return found
+    logs: _FloatArray = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, num + 1)))])
+    return logs
 
 
 @lru_cache(maxsize=4096)
@@ -361,8 +361,8 @@ def _binomial(num: int, rate: float) -> _FloatArray:
 @lru_cache(maxsize=1024)
 def _roots(num: int) -> npt.NDArray[np.complex128]:
     """Return the roots of unity, [num]."""
-    found: npt.NDArray[np.complex128] = np.exp(2j * np.pi * np.arange(num) / num)
-    return found
+    roots: npt.NDArray[np.complex128] = np.exp(2j * np.pi * np.arange(num) / num)
+    return roots
 
 
 @lru_cache(maxsize=1024)

@@ -137,8 +137,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain dicts and lists, without the label if it is empty."""
-        found = asdict(self)
-        return found if self.label else {name: found[name] for name in found if name != "label"}
+        fields = asdict(self)
+        return fields if self.label else {name: fields[name] for name in fields if name != "label"}
 
     def value(self, metric: str, filter: str) -> float | None:
         """Return the value of one metric of the table; None if the metric is undefined.
@@ -277,20 +277,23 @@ def clusters_of(
     group_of = {problem.id: problem.group for problem in problems if problem.group}
     if not group_of:
         return None
-    return [(group_of[each],) if each in group_of else ("", each) for each in problem_ids]
+    return [
+        (group_of[problem_id],) if problem_id in group_of else ("", problem_id)
+        for problem_id in problem_ids
+    ]
 
 
 def _filter_rows(
     tallies: Sequence[Tally], options: ReportOptions, clusters: Clusters
 ) -> list[dict[str, Any]]:
-    counts = [(each.num_samples, sum(each.correct)) for each in tallies]
+    counts = [(tally.num_samples, sum(tally.correct)) for tally in tallies]
     shares = [right / num for num, right in counts]
     rows = [{"metric": "exact_match", **mean_row(shares, None, clusters)}]
     pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
     for k in pass_ks:
         values = [pass_at_k(num, right, k) for num, right in counts]
         rows.append({"metric": f"pass@{k}", **mean_row(values, k, clusters)})
-    invalid = [each.invalid / num for each, (num, _) in zip(tallies, counts, strict=True)]
+    invalid = [tally.invalid / num for tally, (num, _) in zip(tallies, counts, strict=True)]
     rows.append(
         {"metric": "invalid", **mean_row(invalid, None, clusters), "higher_is_better": False}
     )
@@ -313,7 +316,7 @@ def _majority(
 ) -> list[dict[str, Any]]:
     rows = []
     ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
-    votes = [each.votes_at(tuple(ks)) for each in tallies]
+    votes = [tally.votes_at(tuple(ks)) for tally in tallies]
     for place, k in enumerate(ks):
         shares = [mine[place][0] for mine in votes]
         row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}

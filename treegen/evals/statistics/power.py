@@ -81,7 +81,7 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]
-    within = [each * num for each, (_, num) in zip(noise, rights, strict=True)]
+    within = [v * num for v, (_, num) in zip(noise, rights, strict=True)]
     mean = math.fsum(shares) / len(shares)
     variance = math.fsum((p - mean) ** 2 for p in shares) / (len(shares) - 1)
     between = max(0.0, variance - math.fsum(noise) / len(noise))
@@ -99,7 +99,7 @@ def correlation_of(a: Sequence[tuple[int, int]], b: Sequence[tuple[int, int]]) -
     """
     (between_a, _), (between_b, _) = estimate_variances(a), estimate_variances(b)
     shares = [[right / num for right, num in run] for run in (a, b)]
-    means = [math.fsum(each) / len(each) for each in shares]
+    means = [math.fsum(shares_of_run) / len(shares_of_run) for shares_of_run in shares]
     products = ((x - means[0]) * (y - means[1]) for x, y in zip(*shares, strict=True))
     covariance = math.fsum(products) / (len(a) - 1)
     size = math.sqrt(between_a * between_b)
@@ -148,9 +148,9 @@ def power(
     limit = stats.t.isf(alpha / 2, freedom)
     if num_problems <= _MANY:
         limit *= _wider(spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples)
-    found = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
+    probability = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
     # scipy returns NaN for very large shifts; the test always finds these.
-    return 1.0 if math.isnan(found) else float(min(1.0, found))
+    return 1.0 if math.isnan(probability) else float(min(1.0, probability))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -213,13 +213,13 @@ def _quantiles(spread: Variances, mean: float) -> _Floats:
     strength = mean * (1 - mean) / spread.between - 1
     if strength <= 1e-3:  # every probability is 0 or 1
         return np.asarray(u > 1 - mean, dtype=np.float64)
-    found: _Floats = stats.beta.ppf(u, mean * strength, (1 - mean) * strength)
-    return np.clip(found, 0.0, 1.0)
+    quantiles: _Floats = stats.beta.ppf(u, mean * strength, (1 - mean) * strength)
+    return np.clip(quantiles, 0.0, 1.0)
 
 
 def _chances(normal: _Floats, quantiles: _Floats) -> _Floats:
-    found: _Floats = np.interp(normal, _GRID, quantiles)
-    return found
+    chances: _Floats = np.interp(normal, _GRID, quantiles)
+    return chances
 
 
 def _copula(quantiles: Sequence[_Floats], correlation: float) -> float:
@@ -229,14 +229,14 @@ def _copula(quantiles: Sequence[_Floats], correlation: float) -> float:
         quantiles: Quantiles of the probabilities in both runs, at the normal scores of `_GRID`.
         correlation: Correlation of the probabilities.
     """
-    first, own = np.random.default_rng(1).standard_normal((2, 5_000))
+    first, noise = np.random.default_rng(1).standard_normal((2, 5_000))
     a = _chances(first, quantiles[0])
 
     def of_chances(joint: float) -> float:
-        b = _chances(joint * first + math.sqrt(1 - joint**2) * own, quantiles[1])
+        b = _chances(joint * first + math.sqrt(1 - joint**2) * noise, quantiles[1])
         return float(np.corrcoef(a, b)[0, 1])
 
-    if min(np.ptp(each) for each in quantiles) <= 0:
+    if min(np.ptp(of_run) for of_run in quantiles) <= 0:
         return correlation
     low, high = -1.0, 1.0
     for _ in range(12):

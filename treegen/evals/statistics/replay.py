@@ -97,23 +97,23 @@ def replay_early_stopping(
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
     counts_ORA, ends = _counts(codes[order_ON], len(right_A), batch)
     ahead_OR = _ahead(counts_ORA)
-    found = []
+    outcomes = []
     for chance in chances:
         at_O = _first_decided(ahead_OR, chance)
         final_OA = counts_ORA[np.arange(len(order_ON)), at_O]
         end_O = ends[at_O]
         used_O = tokens_ON[np.arange(len(order_ON)), end_O - 1]
         vote = float(_right_shares(final_OA, right_A).mean())
-        found.append(RuleOutcome(vote, float(used_O.mean()), float(end_O.mean())))
-    return found
+        outcomes.append(RuleOutcome(vote, float(used_O.mean()), float(end_O.mean())))
+    return outcomes
 
 
 @lru_cache(maxsize=64)  # most problems have equally many samples
 def _orders(num: int, orders: int, seed: int) -> _Ints:
     keys = np.random.default_rng((seed, num)).random((orders, num))
-    found: _Ints = keys.argsort(axis=1)
-    found.flags.writeable = False
-    return found
+    orders_ON: _Ints = keys.argsort(axis=1)
+    orders_ON.flags.writeable = False
+    return orders_ON
 
 
 def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
@@ -156,8 +156,8 @@ def _first_decided(ahead_OR: _Floats, chance: float) -> _Ints:
     """Return the round after which the vote of each order is decided, or the last round, [O]."""
     decided = ahead_OR >= chance
     decided[:, -1] = True
-    found: _Ints = decided.argmax(axis=1)
-    return found
+    first_O: _Ints = decided.argmax(axis=1)
+    return first_O
 
 
 @lru_cache(maxsize=8)
@@ -168,7 +168,7 @@ def _agreements(most: int) -> _Floats:
     heads or tails, so the number of ways of a pair is the sum of those with one vote less for
     either answer.
     """
-    found = np.empty((most + 1, most + 1))
+    table = np.empty((most + 1, most + 1))
     ways = [1] * (most + 1)
     for first in range(most + 1):
         for second in range(most + 1):
@@ -176,8 +176,8 @@ def _agreements(most: int) -> _Floats:
                 ways[0] = 2 ** (first + 1) - 1
             elif first:
                 ways[second] += ways[second - 1]
-            found[first, second] = ways[second] / 2 ** (first + second + 1)
-    return found
+            table[first, second] = ways[second] / 2 ** (first + second + 1)
+    return table
 
 
 def _right_shares(counts_OA: _Ints, right_A: npt.NDArray[np.bool_]) -> _Floats:

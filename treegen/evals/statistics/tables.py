@@ -45,7 +45,7 @@ def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, floa
             continue
         credit = float(verdict.correct) if verdict.credit is None else verdict.credit
         marks.setdefault(sample.problem_id, []).append(credit)
-    return {problem_id: math.fsum(each) / len(each) for problem_id, each in marks.items()}
+    return {problem_id: math.fsum(credits) / len(credits) for problem_id, credits in marks.items()}
 
 
 def table_by(

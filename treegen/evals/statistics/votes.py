@@ -48,9 +48,9 @@ def winner(counts: Mapping[str | None, int]) -> Vote:
     Args:
         counts: Votes by answer, ordered by the first sample of each answer.
     """
-    given = {answer: votes for answer, votes in counts.items() if answer is not None}
-    top = max(given.values(), default=0)
-    tied = tuple(answer for answer, votes in given.items() if votes == top)
+    votes_of = {answer: votes for answer, votes in counts.items() if answer is not None}
+    top = max(votes_of.values(), default=0)
+    tied = tuple(answer for answer, votes in votes_of.items() if votes == top)
     return Vote(tied[0] if tied else None, top, tied)
 
 
@@ -59,7 +59,7 @@ def count_distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
 
     Objects are distinct by identity, not by equality.
     """
-    known = {id(each): each for each in objects}
+    known = {id(item): item for item in objects}
     return list(zip(known.values(), Counter(map(id, objects)).values(), strict=True))
 
 

@@ -80,8 +80,8 @@ class VoteRule:
     @property
     def name(self) -> str:
         """The vote as users write it, NUMBER:RULE."""
-        told = f"={self.parameter:g}" if self.rule in ("borda", "top") else ""
-        return f"{self.number}:{self.rule}{told}"
+        parameter = f"={self.parameter:g}" if self.rule in ("borda", "top") else ""
+        return f"{self.number}:{self.rule}{parameter}"
 
     @staticmethod
     def of(text: str) -> "VoteRule":
@@ -95,10 +95,10 @@ class VoteRule:
             known = [*NUMBERS, USC, ALL]
             hint = did_you_mean(number, known)
             raise InputError(f"there is no vote {text!r}{hint}; votes are {', '.join(known)}")
-        rule, equals, told = (rule or NUMBERS[number]).partition("=")
+        rule, equals, value = (rule or NUMBERS[number]).partition("=")
         default = _BORDA if rule == "borda" else math.nan
         try:
-            parameter = float(told) if equals else default if rule in ("borda", "top") else 0.0
+            parameter = float(value) if equals else default if rule in ("borda", "top") else 0.0
         except ValueError:
             parameter = math.nan
         is_share = rule != "top" or 0 < parameter <= 1
@@ -121,10 +121,10 @@ def check_votes(names: Sequence[str]) -> None:
 
 def get_vote_weights(sample: "SampleScore") -> Mapping[str, float]:
     """Return the numbers of a sample that votes can use, by name."""
-    found = dict(sample.numbers)
-    if "logprob" in found:
-        found["likelihood"] = math.exp(found["logprob"])
-    return found
+    numbers = dict(sample.numbers)
+    if "logprob" in numbers:
+        numbers["likelihood"] = math.exp(numbers["logprob"])
+    return numbers
 
 
 @check_argument_types
@@ -257,8 +257,8 @@ def _weights(vote: VoteRule, values: _Floats, voters: _Flags) -> _Floats:
     if vote.number == "logprob":
         least = np.where(voters, weights, np.inf).min(axis=1, keepdims=True, initial=np.inf)
         weights = weights - np.where(np.isfinite(least), least, 0.0)
-    found: _Floats = np.where(voters, weights, 0.0)
-    return found
+    chosen_weights: _Floats = np.where(voters, weights, 0.0)
+    return chosen_weights
 
 
 def _borda(values: _Floats, voters: _Flags) -> _Floats:
@@ -291,11 +291,11 @@ def _best_at_k(
     """
     num, total = len(values), math.comb(len(values), k)
     readable = np.array([answer is not None for answer in answers])
-    found, better = [], 0
+    terms, better = [], 0
     for value in np.unique(values[readable])[::-1]:
         mine = np.flatnonzero(readable & (values == value))
         right = sum(correct[i] for i in mine.tolist())
         ways = math.comb(num - better, k) - math.comb(num - better - len(mine), k)
-        found.append(ways / total * right / len(mine))
+        terms.append(ways / total * right / len(mine))
         better += len(mine)
-    return math.fsum(found)
+    return math.fsum(terms)

@@ -123,4 +123,4 @@ def _means(found: Cells, name: str) -> list[float]:
     means = np.bincount(place, weights=found.y) / np.bincount(place)
     of_level = pairs // num
     sums = np.bincount(of_level, weights=means) / np.bincount(of_level)
-    return [float(each) for each in sums]
+    return [float(mean) for mean in sums]

@@ -69,7 +69,7 @@ def correct_mean(
     n, m = len(labels), len(others)
     if n < 2 or len(judged) != n:
         raise InputError(f"a correction needs labels of at least 2 problems, got {n}")
-    y, f, rest = (np.asarray(each, dtype=np.float64) for each in (labels, judged, others))
+    y, f, rest = (np.asarray(values, dtype=np.float64) for values in (labels, judged, others))
     weight = 0.0
     spread = float(np.var(np.concatenate([f, rest]), ddof=1))
     if n >= _FEWEST and m and spread > 0:
@@ -85,9 +85,11 @@ def correct_mean(
         value += weight * float(rest.mean())
         center += weight * float(rest.mean())
         # The spread of all judgements is used, because there may be few unlabelled problems.
-        own = weight**2 * spread / m
-        freedom = (variance + own) ** 2 / (variance**2 / freedom + own**2 / max(n + m - 1, 1))
-        variance += own
+        judge_variance = weight**2 * spread / m
+        freedom = (variance + judge_variance) ** 2 / (
+            variance**2 / freedom + judge_variance**2 / max(n + m - 1, 1)
+        )
+        variance += judge_variance
     else:
         center, variance, freedom = by_labels.center, by_labels.error**2, by_labels.freedom
     half = quantile(0.975, freedom) * math.sqrt(variance)

@@ -90,8 +90,8 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     try:
         theta = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
     except RuntimeError as error:
-        told = f"the strengths of the runs cannot be fitted: {error}"
-        raise InputError(f"{told}; judge more pairs") from None
+        message = f"the strengths of the runs cannot be fitted: {error}"
+        raise InputError(f"{message}; judge more pairs") from None
     chance = 1 / (1 + np.exp(theta[second] - theta[first]))
     gradient = np.zeros((total, num_runs))
     np.add.at(gradient, (cluster, first), weight * (won - chance))
@@ -112,7 +112,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     seen = np.zeros((num_runs, num_runs))
     np.add.at(seen, (first[real], second[real]), won[real])
     np.add.at(seen, (second[real], first[real]), 1 - won[real])
-    found = []
+    strengths = []
     for run in range(num_runs):
         value, stderr = float(theta[run] - theta.mean()), math.sqrt(float(covariance[run, run]))
         mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
@@ -124,7 +124,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
         without[run], without[:, run] = seen[run], seen[:, run]
         ends = [_profile(each, theta, run, fall) for each in (wins, without)]
         low, high = min(each[0] for each in ends), max(each[1] for each in ends)
-        found.append(
+        strengths.append(
             Strength(
                 value,
                 stderr,
@@ -133,7 +133,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
                 share,
             )
         )
-    return found
+    return strengths
 
 
 def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:
@@ -259,7 +259,7 @@ def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) 
         raise InputError("no pair was judged in both orders; let the judging come to its end")
     # `a` is a win of the answer shown first. In the other order, the answer shown first won 1 - b.
     firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
-    low, high = mean_interval([min(1.0, max(0.0, each)) for each in firsts], 0.0, 1.0)
+    low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0)
     flips = [(a - 0.5) * (b - 0.5) < 0 for pairs in both.values() for a, b in pairs]
     return PositionBias(
         math.fsum(firsts) / len(firsts), low, high, sum(flips) / len(flips), len(flips)

@@ -69,14 +69,14 @@ def required_numbers(
         more = rest - repeat_variance / repeats + repeat_variance / num_repeats
         return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
 
-    found = []
+    needs = []
     for what in ("problems", "answers", "judges", "wordings", "repeats"):
         now = repeats if what == "repeats" else getattr(design, what)
         if what == "judges" and variances["judge"] is None and design.judges == 1:
-            found.append(Need(what, now, None))
+            needs.append(Need(what, now, None))
             continue
         if what == "wordings" and variances["wording"] is None and design.wordings == 1:
-            found.append(Need(what, now, None))
+            needs.append(Need(what, now, None))
             continue
 
         def with_number(number: int, what: str = what) -> float:
@@ -84,8 +84,8 @@ def required_numbers(
                 return half(design, number)
             return half(replace(design, **{what: number}), repeats)
 
-        found.append(Need(what, now, _least(with_number, half_width)))
-    return found
+        needs.append(Need(what, now, _least(with_number, half_width)))
+    return needs
 
 
 def _least(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
