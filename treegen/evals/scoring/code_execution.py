@@ -40,7 +40,7 @@ class ExecutionOptions:
 
 
 class ProgramScoring(Protocol):
-    """The verdicts on the samples of one run: stored ones, and those that programs still give."""
+    """The verdicts on the samples of one run, stored or still to come from running programs."""
 
     def prepare(self) -> list[str]:
         """Start running programs; without permission, do nothing.
