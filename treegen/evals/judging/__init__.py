@@ -1,4 +1,4 @@
-"""Samples judged by models: rubrics, verdicts, how they are stored, and what they come to.
+"""Models that judge samples: rubrics, verdicts, their storage and their statistics.
 
-jinja2, scipy and choix (the extra `judge`) are imported where they are used.
+jinja2, scipy and choix (the extra `judge`) are imported only where they are used.
 """

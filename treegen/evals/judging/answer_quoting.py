@@ -1,11 +1,11 @@
-"""Answers as judges are shown them: between marks that they cannot forge, and what they try."""
+"""Quoting of answers for judges: marks that an answer cannot forge, and detection of attempts."""
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Final
 
-# What speaks to a judge and not to whoever asked the question. It flags, it changes nothing.
+# Texts that address the judge instead of the asker of the question. They only flag an answer.
 _TRIES: Final = {
     "asks to ignore the instructions": re.compile(
         r"\b(ignore|disregard|forget|override|bypass)\b[^.\n]{0,40}\b(rubric|instruction|prompt|rule"
@@ -34,7 +34,7 @@ _TRIES: Final = {
         r"|<(start|end)_of_turn>|<(bos|eos)>"
     ),
 }
-# Letters of other scripts that look like Latin ones, in the order of the latter.
+# Cyrillic and Greek letters that look like Latin letters, in the order of the Latin letters.
 _ALIKE: Final = str.maketrans(
     "\u0430\u0441\u0435\u0456\u0458\u043a\u043e\u0440\u0455\u0443\u0445"
     "\u0410\u0412\u0421\u0415\u041d\u0406\u0408\u041a\u041c\u041e\u0420\u0405\u0422\u0423\u0425"
@@ -42,40 +42,45 @@ _ALIKE: Final = str.maketrans(
     "\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
     "aceijkopsyxABCEHIJKMOPSTYXaeikvopuxABEZHIKMNOPTYX",
 )
-# What chat templates write around turns: <|im_start|>, <start_of_turn>, <think>, [INST].
+# Markers that chat templates write around turns: <|im_start|>, <start_of_turn>, <think>, [INST].
 _IN_TEMPLATE: Final = re.compile(r"<[^<>\s{}%'\"]{1,40}>|\[/?[A-Z_]{2,20}\]")
 
 
 def addresses_judge(text: str) -> list[str]:
-    """Return by which means an answer speaks to its judge; empty if it does not seem to.
+    """Return the ways in which an answer seems to address its judge; empty if there are none.
 
-    Regular expressions find it, so an honest answer about grading may be flagged, and a veiled
-    request missed. Letters that only look like others are read as those, and invisible ones not.
+    Detection uses regular expressions, so it may flag an honest answer about grading and miss a
+    veiled request. Letters that look like Latin letters are read as these, and invisible characters
+    are ignored.
     """
     plain = _plain(text)
     return [what for what, pattern in _TRIES.items() if pattern.search(plain)]
 
 
 def special_in_template(template: str) -> set[str]:
-    """Return the texts by which a chat template tells turns, and who speaks, apart."""
+    """Return the texts with which a chat template marks turns and speakers."""
     return set(_IN_TEMPLATE.findall(template))
 
 
 def quote_answer(text: str, mark: str, special: Sequence[str] = ()) -> str:
-    """Return an answer between two marks, neither of which is in it.
+    """Return an answer between two marks, with the marks and special tokens inside it broken up.
+
+    If the answer contains the mark or a special token, a space is inserted after its first
+    character. If it contains them only in letters that tokenizers may normalize to plain letters,
+    the answer is first normalized to plain letters (NFKC).
 
     Args:
-        mark: Letters and digits that are the same for all answers, so that prompts share the tokens
-            before an answer. An answer that has them, or special tokens of the judge's tokenizer,
-            gets a space put into these. An answer that has them only in letters that tokenizers may
-            take for plain ones is written in plain letters first.
+        text: The answer.
+        mark: Letters and digits of the mark. It is the same for all answers, so that prompts share
+            the tokens before an answer.
+        special: Special tokens of the judge's tokenizer, as texts.
     """
-    forged = [each for each in sorted({mark, *special}, key=len, reverse=True) if len(each) > 1]
+    forged = [token for token in sorted({mark, *special}, key=len, reverse=True) if len(token) > 1]
     folded = text if text.isascii() else unicodedata.normalize("NFKC", text)
-    if any(each in folded and each not in text for each in forged):
+    if any(token in folded and token not in text for token in forged):
         text = folded
-    for each in forged:
-        text = text.replace(each, f"{each[0]} {each[1:]}")
+    for token in forged:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
     return f"<<<{mark}\n{text}\n{mark}>>>"
 
 
@@ -83,4 +88,4 @@ def _plain(text: str) -> str:
     if text.isascii():
         return text
     folded = unicodedata.normalize("NFKC", text).translate(_ALIKE)
-    return "".join(each for each in folded if unicodedata.category(each) != "Cf")
+    return "".join(char for char in folded if unicodedata.category(char) != "Cf")

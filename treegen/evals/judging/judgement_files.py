@@ -1,9 +1,10 @@
-"""Where judgements are kept: a folder for each judging, in the folder `judged` of a run.
+"""Storage of judgements: a folder for each judge run, in the folder `judged` of a run.
 
-    judged/NAME/judging.json       the rubric, the judge, and how verdicts were taken
-    judged/NAME/judgements.jsonl   what the judge said, one line each, appended as it comes
+    judged/NAME/judging.json       the rubric, the judge, and how verdicts were obtained
+    judged/NAME/judgements.jsonl   replies of the judge, one line each, appended as they arrive
 
-Lines hold texts and chances, and no scores. So a judging is scored again without its model.
+Lines hold texts and log-probabilities but no scores, so a judge run can be scored again without
+its model.
 """
 
 import hashlib
@@ -25,19 +26,29 @@ FOLDER: Final = "judged"
 FILE: Final = "judgements.jsonl"
 _INFO: Final = "judging.json"
 TOO_LONG: Final = "too_long"
-"""The field of a line whose prompt is too long for the judge, which was not asked then."""
+"""The field of a line whose prompt is too long for the judge, so that the judge did not run."""
 
 Slot = tuple[tuple[tuple[int, int], ...], int, int, int]
-"""What a prompt is about: (run, sample) of each answer as shown, wording, criterion, and repeat."""
+"""The key of a judgement within a problem: answers, wording, criterion and repeat.
+
+The answers are (run, sample) pairs in the order in which the prompt shows them.
+"""
 
 
 def begin(
     run: RunDir, others: Sequence[RunDir], judge: str, fingerprint: str, asked: JudgeSettings
 ) -> JudgeRun:
-    """Return the judging of a run that is asked for, and store how; its name is that of its folder.
+    """Create the folder of a judge run, or find the existing one, and store its settings.
 
     Args:
-        others: Further runs, whose answers are compared with the run's own.
+        run: The run in whose directory the judgements are stored.
+        others: Further runs, whose answers are compared with those of `run`.
+        judge: Directory or name of the judge.
+        fingerprint: Hash of the judge's weights.
+        asked: Settings of judging.
+
+    Returns:
+        The judge run, named like its folder.
 
     Raises:
         RunError: the folder cannot be made or written.
@@ -68,22 +79,30 @@ def begin(
 
 
 def read_judgings(path: Path) -> list[JudgeRun]:
-    """Return the judgings of the run in a directory, by name.
+    """Return the judge runs of the run in a directory, sorted by name.
 
     Raises:
-        RunError: one is damaged.
+        RunError: a file is damaged.
     """
-    found = []
+    judgings = []
     for info in sorted((path / FOLDER).glob(f"*/{_INFO}")):
         try:
-            found.append(JudgeRun.of_json(info.parent.name, read_json(info)))
+            judgings.append(JudgeRun.of_json(info.parent.name, read_json(info)))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"{info} is damaged ({error}); restore it from a copy") from None
-    return found
+    return judgings
 
 
 def read_records(path: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a judging, each once, in the order in which they came."""
+    """Yield the lines of a judge run, each once, in the order in which they were stored.
+
+    Args:
+        path: Directory of the run.
+        name: Name of the judge run.
+
+    Yields:
+        Judgements as they are stored.
+    """
     file = path / FOLDER / name / FILE
     if file.exists():
         with closing(RecordFile(file, writable=False)) as records:
@@ -91,7 +110,11 @@ def read_records(path: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def get_slot(record: Mapping[str, Any]) -> Slot:
-    """Return what a line is about; raises RunError if it is damaged."""
+    """Return the slot of a line.
+
+    Raises:
+        RunError: the line is damaged.
+    """
     try:
         answers = tuple((int(run), int(index)) for run, index in record["answers"])
         return answers, int(record["wording"]), int(record["criterion"]), int(record["repeat"])
@@ -100,19 +123,19 @@ def get_slot(record: Mapping[str, Any]) -> Slot:
 
 
 def read_verdict(record: Mapping[str, Any], rubric: Rubric) -> str | None:
-    """Return the verdict in the text of a line, after its thinking; None if it is unreadable."""
+    """Return the verdict in the text of a line, after its reasoning; None if it is unreadable."""
     return None if record.get(TOO_LONG) else rubric.read(get_answer_text(record))
 
 
 class JudgementFile:
-    """The lines of a judging, to append to. Each slot of a problem has one."""
+    """The lines of a judge run, open for appending; each slot of a problem has at most one line."""
 
     def __init__(self, file: RecordFile, rubric: Rubric) -> None:
         self._file = file
         self.done: dict[tuple[str, Slot], str] = {}
-        """The hash of each prompt that has been judged."""
+        """The hash of the prompt of each stored judgement, by (problem, slot)."""
         self.verdicts: dict[tuple[str, Slot], str | None] = {}
-        """What was read out of each text."""
+        """The verdict in each text that was stored on opening, by (problem, slot)."""
         self._counts: dict[str, int] = {}
         for record in file.records():
             key = record["problem_id"], get_slot(record)
@@ -124,11 +147,20 @@ class JudgementFile:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What was wrong at the end of the file and was mended."""
+        """Messages about damage at the end of the file that was repaired."""
         return tuple(self._file.notices)
 
     def add(self, problem_id: str, slot: Slot, said: Mapping[str, Any]) -> None:
-        """Store what the judge said of a slot; raises RunError if it is there already."""
+        """Append the judgement of a slot.
+
+        Args:
+            problem_id: The problem of the judged answers.
+            slot: Answers, wording, criterion and repeat.
+            said: Further fields of the line, `prompt_hash` among them.
+
+        Raises:
+            RunError: the slot already has a judgement.
+        """
         if (problem_id, slot) in self.done:
             raise RunError(f"a judgement of problem {problem_id!r} came twice: {slot}")
         number = self._counts.get(problem_id, 0)
@@ -137,7 +169,7 @@ class JudgementFile:
             {
                 "problem_id": problem_id,
                 "sample_index": number,
-                "answers": [list(each) for each in answers],
+                "answers": [list(answer) for answer in answers],
                 "wording": wording,
                 "criterion": criterion,
                 "repeat": repeat,
@@ -148,16 +180,23 @@ class JudgementFile:
         self.done[problem_id, slot] = str(said["prompt_hash"])
 
     def sync(self) -> None:
-        """Make all lines survive a power failure."""
+        """Flush all lines to disk, so that they survive a power failure."""
         self._file.sync()
 
 
 @contextmanager
 def open_judgements(path: Path, judging: JudgeRun) -> Iterator[JudgementFile]:
-    """The lines of a judging of the run in a directory; no other process may add meanwhile.
+    """Open the lines of a judge run for appending, locked against other processes.
+
+    Args:
+        path: Directory of the run.
+        judging: The judge run.
+
+    Yields:
+        The open file.
 
     Raises:
-        RunError: another process does, or the file is damaged or cannot be written.
+        RunError: another process has it open, or the file is damaged or cannot be written.
     """
     with open_for_append(path / FOLDER / judging.name / FILE, "judging.lock") as file:
         yield JudgementFile(file, judging.asked.rubric)

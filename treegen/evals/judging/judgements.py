@@ -1,4 +1,4 @@
-"""Judgements as they are stored, read again: what each says, and what it counts."""
+"""Reading of stored judgements: verdicts, and the values that they have under the rubric."""
 
 import math
 from collections import defaultdict
@@ -22,21 +22,22 @@ from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.thinking import get_answer_text
 
 Key = tuple[int, int]
-"""The run and the sample of an answer."""
+"""The number of the run and of the sample of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge said once.
+    """One verdict of a judge on an answer or a pair of answers.
 
-    shown: the (run, sample) of the answer, or of both in the order in which they were shown.
-    verdict: a choice; None if its text has none that can be read. By likelihood, the likeliest.
-    value: what the verdict counts, between the rubric's least and most; by likelihood the expected
-    one. None if it cannot be read.
-    chances: of the choices, where they were asked for by likelihood.
-    mass: the chance that the judge says any of the choices at all, likewise.
-    text: what it wrote after its thinking; empty by likelihood.
-    too_long: whether the prompt was too long for the judge, so that it was not asked.
+    shown: the (run, sample) of the answer, or of both answers in the order of the prompt.
+    verdict: a choice of the rubric; with likelihoods, the likeliest. None if the text has no
+        readable verdict.
+    value: the value of the verdict, between the rubric's least and most; with likelihoods, the
+        expected value. None if the verdict is unreadable.
+    chances: the probabilities of the choices, normalized to 1; empty without likelihoods.
+    mass: the total probability of all choices before normalizing; None without likelihoods.
+    text: the reply of the judge after its reasoning; empty with likelihoods.
+    too_long: whether the prompt was too long for the judge, so that the judge did not run.
     """
 
     problem_id: str
@@ -54,35 +55,35 @@ class Judgement:
 
 @dataclass(frozen=True)
 class JudgementSet:
-    """A judging with its judgements."""
+    """A judge run with its judgements."""
 
     judging: JudgeRun
     judgements: tuple[Judgement, ...]
 
     @cached_property
     def values(self) -> Mapping[tuple[str, Key, int], float]:
-        """What each answer counts by each wording, from 0 (the least) to 1 (the most).
+        """The value of each answer under each wording, from 0 (lowest) to 1 (highest).
 
-        By (problem, answer, wording). Criteria count by their weights. Answers no judgement of
-        which can be read are left out.
+        Keys are (problem, answer, wording). Criteria are averaged by their weights. Answers without
+        a readable judgement are left out.
         """
         return get_cells(self)
 
     @property
     def unreadable(self) -> int:
-        """Judgements that cannot be read."""
-        return sum(each.verdict is None for each in self.judgements)
+        """The number of judgements without a readable verdict."""
+        return sum(judgement.verdict is None for judgement in self.judgements)
 
     def counts(self) -> dict[str, int]:
-        """Return how often each verdict was given; those that cannot be read are `unreadable`."""
-        found = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
-        for each in self.judgements:
-            found["unreadable" if each.verdict is None else each.verdict] += 1
-        return found
+        """Return how often each verdict was given; the key `unreadable` counts the others."""
+        counts = dict.fromkeys((*self.judging.asked.rubric.choices, "unreadable"), 0)
+        for judgement in self.judgements:
+            counts["unreadable" if judgement.verdict is None else judgement.verdict] += 1
+        return counts
 
 
 def read_judged(path: Path) -> list[JudgementSet]:
-    """Return the judgings of the run in a directory, read without a model.
+    """Return the judge runs of the run in a directory; this loads no model.
 
     Raises:
         RunError: a file is damaged.
@@ -97,7 +98,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
     choices, values = list(rubric.choices), list(rubric.choices.values())
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
-        told: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if "choice_logprobs" in record:
             logprobs = record["choice_logprobs"]
             if len(logprobs) != len(choices):
@@ -106,7 +107,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             total = math.fsum(chances)
             chances = [each / total for each in chances]
             best = max(range(len(choices)), key=chances.__getitem__)
-            told = {
+            fields = {
                 "verdict": choices[best],
                 "value": math.fsum(c * v for c, v in zip(chances, values, strict=True)),
                 "chances": tuple(chances),
@@ -115,26 +116,26 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
         else:
             verdict = read_verdict(record, rubric)
             value = None if verdict is None else rubric.choices[verdict]
-            told = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
-            told["too_long"] = bool(record.get(TOO_LONG))
-        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **told)
+            fields = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
+            fields["too_long"] = bool(record.get(TOO_LONG))
+        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **fields)
 
 
 def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
-    """Return what each answer counts by each wording; see `JudgementSet.values`.
+    """Return the value of each answer under each wording; see `JudgementSet.values`.
 
-    Of pairs, the first answer as the runs are numbered is the one that counts: in either order, 1
-    says that it is better. Repeats count as their mean, or as their majority where they were
-    drawn until that was settled.
+    The value of a pair is that of the answer of the run with the lower number: in either order, 1
+    means that this answer is better. Repeats count by their mean, or by their majority if they were
+    drawn until the majority was settled.
     """
-    asked = judged.judging.asked
-    rubric, span = asked.rubric, asked.rubric.most - asked.rubric.least
+    settings = judged.judging.asked
+    rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
     said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
     for each in sorted(judged.judgements, key=lambda each: each.repeat):
         said[each.problem_id, each.shown, each.wording, each.criterion].append(each)
-    found: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
+    weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
     for (problem_id, shown, wording, criterion), mine in said.items():
-        value = _value(mine, decided=asked.decided, choices=rubric.choices)
+        value = _value(mine, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
         value = (value - rubric.least) / span
@@ -142,10 +143,10 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
             value, shown = 1 - value, shown[::-1]
         weight = rubric.criteria[criterion][1] if rubric.criteria else 1.0
         key = shown[0] if len(shown) == 1 else (shown[0][0] * 1000 + shown[1][0], shown[0][1])
-        found[problem_id, key, wording].append((value, weight))
+        weighted_values[problem_id, key, wording].append((value, weight))
     return {
         key: math.fsum(v * w for v, w in mine) / math.fsum(w for _, w in mine)
-        for key, mine in found.items()
+        for key, mine in weighted_values.items()
     }
 
 
@@ -153,26 +154,33 @@ def _value(
     mine: Sequence[Judgement], *, decided: bool, choices: Mapping[str, float]
 ) -> float | None:
     if decided:
-        verdict = majority(each.verdict for each in mine)
+        verdict = majority(judgement.verdict for judgement in mine)
         return None if verdict is None else choices[verdict]
-    values = [each.value for each in mine if each.value is not None]
+    values = [judgement.value for judgement in mine if judgement.value is not None]
     return math.fsum(values) / len(values) if values else None
 
 
 def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
-    """Return judgings in groups that differ in their judge alone: the juries."""
-    found: dict[str, list[JudgementSet]] = {}
-    for each in judged:
-        key = repr((each.judging.asked.identity(), each.judging.runs))
-        found.setdefault(key, []).append(each)
-    return list(found.values())
+    """Return judge runs grouped into juries: judge runs that differ only in their judge."""
+    juries: dict[str, list[JudgementSet]] = {}
+    for judgement_set in judged:
+        key = repr((judgement_set.judging.asked.identity(), judgement_set.judging.runs))
+        juries.setdefault(key, []).append(judgement_set)
+    return list(juries.values())
 
 
 def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str, int], float]:
-    """Return people's labels by (problem, sample), of a JSONL file, from 0 to 1 as values are.
+    """Read labels by people from a JSONL file.
 
     Each line has problem_id, sample_index, and label: a choice of the rubric, or a number between
     its least and most.
+
+    Args:
+        path: The file.
+        rubric_choices: The choices of the rubric and their values.
+
+    Returns:
+        Labels by (problem, sample), scaled to values from 0 to 1.
 
     Raises:
         InputError: a line cannot be used.
@@ -180,7 +188,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
     from treegen.runs.files import parse_json
 
     least, most = min(rubric_choices.values()), max(rubric_choices.values())
-    found: dict[tuple[str, int], float] = {}
+    labels: dict[tuple[str, int], float] = {}
     try:
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
@@ -208,11 +216,11 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
             raise InputError(
                 f"{path}, line {number}: the label {value} must be from {least:g} to {most:g}"
             )
-        if key in found:
+        if key in labels:
             raise InputError(
                 f"{path}, line {number}: that sample has a label already; remove one of the two"
             )
-        found[key] = (value - least) / (most - least)
-    if not found:
+        labels[key] = (value - least) / (most - least)
+    if not labels:
         raise InputError(f"{path} has no label; give one in each line")
-    return found
+    return labels

@@ -1,4 +1,4 @@
-"""Several judges as one: their weighted mean, or what most of them say."""
+"""Combining several judges into one: by the weighted mean or by the majority."""
 
 import math
 from collections import defaultdict
@@ -14,12 +14,24 @@ COMBINES: Final = ("mean", "majority")
 def check_jury(
     num_judges: int, weights: Sequence[float] | None, combine: str
 ) -> tuple[float, ...] | None:
-    """Return the weights; raise InputError for weights or a way to combine that cannot be."""
+    """Check the settings of a jury and return its weights.
+
+    Args:
+        num_judges: Number of judges.
+        weights: A weight above 0 for each judge; None for equal weights.
+        combine: "mean" or "majority".
+
+    Returns:
+        The weights; None for equal weights.
+
+    Raises:
+        InputError: a weight or `combine` is invalid, or is set although there is one judge.
+    """
     if combine not in COMBINES:
         raise InputError(f"combine must be {' or '.join(COMBINES)}, got {combine!r}")
     if num_judges == 1:
-        for name, given in (("weights", weights is not None), ("combine", combine != "mean")):
-            if given:
+        for name, is_set in (("weights", weights is not None), ("combine", combine != "mean")):
+            if is_set:
                 raise InputError(f"{name}= is of several judges; give judge= more than once")
     if weights is None:
         return None
@@ -36,14 +48,19 @@ def check_jury(
 def jury_of(
     rows: Sequence[tuple[Any, ...]], weights: Sequence[float] | None, combine: str
 ) -> list[tuple[float, Any, Any, int, Any]]:
-    """Return the rows of a jury, which is one judge: a value for each answer and wording.
+    """Combine the judges' values into the values of one judge, for each answer and wording.
+
+    If an answer has no readable verdict of a judge, the other judges decide.
 
     Args:
-        rows: (value, problem, answer, number of the judge, wording). An answer that a judge's
-            verdicts on cannot be read is decided by the others.
-        weights: Of the judges; None for equal ones.
-        combine: "mean" takes the weighted mean of values; "majority" 1 where more than half of the
-            weight is on values above a half, 0 where less is, and 0.5 for a tie. See `check_jury`.
+        rows: (value, problem, answer, number of the judge, wording).
+        weights: The weight of each judge; None for equal weights.
+        combine: "mean" is the weighted mean of the values. "majority" is 1 if more than half of the
+            weight is on values above 0.5, 0 if less is, and 0.5 for a tie; a value of 0.5 counts
+            half. See `check_jury`.
+
+    Returns:
+        Rows like the arguments, with judge number 0.
     """
     num = max(row[3] for row in rows) + 1
     of_judge = [1.0] * num if weights is None else [float(weight) for weight in weights]
@@ -52,7 +69,7 @@ def jury_of(
     for value, problem, answer, judge, wording in rows:
         votes[answer, wording].append((value, of_judge[judge]))
         place[answer, wording] = problem, answer, wording
-    found = []
+    combined = []
     for key, mine in votes.items():
         problem, answer, wording = place[key]
         total = math.fsum(weight for _, weight in mine)
@@ -61,8 +78,8 @@ def jury_of(
             value = _vote(votes_for / total)
         else:
             value = math.fsum(v * weight for v, weight in mine) / total
-        found.append((value, problem, answer, 0, wording))
-    return found
+        combined.append((value, problem, answer, 0, wording))
+    return combined
 
 
 def _vote(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The models that judge: looked at before anything is asked of them, and loaded one at a time."""
+"""Judge models: checked before any judging starts, and loaded one at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """A model that is to judge.
+    """A model to judge with.
 
-    engine: how it is, or would be, loaded. fingerprint: of its weights.
-    given: the model, where the caller has loaded it and keeps it.
+    engine: the options with which it is or would be loaded.
+    fingerprint: a hash of its weights.
+    given: the model, if the caller has loaded it and keeps it open.
     """
 
     engine: EngineOptions
@@ -31,11 +32,11 @@ class JudgeModel:
 def resolve_judges(
     judges: "Sequence[str | BaseLLM]", options: Mapping[str, Any]
 ) -> list[JudgeModel]:
-    """Return the judges, checked as far as that takes no weights.
+    """Return the judges, checked as far as possible without loading weights.
 
     Args:
-        judges: Models by directory or name, or loaded ones.
-        options: How models are loaded, by the names of `EngineOptions`.
+        judges: Directories or names of models, or loaded models.
+        options: Options for loading models, by the names of `EngineOptions`.
 
     Raises:
         InputError: an option is wrong, or two judges have the same weights.
@@ -44,7 +45,7 @@ def resolve_judges(
     if not isinstance(options, Mapping):
         raise InputError(f"options must be a mapping of names to values, got {options!r:.60}")
     check_known(options, "options")
-    found: list[JudgeModel] = []
+    resolved: list[JudgeModel] = []
     for each in judges:
         if isinstance(each, str):
             engine = EngineOptions(model=each, **options)
@@ -52,18 +53,18 @@ def resolve_judges(
             judge = JudgeModel(engine, weights_fingerprint(engine))
         else:
             judge = JudgeModel(each.facts.engine, each.fingerprint, each)
-        if any(judge.fingerprint == other.fingerprint for other in found):
+        if any(judge.fingerprint == other.fingerprint for other in resolved):
             raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
-        found.append(judge)
-    return found
+        resolved.append(judge)
+    return resolved
 
 
 @dataclass(slots=True)
 class JudgeLoader(Closeable):
-    """Loads judges where they are needed; the last one stays loaded until another one is.
+    """Loads judges when they are needed; a judge stays loaded until another one is requested.
 
-    sampler: the model that has drawn the samples, if it is still loaded. It judges too if it is
-    asked to, and else gives its memory back first.
+    sampler: the model that has drawn the samples, if it is still loaded. It is reused if it is also
+        the judge; otherwise it is closed before a judge is loaded.
     """
 
     sampler: ModelLoader | None = None
@@ -71,7 +72,11 @@ class JudgeLoader(Closeable):
     _judge: JudgeModel | None = field(default=None, init=False)
 
     def get(self, judge: JudgeModel, listener: Listener) -> "BaseLLM":
-        """Return a judge, loaded; raises ModelError if it cannot be."""
+        """Return the loaded model of a judge.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+        """
         if judge.given is not None:
             return judge.given
         if self.sampler is not None:
@@ -86,7 +91,7 @@ class JudgeLoader(Closeable):
         return self._loaded
 
     def close(self) -> None:
-        """Give back the memory of what was loaded here."""
+        """Close the judge that was loaded here, and free its memory."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()

@@ -1,4 +1,4 @@
-"""The scores of official graders for judgings whose rubrics have their readers, as tables."""
+"""Tables of the official SimpleQA and MT-Bench scores, for judge runs with their readers."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,44 +16,47 @@ from treegen.evals.statistics.tables import Cell, Table
 
 
 def official_tables(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    """Return the scores of SimpleQA or MT-Bench as tables, and as JSON holds them.
+    """Return the scores of SimpleQA or MT-Bench as tables, and as an object for JSON.
 
-    Both are empty for rubrics with another reader.
+    Both are empty if the rubric has another reader or no judgement has a text.
     """
     make = {"simpleqa": _simpleqa, "mt-bench": _ratings, "mt-bench-pair": _games}
     reader = judged[0].judging.asked.rubric.reader
-    asked = [each for each in judged if _texts(each)]
-    return make[reader](asked) if reader in make and asked else ([], {})
+    with_texts = [judge_run for judge_run in judged if _texts(judge_run)]
+    return make[reader](with_texts) if reader in make and with_texts else ([], {})
 
 
 def _texts(judged: JudgementSet) -> list[str]:
-    return [each.text for each in judged.judgements if not each.too_long]
+    return [judgement.text for judgement in judged.judgements if not judgement.too_long]
 
 
 def _simpleqa(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    found = {each.judging.name: simpleqa_scores(_texts(each)) for each in judged}
-    names = next(iter(found.values()))
+    scores = {judge_run.judging.name: simpleqa_scores(_texts(judge_run)) for judge_run in judged}
+    names = next(iter(scores.values()))
     table = Table(
         "SimpleQA's scores",
         ("Judge", *(name.removeprefix("is_").replace("_", " ") for name in names)),
-        tuple((each.judging.judge, *found[each.judging.name].values()) for each in judged),
+        tuple(
+            (judge_run.judging.judge, *scores[judge_run.judging.name].values())
+            for judge_run in judged
+        ),
     )
-    return [table], {"simpleqa": found}
+    return [table], {"simpleqa": scores}
 
 
 def _ratings(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
-    """Each run is a model of one turn."""
-    found = {
+    """Return the average MT-Bench rating by each judge, with all texts as first turns."""
+    ratings = {
         each.judging.name: mt_bench_scores([("", 1, text) for text in _texts(each)])[""]["average"]
         for each in judged
     }
-    rows = tuple((each.judging.judge, found[each.judging.name]) for each in judged)
-    return [Table("MT-Bench's score", ("Judge", "Average rating"), rows)], {"mt_bench": found}
+    rows = tuple((each.judging.judge, ratings[each.judging.name]) for each in judged)
+    return [Table("MT-Bench's score", ("Judge", "Average rating"), rows)], {"mt_bench": ratings}
 
 
 def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
     runs = [str(each["path"]) for each in judged[0].judging.runs]
-    found: dict[str, Any] = {}
+    scores_of: dict[str, Any] = {}
     rows: list[tuple[Cell, ...]] = []
     for each in judged:
         texts: dict[Any, dict[bool, str]] = defaultdict(dict)
@@ -61,7 +64,7 @@ def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]
             swapped = one.shown[0] > one.shown[1]
             pair = one.shown[::-1] if swapped else one.shown
             texts[pair, one.problem_id, one.wording, one.repeat][swapped] = one.text
-        scores = found[each.judging.name] = mt_bench_pairs(
+        scores = scores_of[each.judging.name] = mt_bench_pairs(
             [
                 Game(runs[pair[0][0]], runs[pair[1][0]], both[False], both[True])
                 for (pair, *_), both in texts.items()
@@ -74,4 +77,4 @@ def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]
             if run in scores
         ]
     head = ("Judge", "Run", "Win", "Loss", "Tie", "Win rate", "Loss rate", "Adjusted win rate")
-    return [Table("MT-Bench's wins", head, tuple(rows))], {"mt_bench_pairs": found}
+    return [Table("MT-Bench's wins", head, tuple(rows))], {"mt_bench_pairs": scores_of}

@@ -1,4 +1,4 @@
-"""Judgings of pairs: which run is stronger, and what the order of the answers does."""
+"""Results of judging pairs: the strength of each run, and the effect of the order of answers."""
 
 import math
 from collections import defaultdict
@@ -20,7 +20,12 @@ from treegen.evals.statistics.tables import Cell, Table
 
 @dataclass(frozen=True)
 class Pairs:
-    """How runs fare in pairs. runs: their paths. strengths: of each, in their order."""
+    """Results of runs in pairwise comparison.
+
+    runs: the paths of the runs.
+    strengths: the strength of each run, in the order of `runs`.
+    position: the effect of the order of the answers.
+    """
 
     runs: tuple[str, ...]
     strengths: tuple[Strength, ...]
@@ -28,7 +33,7 @@ class Pairs:
 
     @property
     def table(self) -> Table:
-        """Return the strengths as a table."""
+        """The strengths as a table, strongest run first."""
         rows = sorted(zip(self.runs, self.strengths, strict=True), key=lambda row: -row[1].value)
         return Table(
             "Strength by Bradley and Terry (natural logarithm of odds)",
@@ -37,7 +42,7 @@ class Pairs:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the results as plain dicts and lists."""
         return {
             "strengths": [
                 {"run": run, **asdict(s)} for run, s in zip(self.runs, self.strengths, strict=True)
@@ -47,10 +52,13 @@ class Pairs:
 
 
 def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
-    """Return how runs fare in pairs by some judges.
+    """Return the results of runs in pairwise comparison by a jury.
 
-    A pair's result is the mean of both orders, over wordings, judges and repeats. A pair that was
-    judged in one order alone is left out.
+    The result of a pair is the mean of both orders, each averaged over wordings, judges and
+    repeats. A pair that was judged in only one order is left out.
+
+    Args:
+        judged: Judge runs that differ only in their judge.
 
     Raises:
         InputError: no pair has readable verdicts in both orders.
@@ -82,7 +90,7 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
 
 
 def _ends(strength: Strength) -> tuple[Cell, Cell]:
-    """Return the ends of an interval; a word where it has none."""
+    """Return the ends of an interval; "no end" for an end at infinity."""
     return (
         "no end" if strength.low is None else strength.low,
         "no end" if strength.high is None else strength.high,
@@ -90,7 +98,7 @@ def _ends(strength: Strength) -> tuple[Cell, Cell]:
 
 
 def order_table(position: PositionBias) -> Table:
-    """Return what the order of the answers does, as a table."""
+    """Return the effect of the order of the answers as a table."""
     return Table(
         f"Order of the answers, in {position.pairs:,} pairs",
         ("", "Share", "Low", "High"),

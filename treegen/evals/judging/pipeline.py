@@ -1,4 +1,4 @@
-"""Judging a run from what is asked for to stored judgements: what `treegen judge` does."""
+"""Judging of runs, from settings to stored judgements: the work of `treegen judge`."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -29,10 +29,12 @@ from treegen.runs import RunDir
 
 @dataclass(slots=True)
 class JudgeResult:
-    """What judging a run came to.
+    """The result of judging a run.
 
-    judged: the judgings that were asked for. answers: what was judged.
-    done, planned: judgements. work: by judge, what it computed now.
+    judged: the judge runs, one for each judge that was reached.
+    answers: the judged answers.
+    done, planned: numbers of judgements that are stored, and that are stored once judging is done.
+    work: what each judge computed in this call, by the name of the judge run.
     """
 
     judged: list[JudgementSet]
@@ -44,7 +46,7 @@ class JudgeResult:
 
 @dataclass(frozen=True)
 class OpenRuns:
-    """Runs whose answers are judged, open to read, the one that judgements are stored in first."""
+    """Runs whose answers are judged, open for reading; the first one stores the judgements."""
 
     runs: tuple[RunDir, ...]
     jobs: tuple[Job, ...]
@@ -55,11 +57,13 @@ def open_runs(paths: Sequence[Path], asked: Mapping[str, Any], stack: ExitStack)
     """Open runs of the same problems, and read their answers.
 
     Args:
-        asked: Where the problems are now, and whose code may run; see `OpenRunOptions` of evals.
+        paths: Directories of the runs. The first run stores the judgements.
+        asked: Where the problems are now, and whether task code may run; see `OpenRunOptions`.
+        stack: Closes the runs.
 
     Raises:
-        RunError: there is no run, or one is damaged.
-        InputError: the problems cannot be read, or are not the same, or a run is named twice.
+        RunError: a directory has no run, or a run is damaged.
+        InputError: the problems cannot be read, or differ between runs, or a run is named twice.
     """
     real = [path.resolve() for path in paths]
     if len(set(real)) < len(real):
@@ -77,15 +81,19 @@ def judge_all(
     follow: Follow,
     listener: Listener,
 ) -> JudgeResult:
-    """Judge what is not judged, by one judge after another; nothing is judged twice.
+    """Judge the answers of runs by one judge after another; stored judgements are not repeated.
 
     Args:
-        judges: See `resolve_judges`.
-        models: Loads one if something lacks.
+        found: The open runs.
+        judges: The judges, from `resolve_judges`.
+        models: Loads a judge if any of its judgements is missing.
+        asked: Settings of judging.
+        follow: Runs the steps of a judge, and shows their progress.
+        listener: Receives warnings.
 
     Raises:
-        InputError: the rubric is not for these runs.
-        TreegenError: as for the model, and the folder of the run.
+        InputError: the rubric does not fit these runs.
+        TreegenError: a judge cannot be loaded or run, or the folder of the run cannot be written.
     """
     if asked.rubric.pairs != (len(found.runs) > 1):
         raise InputError(
@@ -119,6 +127,15 @@ def judge_all(
                     judging: Any = judging,
                     work: JudgeUsage = work,
                 ) -> Iterator[tuple[int, int]]:
+                    """Run the judge on the missing judgements.
+
+                    Args:
+                        stop: Polled after every step; true ends the iteration.
+                        lines: Bound here, because the loop rebinds it.
+                        llm: Bound here.
+                        judging: Bound here.
+                        work: Bound here.
+                    """
                     return run_judge(judging, found.answers, lines, llm, work, stop)
 
                 done, planned = follow(steps, "judgements")
@@ -131,40 +148,42 @@ def judge_all(
 
 
 def load_juries(path: Path) -> list[list[JudgementSet]]:
-    """Return the judgings of a run in groups that differ in their judge alone, without a model."""
+    """Return the judge runs of a run, grouped into juries; this loads no model."""
     return [group for group in group_juries(read_judged(path)) if any(g.judgements for g in group)]
 
 
 def progress_of(
     path: Path, judging: JudgeRun, samples: Iterable[tuple[str, int]]
 ) -> tuple[int, int]:
-    """Return how many judgements of a stored judging there are, and how many there are to be.
+    """Return the numbers of stored and of planned judgements of a stored judge run.
 
     Args:
-        path: the directory of the run.
-        judging: the judging, whose answers are of that run alone.
-        samples: the problem and the index of each sample of the run.
+        path: Directory of the run.
+        judging: The judge run; it must judge answers of that run only.
+        samples: (problem, index) of each sample of the run.
     """
-    asked, there = judging.asked, set(samples)
-    num_criteria = max(1, len(asked.rubric.criteria))
-    done, planned = 0, len(there) * asked.wordings * num_criteria * asked.repeats
+    settings, there = judging.asked, set(samples)
+    num_criteria = max(1, len(settings.rubric.criteria))
+    done, planned = 0, len(there) * settings.wordings * num_criteria * settings.repeats
     known: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
     for record in read_records(path, judging.name):
         shown, wording, criterion, repeat = get_slot(record)
-        is_asked = wording < asked.wordings and criterion < num_criteria and repeat < asked.repeats
+        is_asked = (
+            wording < settings.wordings and criterion < num_criteria and repeat < settings.repeats
+        )
         if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
-            verdict = read_verdict(record, asked.rubric) if asked.decided else None
+            verdict = read_verdict(record, settings.rubric) if settings.decided else None
             known[record["problem_id"], shown, wording, criterion][repeat] = verdict
     for verdicts in known.values():
-        left = asked.repeats - len(verdicts)
+        left = settings.repeats - len(verdicts)
         done += len(verdicts)
-        if asked.decided and is_settled(verdicts.values(), left):
+        if settings.decided and is_settled(verdicts.values(), left):
             planned -= left
     return done, planned
 
 
 def _check_references(asked: JudgeSettings, answers: AnswerSet) -> None:
-    """Refuse the rubric that needs references where there are none; others may do without."""
+    """Raise InputError if a built-in rubric needs references and a problem has none."""
     lacking = [problem for problem, text in answers.references.items() if not text]
     if lacking and asked.rubric.name in ("correctness", "simpleqa"):
         raise InputError(

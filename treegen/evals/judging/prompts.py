@@ -1,7 +1,8 @@
-"""The prompts of a judging: for each answer, or pair of answers, each wording and each criterion.
+"""Prompts of a judge run: one for each answer or pair of answers, wording and criterion.
 
-They are flat. What they share is found in their tokens: the rubric by all prompts of a wording, the
-question by those of a problem, the answer by its criteria, the whole prompt by its repeats.
+Prompts are flat texts; treegen finds their shared prefixes in the tokens. All prompts of a wording
+share the rubric, those of a problem the question, those of an answer's criteria the answer, and
+repeats the whole prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,9 @@ from treegen.runs import RunDir
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """What one prompt is about.
+    """The answers, wording and criterion of one prompt.
 
-    shown: the (run, sample) of each answer, in the order in which they are shown.
+    shown: the (run, sample) of each answer, in the order in which the prompt shows them.
     """
 
     problem_id: str
@@ -32,26 +33,32 @@ class JudgedCase:
 
     @property
     def id(self) -> str:
-        """The name of its prompt, by which it draws."""
+        """The id of the prompt, from which its random draws follow."""
         about = "-".join(f"{run}:{index}" for run, index in self.shown)
         return f"{self.problem_id}/{about}/{self.wording}/{self.criterion}"
 
     def slot(self, repeat: int) -> Slot:
-        """Return what names one judgement."""
+        """Return the slot of one judgement of this prompt."""
         return self.shown, self.wording, self.criterion, repeat
 
 
 class AnswerSet:
-    """The answers of runs of the same problems, and what was asked.
+    """The answers of runs of the same problems, with questions and references.
 
-    questions, references: by problem. names: of the runs. texts: by problem, of each (run, sample).
+    questions, references, groups: the question, reference and group of each problem, by id.
+    names: the names of the runs.
+    texts: the text of each answer, by problem and (run, sample).
     """
 
     def __init__(self, jobs: Sequence[Job], runs: Sequence[RunDir]) -> None:
-        """Read the samples of runs; what a sample thinks is no part of its answer.
+        """Read the samples of runs; the reasoning of a sample is not part of its answer.
+
+        Args:
+            jobs: The job of each run.
+            runs: The runs, open for reading.
 
         Raises:
-            InputError: there is no sample, or the runs are of other problems.
+            InputError: there is no sample, or the runs have different problems.
         """
         problems = jobs[0].data.problems
         self.questions = {problem.id: problem.question for problem in problems}
@@ -71,15 +78,18 @@ class AnswerSet:
             raise InputError(f"{runs[0].path} has no sample to judge; finish the run first")
 
     def all(self) -> Iterator[tuple[str, int, str]]:
-        """Yield problem, sample and text of each answer; the problem names runs but the first."""
+        """Yield (problem, sample, text) of each answer.
+
+        The problem text also names the run, except for the first run.
+        """
         for problem_id, texts in self.texts.items():
             for (run, index), text in sorted(texts.items()):
                 yield f"{problem_id} in {self.names[run]}" if run else problem_id, index, text
 
     def iterate_shown(self, *, pairs: bool) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-        """Yield each problem with what is judged at once, an answer or a pair in either order.
+        """Yield (problem, shown answers) of each prompt: one answer, or a pair in either order.
 
-        Samples of one index make a pair, so that each is in as many pairs as any other.
+        A pair consists of samples with the same index, so each sample is in equally many pairs.
         """
         for problem_id, texts in self.texts.items():
             if not pairs:
@@ -95,13 +105,13 @@ class AnswerSet:
 
 
 def cases_of(answers: AnswerSet, judging: JudgeRun) -> list[JudgedCase]:
-    """Return all that a judging asks, prompts that share most beside each other."""
-    asked = judging.asked
-    criteria = range(max(1, len(asked.rubric.criteria)))
+    """Return all prompts of a judge run, ordered so that neighbours share long prefixes."""
+    settings = judging.asked
+    criteria = range(max(1, len(settings.rubric.criteria)))
     return [
         JudgedCase(problem_id, shown, wording, criterion)
-        for wording in range(asked.wordings)
-        for problem_id, shown in answers.iterate_shown(pairs=asked.rubric.pairs)
+        for wording in range(settings.wordings)
+        for problem_id, shown in answers.iterate_shown(pairs=settings.rubric.pairs)
         for criterion in criteria
     ]
 
@@ -109,10 +119,13 @@ def cases_of(answers: AnswerSet, judging: JudgeRun) -> list[JudgedCase]:
 def prompt_of(
     case: JudgedCase, answers: AnswerSet, judging: JudgeRun, special: Sequence[str]
 ) -> tuple[str, str]:
-    """Return the system turn and the user turn of a case.
+    """Return the system turn and the user turn of a prompt.
 
     Args:
-        special: The special tokens of the judge's tokenizer, which no answer may forge.
+        case: The answers, wording and criterion of the prompt.
+        answers: The answers, questions and references of the runs.
+        judging: The judge run.
+        special: Special tokens of the judge's tokenizer, which no answer may forge.
     """
     rubric = judging.asked.rubric
     texts = [
@@ -134,7 +147,13 @@ def prompt_of(
 def build_content(
     turns: tuple[str, str], *, chat: bool, lead: str
 ) -> str | list[Mapping[str, Any]]:
-    """Return a prompt as a node takes it. lead: what the reply begins with, without chat."""
+    """Return a prompt as the content of a node: a text, or messages with a chat template.
+
+    Args:
+        turns: The system turn and the user turn; the system turn may be empty.
+        chat: Whether to return messages.
+        lead: Text with which the reply begins; used only without chat.
+    """
     system, user = turns
     if not chat:
         return f"{system}\n\n{user}{lead}" if system else f"{user}{lead}"

@@ -1,8 +1,8 @@
-"""Scores of two graders that others publish, from the texts that a judge has written.
+"""Scores of two published graders, computed from the texts that a judge wrote.
 
-They are what the graders' own scripts make of the same texts, faults included. The tests compare
-them with the scripts where these are at hand. How a text is read is in
-`treegen.evals.judging.readers`.
+The scores equal those of the published scripts on the same texts, including their faults. The tests
+compare them with the scripts if these are available. `treegen.evals.judging.readers` reads the
+texts.
 
 - SimpleQA: openai/simple-evals, simpleqa_eval.py.
 - MT-Bench: lm-sys/FastChat, fastchat/llm_judge/common.py, gen_judgment.py and show_result.py.
@@ -20,11 +20,15 @@ from treegen.evals.judging.readers import mt_bench, mt_bench_pair, simpleqa
 
 @check_argument_types
 def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
-    """Return SimpleQA's scores of the grader's replies, one for each question.
+    """Return SimpleQA's scores from the grader's replies.
 
-    is_correct, is_incorrect, is_not_attempted, is_given_attempted: shares of all questions.
-    accuracy_given_attempted: of those that were attempted; f1: the harmonic mean of it and of
-    is_correct. Both are 0 where they are not defined.
+    Args:
+        texts: The reply for each question.
+
+    Returns:
+        The scores by name. is_correct, is_incorrect, is_not_attempted and is_given_attempted are
+        shares of all questions. accuracy_given_attempted is the accuracy on attempted questions,
+        and f1 the harmonic mean of it and is_correct; both are 0 if undefined.
 
     Raises:
         InputError: there is no text.
@@ -48,25 +52,29 @@ def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
 
 @check_argument_types
 def mt_bench_rating(text: str) -> float:
-    """Return the rating that MT-Bench reads in a judgement of one answer; -1 if it has none."""
-    found = mt_bench(text, ())
-    return -1.0 if found is None else float(found)
+    """Return the rating that MT-Bench reads in a judgement of one answer; -1 without a rating."""
+    rating = mt_bench(text, ())
+    return -1.0 if rating is None else float(rating)
 
 
 @check_argument_types
 def mt_bench_scores(
     judged: Sequence[tuple[str, int, str]],
 ) -> dict[str, dict[str, float | None]]:
-    """Return MT-Bench's scores of models: of the first turn, the second turn, and on average.
+    """Return MT-Bench's scores of each model: first turn, second turn and average.
+
+    The average is over all judgements, so turns with more ratings weigh more, as in show_result.py.
 
     Args:
-        judged: (model, turn, text) of each judgement. A text without a rating counts in no mean.
-            The average is over all judgements, so turns with more ratings weigh more, as in
-            show_result.py.
+        judged: (model, turn, text) of each judgement. A text without a rating is left out of all
+            means.
+
+    Returns:
+        Scores by model and name ("first", "second", "average"); None without ratings.
     """
     ratings: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for model, turn, text in judged:
-        ratings[model]  # a model without a rating is listed too
+        ratings[model]  # creates the entry, so that models without a rating are listed too
         if (rating := mt_bench_rating(text)) != -1:
             ratings[model][turn].append(rating)
     return {
@@ -81,7 +89,11 @@ def mt_bench_scores(
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A pair of answers that was judged twice. first: with model_1 as A. second: with it as B."""
+    """A pair of answers that was judged in both orders.
+
+    first: the judgement with model_1 as A.
+    second: the judgement with model_1 as B.
+    """
 
     model_1: str
     model_2: str
@@ -93,13 +105,18 @@ class Game:
 def mt_bench_pairs(
     games: Sequence[Game], baseline: str | None = None
 ) -> dict[str, Mapping[str, float]]:
-    """Return MT-Bench's pairwise scores of models: win, loss and tie, and their rates.
+    """Return MT-Bench's pairwise scores of models: wins, losses, ties and their rates.
 
-    A pair counts as a win if both orders agree, and else as a tie; it is left out if a text has no
-    verdict. win_rate_adjusted counts a tie as half a win.
+    A pair counts as a win or loss if both orders agree, and otherwise as a tie. It is left out if
+    either text has no verdict. win_rate_adjusted counts a tie as half a win.
 
     Args:
-        baseline: Count only pairs with this model, and leave it out of the result.
+        games: The judged pairs.
+        baseline: Count only pairs with this model, and leave it out of the result; None counts all
+            pairs.
+
+    Returns:
+        Scores by model and name.
     """
     counts: dict[str, dict[str, float]] = {}
     for game in games:

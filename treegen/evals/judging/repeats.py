@@ -1,4 +1,4 @@
-"""Which judgements are due: all repeats, or as many as settle the majority among all of them."""
+"""Scheduling of repeats: all of them, or as many as settle the majority among all."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -11,16 +11,22 @@ Verdict = str | None
 
 
 class RepeatScheduler:
-    """The verdicts of each case, as far as they are known.
+    """Keeps the known verdicts of each case, and decides which repeats to draw next.
 
-    done, planned: judgements that are stored, and those that there are to be in the end; a case
-    that is settled takes no more than it has.
+    done: number of stored judgements.
+    planned: number of judgements at the end; a settled case gets no further ones.
     """
 
     def __init__(
         self, asked: JudgeSettings, cases: Sequence[JudgedCase], lines: JudgementFile
     ) -> None:
-        """Take the verdicts that are stored."""
+        """Read the stored verdicts.
+
+        Args:
+            asked: Settings of judging.
+            cases: All prompts of the judge run.
+            lines: The stored judgements.
+        """
         self._asked, self._cases = asked, cases
         self._known: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
         self._dealt: dict[str, set[int]] = {}
@@ -39,15 +45,21 @@ class RepeatScheduler:
 
     @property
     def left(self) -> int:
-        """Judgements that lack, if nothing more is settled early."""
+        """The number of missing judgements, if no further case is settled early."""
         return self.planned - self.done
 
     def lacks(self, case: JudgedCase) -> bool:
-        """Whether more of a case is to be drawn."""
+        """Return whether a case needs further judgements."""
         return not self._is_decided(case)
 
     def add(self, case: JudgedCase, repeat: int, verdict: Verdict) -> None:
-        """Take the verdict of a judgement that has been stored."""
+        """Record the verdict of a judgement that has been stored.
+
+        Args:
+            case: The prompt.
+            repeat: Number of the repeat.
+            verdict: The verdict; None if it is unreadable or has no choice (likelihoods).
+        """
         self._known[case.id][repeat] = verdict
         self.done += 1
         if self._is_decided(case):
@@ -57,26 +69,30 @@ class RepeatScheduler:
             self._touched[case.id] = case
 
     def take_due(self) -> list[tuple[JudgedCase, list[int]]]:
-        """Return what is to be drawn now, and take it as begun."""
-        found = []
+        """Return the judgements to draw next, and mark them as started.
+
+        Returns:
+            (case, repeats) pairs.
+        """
+        due = []
         for case in self._touched.values():
             begun = self._dealt.setdefault(case.id, set())
             known = self._known[case.id]
             if len(begun - known.keys()):
-                continue  # what is under way may settle it
+                continue  # repeats that are being drawn may settle the case
             missing = [i for i in range(self._asked.repeats) if i not in known]
             count = self._next(known) if self._asked.decided else len(missing)
             begun.update(missing[:count])
             if missing[:count]:
-                found.append((case, missing[:count]))
+                due.append((case, missing[:count]))
         self._touched = {}
-        return found
+        return due
 
     def _waiting(self, case: JudgedCase) -> dict[int, Verdict]:
         return dict.fromkeys(self._dealt.get(case.id, ()))
 
     def _next(self, known: dict[int, Verdict]) -> int:
-        """Return the fewest further verdicts that could settle a case."""
+        """Return the smallest number of further verdicts that could settle a case."""
         ranked = _sort_counts(known.values())
         lead = ranked[0] if ranked else 0
         second = ranked[1] if len(ranked) > 1 else 0
@@ -91,18 +107,22 @@ class RepeatScheduler:
 
 
 def is_settled(verdicts: Collection[Verdict], left: int) -> bool:
-    """Return whether the verdict that leads is ahead of any other whatever `left` more say.
+    """Return whether the leading verdict stays ahead whatever the remaining verdicts are.
 
-    Unreadable ones are a category as any other here, so that nothing is settled by their absence.
+    Unreadable verdicts are a category like any other, so that leaving them out settles nothing.
+
+    Args:
+        verdicts: The known verdicts.
+        left: Number of remaining verdicts.
     """
     ranked = _sort_counts(verdicts)
     return bool(ranked) and ranked[0] > (ranked[1] if len(ranked) > 1 else 0) + left
 
 
 def majority(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the one verdict that was given most often; None if it is unreadable, or there is none.
+    """Return the most frequent verdict; None if this is "unreadable" or there are no verdicts.
 
-    Of several, it is the one that was given first.
+    In a tie, the verdict that was given first wins.
     """
     counts = Counter(verdicts)
     return counts.most_common(1)[0][0] if counts else None

@@ -1,7 +1,7 @@
-"""Rubrics: what a judge is told, and what its verdicts count.
+"""Rubrics: instructions for a judge, its possible verdicts, and the value of each verdict.
 
-A rubric is a YAML file, or a Jinja file that sets `choices`. Each wording says the same in other
-words. Criteria are judged one by one below what all of them share.
+A rubric is a YAML file, or a Jinja file that sets `choices`. Its wordings express the same
+instructions in different words. Criteria are judged one by one, below the text that they share.
 """
 
 import hashlib
@@ -24,25 +24,26 @@ from treegen.evals.judging.templates import FIELDS, RubricTemplate, check_fields
 
 BUILT_IN: Final = ("correctness", "rating", "pairwise", "simpleqa")
 LEAD: Final = "Verdict:"
-"""What stands before a verdict."""
-# What the package raises beside its own errors, such as for a date in month 13.
+"""The text before a verdict."""
+# Errors that the yaml package raises in addition to its own, such as for a date in month 13.
 _YAML_RAISES: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
-_MOST: Final = 1_000_000  # bytes of a file
+_MOST: Final = 1_000_000  # maximum bytes of a file
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """What judges are told.
+    """Instructions for judges, and the values of verdicts.
 
-    name: what reports call it.
-    choices: the verdicts, and the number that each counts.
-    wordings: Jinja texts that say the same in other words.
-    criteria: what is judged one by one, with weights; empty if an answer is judged as a whole.
-    reader: how verdicts are read out of texts, one of `READERS`.
-    pairs: whether two answers are compared; then the first choice is for the first answer, the
-    second for the second, and a third is a tie.
-    system: a system turn for judges with a chat template; else it comes first.
+    name: the name in reports.
+    choices: the possible verdicts, and the value of each.
+    wordings: Jinja templates that express the same instructions in different words.
+    criteria: (text, weight) of each criterion that is judged separately; empty if an answer is
+        judged as a whole.
+    reader: the name of the function that reads verdicts in texts; see `READERS`.
+    pairs: whether two answers are compared. The first choice then means that the first answer is
+        better, the second choice that the second answer is, and a third choice is a tie.
+    system: a system turn for judges with a chat template; without one it precedes the prompt.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Rubric:
 
     @cached_property
     def templates(self) -> tuple[RubricTemplate, ...]:
-        """The wordings, compiled."""
+        """The compiled templates of the wordings."""
         number = len(self.wordings)
         return tuple(
             RubricTemplate(text, f"wording {i + 1} of {number} of the rubric {self.name}")
@@ -69,50 +70,58 @@ class Rubric:
 
     @property
     def least(self) -> float:
-        """The least number that a verdict counts."""
+        """The smallest value of a verdict."""
         return min(self.choices.values())
 
     @property
     def most(self) -> float:
-        """The greatest number that a verdict counts."""
+        """The largest value of a verdict."""
         return max(self.choices.values())
 
     @property
     def has_own_form(self) -> bool:
-        """Whether the wordings themselves say how a verdict is to be written."""
+        """Whether the wordings themselves define the format of a verdict."""
         return self.reader != "last-line"
 
     def ending(self, *, reasons: bool) -> str:
-        """Return how a prompt ends. reasons: whether the judge writes them before its verdict."""
+        """Return the end of a prompt, which defines the format of the verdict.
+
+        Args:
+            reasons: Whether the judge writes its reasons before the verdict.
+        """
         if self.has_own_form:
             return ""
-        told = ", ".join(self.choices)
+        choices = ", ".join(self.choices)
         if reasons:
             return (
                 "\n\nGive your reasons first, in a few sentences. End with a line of its own: "
-                f'"{LEAD} X", where X is one of {told}.'
+                f'"{LEAD} X", where X is one of {choices}.'
             )
-        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {told}.'
+        return f'\n\nReply with "{LEAD} X" and nothing else, where X is one of {choices}.'
 
     def read(self, text: str) -> str | None:
-        """Return the verdict of a text; None if it has none that counts."""
-        found = READERS[self.reader](text, tuple(self.choices))
-        if found in self.choices:
-            return found
-        # A rating may be written in another way, such as 7.0 for 7.
-        number = _number(found)
+        """Return the verdict in a text; None if the text has none of the choices."""
+        verdict = READERS[self.reader](text, tuple(self.choices))
+        if verdict in self.choices:
+            return verdict
+        # A rating may be written differently, such as 7.0 for 7.
+        number = _number(verdict)
         same = [
             choice for choice in self.choices if number is not None and number == _number(choice)
         ]
         return same[0] if same else None
 
     def describe_misplaced(self, num_wordings: int) -> list[str]:
-        """Return a sentence for each wording in which fields stand where they share little."""
-        found = [template.find_misplaced() for template in self.templates[:num_wordings]]
-        return [told for told in found if told]
+        """Return a sentence for each wording whose order of fields makes prompts share little.
+
+        Args:
+            num_wordings: Number of wordings to check, from the first.
+        """
+        sentences = [template.find_misplaced() for template in self.templates[:num_wordings]]
+        return [sentence for sentence in sentences if sentence]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a file holds; `of_json` reads it."""
+        """Return the rubric as a mapping like that of a file; `of_json` reads it."""
         return {
             "name": self.name,
             "choices": dict(self.choices),
@@ -125,16 +134,20 @@ class Rubric:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that judgements depend on; the wordings that are used count apart."""
+        """A hash of the rubric; the number of used wordings is not part of it."""
         content = json.dumps(self.to_json(), sort_keys=True).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
-    """Return a built-in rubric by name, that of a .yaml, .yml, .jinja or .j2 file, or of a mapping.
+    """Load a rubric.
+
+    Args:
+        name: The name of a built-in rubric, a .yaml, .yml, .jinja or .j2 file, a mapping with the
+            keys of a file, or a rubric, which is returned unchanged.
 
     Raises:
-        InputError: there is none, or it cannot be used.
+        InputError: there is no such rubric, or it cannot be used.
     """
     if isinstance(name, Rubric):
         return name
@@ -166,17 +179,21 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
 
 
 def of_json(found: Mapping[str, Any], name: str) -> Rubric:
-    """Return the rubric of a mapping, as a file has it. name: if the mapping has none.
+    """Return the rubric of a mapping with the keys of a file.
+
+    Args:
+        found: The mapping.
+        name: Name of the rubric if the mapping has none; also used in error messages.
 
     Raises:
-        InputError: a key is not known, or a value cannot be used.
+        InputError: a key is unknown, or a value cannot be used.
     """
     try:
         return _of_json(found, name)
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
-        # Such as a list for a word, or a number with thousands of digits.
+        # For example, a list instead of a word, or a number with thousands of digits.
         raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
 
 
@@ -189,7 +206,7 @@ def _of_json(found: Mapping[str, Any], name: str) -> Rubric:
             raise InputError(f"{name} has the key {key!r}{hint}; known: {', '.join(_KEYS)}")
     choices, wordings = found.get("choices"), found.get("wordings")
     if isinstance(choices, Sequence) and not isinstance(choices, str):
-        choices = {each: each for each in choices}  # numbers stand for themselves
+        choices = {each: each for each in choices}  # the value of each number is the number itself
     if not isinstance(choices, Mapping) or len(choices) < 2:
         raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
     if isinstance(wordings, str):
@@ -242,21 +259,21 @@ def _yaml(text: str, name: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, *_YAML_RAISES) as error:
-        told = " ".join(str(error).split())[:500] or type(error).__name__
-        raise InputError(f"{name} is no YAML that can be read: {told}; mend the line") from None
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise InputError(f"{name} is no YAML that can be read: {reason}; mend the line") from None
 
 
 def _set_in(text: str, name: str) -> dict[str, Any]:
-    """Return what a Jinja file sets of a rubric's keys, as `{% set choices = ... %}` does."""
+    """Return the keys of a rubric that a Jinja file sets, as in `{% set choices = ... %}`."""
     try:
-        found = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
+        values = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
     except TemplateError as error:
         raise InputError(f"{name} is no template that can be filled in: {error}; mend it") from None
-    if "choices" not in found:
+    if "choices" not in values:
         raise InputError(
             f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'
         )
-    return found
+    return values
 
 
 def _word(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Asking a judge for what a judging lacks; each judgement is stored as it comes."""
+"""Running a judge on the missing judgements of a judge run; each is stored as it arrives."""
 
 import hashlib
 import math
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], object]
 _LEAD: Final = f"\n\n{LEAD}"
-_TEMPLATE: Final = 512  # tokens that a chat template adds at most, for a first look at lengths
+_TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompts in length checks
 
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What a judge has computed. distinct: tokens of its prompts, those that they share once."""
+    """Tokens that a judge has computed.
+
+    distinct: tokens of its prompts, with tokens of shared prefixes counted once.
+    """
 
     prompt_tokens_computed: int = 0
     prompt_tokens_unshared: int = 0
@@ -39,7 +42,12 @@ class JudgeUsage:
     distinct: int = 0
 
     def take(self, usage: "Usage", distinct: int) -> None:
-        """Note what a stream has computed so far."""
+        """Copy the numbers of a stream so far.
+
+        Args:
+            usage: Usage of the stream.
+            distinct: Tokens of the prompts, with tokens of shared prefixes counted once.
+        """
         self.prompt_tokens_computed = usage.prompt_tokens_computed + usage.recomputed_tokens
         self.prompt_tokens_unshared = usage.prompt_tokens_unshared
         self.decoded_tokens, self.distinct = usage.decoded_tokens, distinct
@@ -53,16 +61,23 @@ def run_judge(
     work: JudgeUsage,
     stop: Stop = lambda: None,
 ) -> Iterator[tuple[int, int]]:
-    """Judge what is not judged; yields (judgements there are, judgements asked for) as they come.
+    """Run the judge on all missing judgements, and store them.
 
     Args:
-        work: Is told what was computed.
-        stop: Polled after every step; once it returns something true, the iteration ends.
+        judging: The judge run.
+        answers: The answers to judge.
+        lines: The open file of judgements.
+        llm: The judge.
+        work: Receives the numbers of computed tokens.
+        stop: Polled after every step; once it returns a true value, the iteration ends.
+
+    Yields:
+        (stored judgements, planned judgements) after every step.
 
     Raises:
-        RunError: answers have changed since they were judged, or the lines cannot be written.
+        RunError: answers have changed since they were judged, or the file cannot be written.
         CapacityError: a prompt takes more memory than the judge's cache has.
-        NumericsError: its logits are not numbers.
+        NumericsError: the judge's logits are not finite.
     """
     asking = _JudgePrompts(judging, answers, lines, llm)
     deciding = RepeatScheduler(judging.asked, asking.cases, lines)
@@ -78,7 +93,7 @@ def run_judge(
 
 
 class _JudgePrompts:
-    """The prompts of a judging, as its judge takes them."""
+    """The prompts of a judge run in the format of its judge, and their stored judgements."""
 
     def __init__(
         self, judging: JudgeRun, answers: AnswerSet, lines: JudgementFile, llm: "BaseLLM"
@@ -94,7 +109,13 @@ class _JudgePrompts:
         self._sizes: dict[str, int] = {}
 
     def node(self, case: JudgedCase, samples: int, *, lead: str) -> Node:
-        """Return the prompt of a case; lead: what the judge's reply begins with."""
+        """Return the prompt of a case as a node.
+
+        Args:
+            case: The answers, wording and criterion of the prompt.
+            samples: Number of samples of the node.
+            lead: Text with which the judge's reply begins; may be empty.
+        """
         turns = prompt_of(case, self._answers, self.judging, self._special)
         text = "\0".join(turns).encode(errors="replace")
         self._hashes[case.id] = hashlib.blake2b(text, digest_size=16).hexdigest()
@@ -105,7 +126,7 @@ class _JudgePrompts:
         return Node(content, id=case.id, samples=samples)
 
     def check(self, case: JudgedCase, repeats: Iterable[int]) -> None:
-        """Raise RunError if stored judgements of a case are of other texts."""
+        """Raise RunError if stored judgements of a case belong to another prompt text."""
         for repeat in repeats:
             known = self.lines.done.get((case.problem_id, case.slot(repeat)))
             if known is not None and known != self._hashes[case.id]:
@@ -117,10 +138,17 @@ class _JudgePrompts:
     def due(
         self, deciding: RepeatScheduler, *, lead: str, room: int
     ) -> list[tuple[JudgedCase, Node]]:
-        """Return the prompts of which judgements lack; nothing of the others is computed.
+        """Return the prompts that still need judgements.
 
-        A prompt that is too long for the judge has judgements that say so. room: tokens that
-        have to follow a prompt in the model's context.
+        For prompts that are too long for the judge, this stores judgements that say so.
+
+        Args:
+            deciding: The scheduler of repeats; it receives the judgements of long prompts.
+            lead: Text with which the judge's reply begins; may be empty.
+            room: Tokens that must fit into the judge's context after a prompt.
+
+        Returns:
+            The cases and their prompts.
         """
         samples = self.judging.asked.repeats
         nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
@@ -145,38 +173,44 @@ class _JudgePrompts:
 
         if not nodes:
             return []
-        found = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
-        return [len(prompt.tokens) for prompt in found]
+        prompts = tokenize(Node("", children=nodes, samples=0), self.llm.tokenizer)
+        return [len(prompt.tokens) for prompt in prompts]
 
     def has(self, case: JudgedCase, repeat: int) -> bool:
-        """Whether a judgement is stored."""
+        """Return whether a judgement is stored."""
         return (case.problem_id, case.slot(repeat)) in self.lines.done
 
     def add(self, case: JudgedCase, repeat: int, said: dict[str, Any]) -> None:
-        """Store a judgement."""
+        """Store a judgement.
+
+        Args:
+            case: The prompt.
+            repeat: Number of the repeat.
+            said: Fields of the judgement, without the hash of the prompt and the time.
+        """
         prompt = {"prompt_hash": self._hashes[case.id]}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.lines.add(case.problem_id, case.slot(repeat), {**said, **prompt, "time": now})
 
 
 def special_texts(tokenizer: Any) -> list[str]:
-    """Return the texts that a tokenizer reads as special tokens, or writes around turns."""
+    """Return the special tokens of a tokenizer and the turn markers of its chat template."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) or {}
-    found = {str(token) for token in added.values() if getattr(token, "special", False)}
-    found |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
-    return sorted(found | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
+    texts = {str(token) for token in added.values() if getattr(token, "special", False)}
+    texts |= special_in_template(str(getattr(tokenizer, "chat_template", None) or ""))
+    return sorted(texts | set(map(str, getattr(tokenizer, "all_special_tokens", ()))))
 
 
 def _by_samples(
     asking: _JudgePrompts, deciding: RepeatScheduler, work: JudgeUsage, stop: Stop
 ) -> Iterator[None]:
-    asked = asking.judging.asked
+    settings = asking.judging.asked
     by_id = {case.id: case for case in asking.cases}
-    lead = "" if asking.chat or asked.rubric.has_own_form else "\n\n"
+    lead = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
     nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
     if not nodes:
         return
-    params = asked.params(chat=asking.chat)
+    params = settings.params(chat=asking.chat)
     with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
         place = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
@@ -188,10 +222,10 @@ def _by_samples(
                 stream.add_work(due)
 
         def keep(completions: "Sequence[Completion]") -> None:
-            for each in completions:
-                case = by_id[each.prompt_id]
-                asking.add(case, each.sample_index, _build_record(each, sizes[case.id]))
-                deciding.add(case, each.sample_index, asked.rubric.read(each.answer))
+            for completion in completions:
+                case = by_id[completion.prompt_id]
+                asking.add(case, completion.sample_index, _build_record(completion, sizes[case.id]))
+                deciding.add(case, completion.sample_index, settings.rubric.read(completion.answer))
 
         deal()
         stopped = False
@@ -204,7 +238,7 @@ def _by_samples(
                 work.take(stream.usage, distinct)
                 yield
         except BaseException:
-            # The user must see the first error, not one that follows from it.
+            # Errors while saving are suppressed, so that the user sees the first error.
             with suppress(Exception):
                 keep(stream.take_finished())
             raise
@@ -266,32 +300,38 @@ def _by_likelihood(
 
 
 def distinct_tokens(prompts: Sequence[Any]) -> int:
-    """Return how many tokens prompts have if what they share from their start counts once."""
+    """Return the number of tokens of prompts, with tokens of shared prefixes counted once."""
     from treegen.evals.multiple_choice import num_distinct
 
     return num_distinct(prompts) if len(prompts) else 0
 
 
 def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]) -> list[float]:
-    """Return the log-probability that a choice is said and does not go on as a longer choice.
+    """Return the log-probability that each choice is generated and not continued as a longer one.
+
+    If the tokens of "1" are a prefix of those of "10", the probability of "1" includes that of
+    "10", which is subtracted.
 
     Args:
-        logprobs: Of the tokens of each choice. If "1" is the beginning of "10" in tokens too, the
-            chance of "1" has that of "10" in it, which is taken out.
+        logprobs: Log-probability of the tokens of each choice.
+        tokens: Token ids of each choice.
+
+    Raises:
+        NumericsError: a log-probability is not finite.
     """
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(
             f"the judge gives its choices the log-probabilities {list(logprobs)}; check the "
             "weights, or use dtype float32"
         )
-    found = []
+    exclusive = []
     for mine, logprob in zip(tokens, logprobs, strict=True):
         longer = [
             i
             for i, other in enumerate(tokens)
             if len(other) > len(mine) and list(other[: len(mine)]) == list(mine)
         ]
-        # Of those that go on, each counts once: not what is part of another one.
+        # Only the shortest continuations are subtracted; their probability includes longer ones.
         first = [
             i
             for i in longer
@@ -303,5 +343,5 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             )
         ]
         taken = math.fsum(math.exp(logprobs[i] - logprob) for i in first)
-        found.append(logprob + math.log(max(1 - taken, 1e-12)))
-    return found
+        exclusive.append(logprob + math.log(max(1 - taken, 1e-12)))
+    return exclusive

@@ -1,4 +1,4 @@
-"""What a judging is asked for: the rubric, the judge, and how verdicts are taken."""
+"""Settings of a judge run: rubric, number of repeats, and how verdicts are obtained."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,15 +15,17 @@ MAX_TOKENS: Final = 512
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """How a run is to be judged.
+    """Settings for judging a run.
 
-    rubric: what judges are told.
-    wordings: how many of its wordings are used, from the first.
-    repeats: verdicts of each wording on each answer; 1 by likelihood, where all would be equal.
-    verdicts: "likelihood" takes the chances of the choices; "samples" draws a text, with reasons.
-    temperature, max_tokens, seed: of texts.
-    chat: whether prompts are in the judge's chat format; None where it has a template.
-    decided: draw no further repeats once the majority among all of them is settled.
+    rubric: the instructions for judges, and the values of verdicts.
+    wordings: number of wordings of the rubric that are used, from the first.
+    repeats: verdicts of each wording on each answer; 1 with likelihoods, because all repeats would
+        be equal.
+    verdicts: "likelihood" computes the probabilities of the choices; "samples" draws texts that
+        give reasons and a verdict.
+    temperature, max_tokens, seed: sampling parameters of the texts.
+    chat: whether prompts are in the judge's chat format; None if the judge has a chat template.
+    decided: whether to draw no further repeats once the majority among all of them is settled.
     """
 
     rubric: Rubric
@@ -60,7 +62,7 @@ class JudgeSettings:
                 f"({self.rubric.reader}), which is read out of texts; use verdicts='samples'"
             )
         if self.verdicts == "samples":
-            self.params()  # a number that cannot be is told before anything is loaded
+            self.params()  # raises for invalid numbers before any model is loaded
             if self.repeats > 1 and self.temperature == 0:
                 raise InputError(
                     "at temperature 0 all repeats are the same; leave repeats= out, or give a "
@@ -75,7 +77,14 @@ class JudgeSettings:
             )
 
     def params(self, *, chat: bool = False) -> SamplingParams:
-        """Return how texts are drawn; raises InputError if they cannot be so."""
+        """Return the sampling parameters of texts.
+
+        Args:
+            chat: Whether prompts are in the judge's chat format; reasoning is then recognized.
+
+        Raises:
+            InputError: a parameter is invalid.
+        """
         return SamplingParams(
             temperature=self.temperature,
             max_tokens=self.max_tokens,
@@ -84,7 +93,10 @@ class JudgeSettings:
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what judgements depend on, but for wordings and repeats, which may grow."""
+        """Return the settings that judgements depend on, except wordings and repeats.
+
+        Wordings and repeats may grow later within the same judge run.
+        """
         drawn = {name: getattr(self, name) for name in ("temperature", "max_tokens", "seed")}
         return {
             "rubric": self.rubric.to_json(),
@@ -96,12 +108,16 @@ class JudgeSettings:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRun:
-    """A judging as it is stored beside a run.
+    """One judge with one rubric, as stored in the directory of a run.
 
-    name: of its folder. judge: the judge's name. fingerprint: of its weights.
-    asked: how it was last asked for. runs: the paths of the runs whose answers are judged, the one
-    that it is stored in first, and what stands for each.
-    mark: what stands around answers.
+    name: the name of its folder.
+    judge: the directory or name of the judge.
+    fingerprint: a hash of the judge's weights.
+    asked: the settings of the last call.
+    runs: path, fingerprint and creation time of each run whose answers are judged; the first one
+        stores the judgements.
+    mark: the mark around quoted answers.
+    free: further content of judging.json, stored unchanged.
     """
 
     name: str
@@ -113,12 +129,12 @@ class JudgeRun:
     free: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what judging.json holds."""
-        asked = asdict(self.asked)
+        """Return the content of judging.json."""
+        settings = asdict(self.asked)
         return {
             "judge": self.judge,
             "fingerprint": self.fingerprint,
-            **asked,
+            **settings,
             "rubric": self.asked.rubric.to_json(),
             "runs": [dict(each) for each in self.runs],
             "mark": self.mark,
@@ -127,7 +143,16 @@ class JudgeRun:
 
     @staticmethod
     def of_json(name: str, found: Mapping[str, Any]) -> "JudgeRun":
-        """Return what judging.json holds; raises KeyError or TypeError if it is damaged."""
+        """Return the judge run of a judging.json.
+
+        Args:
+            name: Name of the folder.
+            found: The content of judging.json.
+
+        Raises:
+            KeyError: a key is missing.
+            TypeError: a value has the wrong type.
+        """
         names = [name for name in JudgeSettings.__dataclass_fields__ if name != "rubric"]
         asked = JudgeSettings(
             rubric=of_json(found["rubric"], "the rubric"), **{each: found[each] for each in names}

@@ -1,4 +1,4 @@
-"""What judgements come to: means with intervals, their spread, strengths of pairs, agreement."""
+"""Summary of judgements: means with intervals, variances, strengths in pairs, and agreement."""
 
 import math
 from collections import defaultdict
@@ -25,15 +25,22 @@ Combine = Literal["mean", "majority"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What the judgings of one kind, which differ in their judge alone, come to.
+    """Results of a jury: judge runs that differ only in their judge.
 
-    Values are from 0, the least that the rubric's choices count, to 1, the most. Of pairs, 1 means
-    that the run's answers are better than the other's in either order.
+    Values are from 0, the smallest value of the rubric's choices, to 1, the largest. For pairs, 1
+    means that the answer of the first run is better in either order.
 
-    title: the rubric, and what it was used for. judged: the judgings. cells: their values.
-    mean: over problems; of pairs, of the first two runs. None if no verdict can be read.
+    title: the name of the rubric, and how verdicts were obtained.
+    judged: the judge runs.
+    cells: the values, with problem, answer, judge and wording.
+    mean: the mean over problems; for pairs, of the first two runs. None without readable verdicts.
+    jury: the mean of the combined judges; None for a single judge.
+    variances: the variance of each factor; None if the design does not determine it.
     by_problem: the mean of each problem.
-    variances: by factor; None where the design cannot tell.
+    tables: all results as tables.
+    corrected: the mean corrected by labels of people; None without labels.
+    notices: sentences about verdicts that need attention.
+    more: further results for `to_json`.
     """
 
     title: str
@@ -50,15 +57,21 @@ class Summary:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for judgings of other runs by the same rubric and judges; empty of pairs."""
+        """A key that is equal for judge runs of other runs with the same rubric and judges.
+
+        Judge runs of pairs have a key of their own.
+        """
         first = self.judged[0].judging.asked
         if first.rubric.pairs:
             return (self.judged[0].judging.name,)
-        judges = (each.judging.fingerprint for each in self.judged)
+        judges = (judge_run.judging.fingerprint for judge_run in self.judged)
         return (repr(first.identity()), str(first.wordings), *judges)
 
     def needs(self, half_width: float) -> list[Need]:
-        """Return how many of what make an interval as narrow; see `statistics.needs.needs`."""
+        """Return the numbers of problems, answers and so on for an interval of this half width.
+
+        See `statistics.sample_size.required_numbers`.
+        """
         if self.cells is None:
             raise InputError(
                 "no verdict can be read, so nothing tells how many are needed; try another judge="
@@ -73,13 +86,13 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the results as plain dicts and lists."""
         return {
             "title": self.title,
-            "judges": [each.judging.judge for each in self.judged],
-            "judgings": [each.judging.name for each in self.judged],
-            "judgements": sum(len(each.judgements) for each in self.judged),
-            "unreadable": sum(each.unreadable for each in self.judged),
+            "judges": [judge_run.judging.judge for judge_run in self.judged],
+            "judgings": [judge_run.judging.name for judge_run in self.judged],
+            "judgements": sum(len(judge_run.judgements) for judge_run in self.judged),
+            "unreadable": sum(judge_run.unreadable for judge_run in self.judged),
             "mean": None if self.mean is None else asdict(self.mean),
             "jury": None if self.jury is None else asdict(self.jury),
             "variances": dict(self.variances),
@@ -98,16 +111,19 @@ def summarise(
     weights: Sequence[float] | None = None,
     combine: Combine = "mean",
 ) -> Summary:
-    """Return what judgings that differ in their judge alone come to.
+    """Return the results of a jury.
 
     Args:
-        groups: By problem the cluster that it belongs to, empty for none.
-        labels: Of people, by (problem, sample), from 0 to 1.
-        weights: Of the judges, in their order.
-        combine: How a jury's verdict is made of the judges'.
+        judged: Judge runs that differ only in their judge.
+        groups: The cluster of each problem, by id; empty for a problem without a cluster. None
+            treats problems as independent.
+        labels: Labels by people, by (problem, sample), from 0 to 1; None for no correction.
+        weights: The weight of each judge; None for equal weights.
+        combine: How the judges' values are combined: "mean" or "majority"; see `jury_of`.
 
     Raises:
-        InputError: nothing can be read, the weights are not as many as judges, or a library lacks.
+        InputError: the weights do not fit the judges, no label is of a judged answer, no pair has
+            readable verdicts in both orders, or a library is not installed.
     """
     check_jury(len(judged), weights, combine)
     first = judged[0].judging
@@ -116,7 +132,7 @@ def summarise(
         (value, problem, (problem, key), number, wording)
         for number, each in enumerate(judged)
         for (problem, key, wording), value in each.values.items()
-        if not rubric.pairs or key[0] == 1  # of pairs, that of the first two runs
+        if not rubric.pairs or key[0] == 1  # for pairs, only the first two runs
     ]
     title = f"{rubric.name}, {first.asked.verdicts}"
     if not rows:
@@ -146,10 +162,10 @@ def summarise(
     tables += official
     more |= scores
     agreement = _agreement(rows, names)
-    told = None
+    corrected = None
     if labels is not None:
-        told, with_people = _with_labels(rows, labels)
-        tables += _corrected_tables(told)
+        corrected, with_people = _with_labels(rows, labels)
+        tables += _corrected_tables(corrected)
         agreement += with_people
     if agreement:
         head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
@@ -166,7 +182,7 @@ def summarise(
         variances=variances,
         by_problem={p: math.fsum(v) / len(v) for p, v in of_problem.items()},
         tables=tuple(tables),
-        corrected=told,
+        corrected=corrected,
         notices=tuple(_notices(judged, mean)),
         more=more,
     )
@@ -179,8 +195,8 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     if jury is not None:
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
-        for each in judged:
-            rows.append(_row(each.judging.judge, _alone(each)))
+        for judge_run in judged:
+            rows.append(_row(judge_run.judging.judge, _alone(judge_run)))
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
@@ -220,20 +236,20 @@ def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
 
 def _verdicts(judged: Sequence[JudgementSet]) -> Table:
     rubric = judged[0].judging.asked.rubric
-    counts = [each.counts() for each in judged]
+    counts = [judge_run.counts() for judge_run in judged]
     by_chance = judged[0].judging.asked.verdicts == "likelihood"
     return Table(
         f"Verdicts: {rubric.name}",
         ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
         tuple(
-            (each.judging.judge, *count.values(), *([_mass(each)] if by_chance else []))
-            for each, count in zip(judged, counts, strict=True)
+            (judge_run.judging.judge, *count.values(), *([_mass(judge_run)] if by_chance else []))
+            for judge_run, count in zip(judged, counts, strict=True)
         ),
     )
 
 
 def _mass(judged: JudgementSet) -> float | None:
-    """Return the mean chance that a judge says any of the choices; None without likelihoods."""
+    """Return the mean total probability of the choices; None without likelihoods."""
     masses = [one.mass for one in judged.judgements if one.mass is not None]
     return _mean(masses) if masses else None
 
@@ -257,8 +273,8 @@ def _spread(variances: Mapping[str, float | None], found: Cells, rubric: str) ->
 
 
 def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Cell, ...]]:
-    """Return the agreement of judges on answers, and of wordings, as rows of a table."""
-    found: list[tuple[Cell, ...]] = []
+    """Return the agreement between judges, and between wordings, as rows of a table."""
+    agreement_rows: list[tuple[Cell, ...]] = []
     for place, what in ((3, "judges"), (4, "wordings")):
         levels = sorted({row[place] for row in rows})
         if len(levels) < 2:
@@ -272,13 +288,16 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
             both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
             kappa = _kappa(both)
         alpha = krippendorffs_alpha([list(m.values()) for m in means], "interval")
-        told = " and ".join(names) if what == "judges" and len(names) == 2 else what
-        found.append((told, kappa, alpha, len(means)))
-    return found
+        label = " and ".join(names) if what == "judges" and len(names) == 2 else what
+        agreement_rows.append((label, kappa, alpha, len(means)))
+    return agreement_rows
 
 
 def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
-    """Return kappa with squared weights of values rounded to hundredths, so that means compare."""
+    """Return kappa with quadratic weights; None without values.
+
+    Values are rounded to hundredths, so that equal means count as equal.
+    """
     if not both:
         return None
     rounded = [(round(a, 2), round(b, 2)) for a, b in both]
@@ -288,7 +307,7 @@ def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
 def _with_labels(
     rows: Sequence[tuple[Any, ...]], labels: Mapping[tuple[str, int], float]
 ) -> tuple[CorrectedMean, list[tuple[Cell, ...]]]:
-    """Return the corrected mean, and the judges' agreement with people."""
+    """Return the mean corrected by labels, and the agreement of judges with people."""
     answers: dict[tuple[str, int], list[float]] = defaultdict(list)
     for value, problem, (_, (_, index)), *_ in rows:
         answers[problem, index].append(value)
@@ -302,7 +321,7 @@ def _with_labels(
     for (problem, _), value in judged.items():
         if problem not in of_problem:
             others[problem].append(value)
-    told = correct_mean(
+    corrected = correct_mean(
         [_mean([y for y, _ in each]) for each in of_problem.values()],
         [_mean([f for _, f in each]) for each in of_problem.values()],
         [_mean(each) for each in others.values()],
@@ -312,7 +331,7 @@ def _with_labels(
         [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
     )
     alpha = krippendorffs_alpha([list(each) for each in pairs], "interval")
-    return told, [("people and judges", _kappa(hard), alpha, len(pairs))]
+    return corrected, [("people and judges", _kappa(hard), alpha, len(pairs))]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -336,12 +355,12 @@ def _corrected_tables(told: CorrectedMean) -> list[Table]:
 
 
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
-    """Return how many verdicts a cell has, and the variance of one about their mean."""
+    """Return the mean number of verdicts of a cell, and their variance within a cell."""
     rubric = judged[0].judging.asked.rubric
     span = rubric.most - rubric.least
     said: dict[Hashable, list[float]] = defaultdict(list)
-    for number, each in enumerate(judged):
-        for one in each.judgements:
+    for number, judge_run in enumerate(judged):
+        for one in judge_run.judgements:
             if one.value is not None:
                 key = number, one.problem_id, one.shown, one.wording, one.criterion
                 said[key].append((one.value - rubric.least) / span)
@@ -353,27 +372,27 @@ def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
 
 
 def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
-    found = []
-    for each in judged:
-        if each.unreadable:
-            share = each.unreadable / len(each.judgements)
-            found.append(
-                f"{each.unreadable:,} of {len(each.judgements):,} verdicts of "
-                f"{each.judging.judge} cannot be read ({share:.1%}); they count in no mean"
+    notices = []
+    for run in judged:
+        if run.unreadable:
+            share = run.unreadable / len(run.judgements)
+            notices.append(
+                f"{run.unreadable:,} of {len(run.judgements):,} verdicts of "
+                f"{run.judging.judge} cannot be read ({share:.1%}); they count in no mean"
             )
-        if too_long := len({(j.problem_id, j.shown) for j in each.judgements if j.too_long}):
-            found.append(
-                f"{each.judging.judge} was not asked about {too_long:,} of the answers, which are "
+        if too_long := len({(j.problem_id, j.shown) for j in run.judgements if j.too_long}):
+            notices.append(
+                f"{run.judging.judge} was not asked about {too_long:,} of the answers, which are "
                 "too long for its context; those count as unreadable"
             )
-        if (mass := _mass(each)) is not None and mass < 0.5:
-            found.append(
-                f"{each.judging.judge} gives all choices together a chance of {mass:.3f} on "
+        if (mass := _mass(run)) is not None and mass < 0.5:
+            notices.append(
+                f"{run.judging.judge} gives all choices together a chance of {mass:.3f} on "
                 "average: it would rather say something else, so its verdicts mean little"
             )
     if mean is not None and mean.given:
-        found.append(
+        notices.append(
             f"there is one {' and one '.join(mean.given)}, so the interval is for "
             f"{'it' if len(mean.given) == 1 else 'them'} alone"
         )
-    return found
+    return notices

@@ -1,4 +1,4 @@
-"""Prompts of rubrics: Jinja in a sandbox, and the order of fields, by which prompts share."""
+"""Templates of rubrics: sandboxed Jinja, and the order of fields, on which sharing depends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,21 +7,25 @@ from treegen.common.bounded.templates import TemplateError, render_rubric
 from treegen.errors import InputError
 
 FIELDS: Final = ("question", "reference", "answer", "answer_a", "answer_b", "criterion")
-"""What a template may show. One further to the right differs more often."""
+"""Fields that a template may show, ordered by how often they differ between prompts."""
 
 
 class RubricTemplate:
     """One wording of a rubric.
 
-    source: the Jinja text. fields: the fields that it shows, each once, in the order in which their
-    text comes first.
+    source: the Jinja text.
+    fields: the fields that it shows, each once, in the order of their first occurrence.
     """
 
     def __init__(self, source: str, name: str) -> None:
-        """Render a template once, to see its fields; name: for messages.
+        """Render a template once to find its fields.
+
+        Args:
+            source: The Jinja text.
+            name: Name of the template in error messages.
 
         Raises:
-            InputError: it is no Jinja, names a field that there is not, or takes too long.
+            InputError: the text is not valid Jinja, uses an unknown field, or takes too long.
         """
         self.source, self._name = source, name
         places = {field: f"\0{field}\0" for field in FIELDS}
@@ -32,15 +36,15 @@ class RubricTemplate:
                 f"{name} is no template that can be filled in: {error}; it may use "
                 f"{', '.join(FIELDS)}"
             ) from None
-        found = {field: shown.find(place) for field, place in places.items()}
-        there = [field for field in FIELDS if found[field] >= 0]
-        self.fields: tuple[str, ...] = tuple(sorted(there, key=found.__getitem__))
+        position_of = {field: shown.find(place) for field, place in places.items()}
+        there = [field for field in FIELDS if position_of[field] >= 0]
+        self.fields: tuple[str, ...] = tuple(sorted(there, key=position_of.__getitem__))
 
     def render(self, values: Mapping[str, str]) -> str:
-        """Return the prompt with values for fields.
+        """Return the prompt for these values of fields.
 
         Raises:
-            InputError: the template asks for more than there is, or takes too long.
+            InputError: the template uses a missing value, or takes too long.
         """
         try:
             return render_rubric(self.source, values).strip("\n")
@@ -50,10 +54,10 @@ class RubricTemplate:
             ) from None
 
     def find_misplaced(self) -> str:
-        """Return what keeps prompts from sharing all that they could; empty if nothing does.
+        """Return a sentence on fields in an order that reduces sharing; empty if the order is good.
 
-        Prompts share what stands before the first difference. So a field that is the same for
-        many prompts belongs before one that differs more often.
+        Prompts share the text before their first difference, so a field that is equal for many
+        prompts belongs before a field that differs more often.
         """
         ranks = [FIELDS.index(field) for field in self.fields]
         for place, (field, rank) in enumerate(zip(self.fields, ranks, strict=True)):
@@ -67,7 +71,13 @@ class RubricTemplate:
 
 
 def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], name: str) -> None:
-    """Raise InputError unless every template shows some fields."""
+    """Raise InputError unless every template shows all needed fields.
+
+    Args:
+        templates: The wordings of a rubric.
+        needed: Names of the fields that each template must show.
+        name: Name of the rubric in the error message.
+    """
     for number, template in enumerate(templates):
         if lacking := [field for field in needed if field not in template.fields]:
             raise InputError(

@@ -1,1 +1,1 @@
-"""How far a run is, how it went, and what it cost."""
+"""Progress, usage and timeline of a run."""

@@ -1,4 +1,4 @@
-"""The images of a job's problems, kept in its run."""
+"""Copies of the images of a job's problems in its run directory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,16 +11,17 @@ from treegen.runs.images import RunImage, RunImages, keep_images
 
 
 def keep_job_images(job: Job, run: RunDir, tokenizer: Any = None) -> None:
-    """Keep the images of a job in its run, which has them then whatever becomes of the originals.
+    """Copy the images of a job into its run, so that the run does not depend on the originals.
 
     Args:
-        tokenizer: Of the model; it knows how many tokens images are. Without it, the images of a
-            run that lacks no sample are kept again where they have been lost and the originals are
-            there.
+        job: The job of the run.
+        run: The run.
+        tokenizer: The model's tokenizer, which counts the tokens of images. None for a run without
+            missing samples: lost images are then copied again if the originals still exist.
 
     Raises:
         InputError: an image has changed since the job was loaded.
-        RunError: they cannot be written.
+        RunError: the images cannot be written.
     """
     files = {image.sha256: image for problem in job.data.problems for image in problem.images}
     kept = RunImages.read(run.path) if files else None

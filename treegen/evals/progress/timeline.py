@@ -1,8 +1,8 @@
-"""How a run went over time: `progress.jsonl` in its directory, for a plot.
+"""The timeline of a run: `progress.jsonl` in its directory, for a plot.
 
-The file has one line of JSON for each moment. Moments are further apart the longer a run takes:
-some 600 lines for an hour, 1,300 for a month. Nothing depends on the file. If it cannot be
-written, the run goes on.
+The file has one line of JSON for each moment. The distance between moments grows with the time: an
+hour has about 600 lines, a month 1,300. Nothing depends on the file, so a run continues if it
+cannot be written.
 """
 
 import json
@@ -17,17 +17,22 @@ from treegen.evals.progress.run_progress import RunProgress
 from treegen.runs.files import parse_json
 
 NAME: Final = "progress.jsonl"
-# The first moments are this many seconds apart, later ones a hundredth of the time so far.
+# The first moments are this many seconds apart, later moments a hundredth of the time so far.
 _FIRST: Final = 0.25
 _GROWTH: Final = 0.01
-_MOST: Final = 1e18  # no run is longer, or has more of anything
+_MOST: Final = 1e18  # larger numbers are damage: no run lasts so long, or has so much of anything
 
 
 class Timeline:
-    """The moments of one part of a run, appended as they come."""
+    """Appends the moments of one attempt of a run to its file."""
 
     def __init__(self, folder: Path, part: int) -> None:
-        """Append to the file in the run directory `folder`. part: counts from 0."""
+        """Open the file for appending.
+
+        Args:
+            folder: Directory of the run.
+            part: Number of the attempt, from 0.
+        """
         self._part = part
         self._due = 0.0
         self._file: IO[str] | None = None
@@ -36,7 +41,13 @@ class Timeline:
             self._file = os.fdopen(fd, "a", encoding="ascii")
 
     def note(self, progress: RunProgress, *, last: bool = False, **more: int) -> None:
-        """Write a moment if one is due. last: nothing comes after it, so write it in any case."""
+        """Write a moment if one is due.
+
+        Args:
+            progress: The progress of the run.
+            last: Whether this is the last moment, which is always written.
+            **more: Further numbers of the moment, by name.
+        """
         if self._file is None or (progress.seconds < self._due and not last):
             return
         self._due = progress.seconds + max(_FIRST, _GROWTH * progress.seconds)
@@ -51,7 +62,7 @@ class Timeline:
             "level_rows": [level.rows for level in progress.levels],
         }
         with suppress(OSError):
-            # A moment is one write. So only the last one may be torn, by a kill.
+            # Each moment is one write, so a kill can damage only the last line.
             self._file.write(json.dumps(moment, separators=(",", ":")) + "\n")
             self._file.flush()
 
@@ -66,7 +77,7 @@ class Timeline:
 def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
     """Return the moments of a run in order; empty if there is no file.
 
-    Lines that are torn, or that are no moments, are left out.
+    Damaged lines are left out.
     """
     moments: list[Mapping[str, Any]] = []
     with suppress(OSError), open(open_regular(folder / NAME), "rb") as file:
@@ -81,9 +92,9 @@ def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
 def _is_moment(value: object) -> bool:
     if not isinstance(value, dict) or not {"part", "seconds", "tokens"} <= value.keys():
         return False
-    told = [value[name] for name in value if name != "level_rows"]
+    numbers = [value[name] for name in value if name != "level_rows"]
     if "level_rows" in value:
         if not isinstance(value["level_rows"], list):
             return False
-        told += value["level_rows"]
-    return all(type(each) in (int, float) and 0 <= each < _MOST for each in told)
+        numbers += value["level_rows"]
+    return all(type(number) in (int, float) and 0 <= number < _MOST for number in numbers)

@@ -1,7 +1,8 @@
-"""What a run has computed, added up over the parts in which it was sampled.
+"""Usage of a run: the tokens and time that it took, summed over its attempts.
 
-A part begins each time a run is begun or resumed. The parts are stored in results.json every few
-seconds. So a process that is killed loses at most the account of its last seconds, never a sample.
+An attempt begins whenever a run is started or resumed. The attempts are stored as `parts` in
+results.json every 10 seconds, so a killed process loses at most the usage of its last seconds, and
+never a sample.
 """
 
 import time
@@ -22,25 +23,26 @@ Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
 _LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
 _OF_LEVELS: Final = ("depth", "segments", "tokens", "rows", "kept")
-# It counts all planned samples of a part, finished or not; `add_up` counts those that finished.
+# It counts all planned samples of an attempt, finished or not; `sum_usage` counts finished ones.
 _REPLACED: Final = "prompt_tokens_unshared"
 
 
 class AttemptLog:
-    """The parts of one run, each with its seconds; the last part is under way."""
+    """The attempts of one run, each with its seconds; the last attempt is running."""
 
     def __init__(self, run: RunDir, workers: Workers = lambda: ()) -> None:
-        """Take over the parts in the run's results.json; a new part begins now.
+        """Read the attempts in the run's results.json, and begin a new attempt.
 
         Args:
-            workers: Says what each worker of a cluster has done.
+            run: The run.
+            workers: Returns the status of each worker of a cluster.
         """
         self._run, self._before, self._workers = run, load_attempts(run), workers
         self._start, self._save_due = time.monotonic(), 0.0
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """Every part, as JSON holds it."""
+        """Every attempt, as an object for JSON."""
         return [*self._before, self._with_workers({"seconds": time.monotonic() - self._start})]
 
     def _with_workers(self, part: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,11 @@ class AttemptLog:
         return part
 
     def save(self, *, now: bool = False) -> None:
-        """Write the parts to results.json if that is due. now: write them in any case."""
+        """Write the attempts to results.json if that is due.
+
+        Args:
+            now: Whether to write them in any case.
+        """
         if now or time.monotonic() >= self._save_due:
             done, planned = len(self._run.done), self._run.info.planned
             self._run.write_results(
@@ -59,10 +65,10 @@ class AttemptLog:
 
 
 class UsageLog(AttemptLog):
-    """The parts of one run, each with the usage and plan that a scheduler tells of."""
+    """The attempts of one run, each with the usage and plan of its scheduler."""
 
     def __init__(self, run: RunDir) -> None:
-        """Take over the parts in the run's results.json."""
+        """Read the attempts in the run's results.json."""
         super().__init__(run)
         self._usage: Usage | None = None
         self._plan: dict[str, Any] | None = None
@@ -71,24 +77,24 @@ class UsageLog(AttemptLog):
     def begin(
         self, usage: Usage, plan: "Plan | None" = None, workers: Workers = lambda: ()
     ) -> None:
-        """Start a part.
+        """Begin a new attempt.
 
         Args:
-            usage: The scheduler keeps it up.
-            plan: What the part follows, if known.
-            workers: Says what each worker of a cluster has done.
+            usage: The usage of the scheduler, which keeps it up to date.
+            plan: The plan of the attempt; None if unknown.
+            workers: Returns the status of each worker of a cluster.
         """
         self._usage, self._workers = usage, workers
         self._plan = plan_to_json(plan) if plan else None
         self._save_due = time.monotonic() + _SAVE_SECONDS
 
     def count(self) -> None:
-        """Note a finished sample."""
+        """Count a finished sample."""
         self._num_samples += 1
 
     @property
     def parts(self) -> list[dict[str, Any]]:
-        """Every part, as JSON holds it."""
+        """Every attempt, as an object for JSON; the last one only after `begin`."""
         if self._usage is None:
             return self._before
         now = asdict(self._usage)
@@ -99,14 +105,17 @@ class UsageLog(AttemptLog):
 
 
 def workers_to_json(workers: Sequence[WorkerStatus]) -> list[dict[str, Any]]:
-    """Return what each worker has done, as JSON holds it."""
+    """Return the work of each worker as an object for JSON."""
     return [
         {"name": w.name, "where": w.where, "tokens": w.tokens, "deaths": w.deaths} for w in workers
     ]
 
 
 def plan_to_json(plan: "Plan") -> dict[str, Any]:
-    """Return what a plan shares, stores and reads, as JSON holds it; in tokens and token_bytes."""
+    """Return the tokens that a plan shares, stores and reads, as an object for JSON.
+
+    `token_bytes` is the size of one token in the cache.
+    """
     return {
         "sharing": plan.sharing,
         "token_bytes": plan.token_bytes,
@@ -119,12 +128,12 @@ def plan_to_json(plan: "Plan") -> dict[str, Any]:
 
 
 def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
-    """Return a plan's levels, as JSON holds them."""
+    """Return the levels of a plan as objects for JSON."""
     return [{**asdict(level), "reasons": dict(level.reasons)} for level in plan.levels()]
 
 
 def load_attempts(run: RunDir) -> list[dict[str, Any]]:
-    """Return the parts in a run's results.json; a part that cannot be read is left out."""
+    """Return the attempts in a run's results.json; damaged ones are left out."""
     try:
         results = run.results()
     except RunError:
@@ -134,7 +143,7 @@ def load_attempts(run: RunDir) -> list[dict[str, Any]]:
 
 
 def _is_part(part: object) -> bool:
-    """Whether a JSON value is a part as `AttemptLog` or `UsageLog` writes it."""
+    """Return whether a JSON value is an attempt as `AttemptLog` or `UsageLog` writes it."""
     if not isinstance(part, dict) or not _is_number(part.get("seconds")):
         return False
     kinds = {**asdict(Usage()), "samples": 0}
@@ -155,7 +164,7 @@ def _is_part(part: object) -> bool:
 
 
 def _is_plan(plan: object) -> bool:
-    """Whether a JSON value is what `describe` returns."""
+    """Return whether a JSON value is a plan as `plan_to_json` returns it."""
     if not isinstance(plan, dict) or not isinstance(plan.get("levels"), list):
         return False
     counts = [v for k, v in plan.items() if k not in ("sharing", "levels")]
@@ -173,12 +182,13 @@ def _is_number(value: object) -> bool:
 def sum_usage(
     parts: list[dict[str, Any]], *, num_samples: int, unshared: int, kept: int
 ) -> dict[str, Any]:
-    """Return the account of a whole run.
+    """Return the usage of a run, summed over its attempts.
 
     Args:
-        num_samples: Finished samples.
-        unshared: Prompt tokens of these samples, each prompt counted as often as it has samples.
-        kept: Tokens that these samples generated.
+        parts: The attempts, as in results.json.
+        num_samples: Number of finished samples.
+        unshared: Prompt tokens of these samples, with a prompt counted once for each sample.
+        kept: Generated tokens of these samples.
     """
     total: dict[str, Any] = {
         "prompt_tokens_computed": 0,
@@ -189,7 +199,7 @@ def sum_usage(
     }
     for part in parts:
         for name, value in part.items():
-            if name == "workers":  # of this part alone
+            if name == "workers":  # describes a single attempt
                 continue
             if name == "kernels":
                 total[name] = _sum_level_steps(total.get(name, {}), value)
@@ -199,7 +209,7 @@ def sum_usage(
                 total[name] = max(total.get(name, 0), value)
             else:
                 total[name] = total.get(name, 0) + value
-    # After a kill these are fewer than num_samples: the last seconds are not in the account.
+    # After a kill these are fewer than num_samples, because the usage of the last seconds is lost.
     total["samples_accounted"] = min(int(total.pop("samples", 0)), num_samples)
     total["samples"] = num_samples
     seconds = total["seconds"]
@@ -208,7 +218,7 @@ def sum_usage(
 
 
 def format_sharing(usage: Mapping[str, Any]) -> str:
-    """Return in one sentence what sharing did."""
+    """Return one sentence on the prompt tokens that sharing saved."""
     computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
     if usage["samples_accounted"] < usage["samples"]:
         return (
@@ -232,49 +242,55 @@ def _times(fewer: float) -> str:
 
 
 def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return in one line what each worker of the last part did; "" if there were none."""
+    """Return one line on the work of each worker in the last attempt; "" without workers."""
     workers = parts[-1].get("workers") if parts else None
-    told = []
+    lines = []
     for worker in workers if isinstance(workers, list) else ():
         if isinstance(worker, Mapping) and _is_number(worker.get("tokens")):
             lost = f", {worker['deaths']} times lost" if worker.get("deaths") else ""
-            told.append(f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens")
-            told[-1] += lost
-    return ", ".join(told)
+            lines.append(
+                f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens"
+            )
+            lines[-1] += lost
+    return ", ".join(lines)
 
 
 def speculation_line(usage: Mapping[str, Any]) -> str:
-    """Return in one line how guessed tokens fared; "" if none were guessed."""
+    """Return one line on how many draft tokens were accepted; "" without draft tokens."""
     drafted, accepted = usage.get("drafted_tokens", 0), usage.get("accepted_tokens", 0)
     if not drafted:
         return ""
     passes = usage["decoded_tokens"] - accepted
-    each = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
+    rate = f"; {usage['decoded_tokens'] / passes:.2f} tokens a pass" if passes > 0 else ""
     return (
-        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){each}"
+        f"guessed tokens: {accepted:,} of {drafted:,} were drawn ({accepted / drafted:.0%}){rate}"
     )
 
 
 def attention_line(usage: Mapping[str, Any]) -> str:
-    """Return in one line which kernels read the levels in decode steps, and what sharing saved.
+    """Return one line on the attention kernels of decode steps, and the key reads that were saved.
 
-    Return "" if there were no decode steps. The bytes are those of keys and values.
+    It is "" without decode steps. The bytes are those of keys and values.
     """
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if not apart:
         return ""
-    told = f"attention: {format_kernels(usage) or usage.get('impl', '')}"
+    line = f"attention: {format_kernels(usage) or usage.get('impl', '')}"
     if "plan" not in usage:
-        return told
+        return line
     size = usage["plan"]["token_bytes"]
     return (
-        f"{told}; key reads saved {1 - read / apart:.1%} "
+        f"{line}; key reads saved {1 - read / apart:.1%} "
         f"({format_bytes((apart - read) * size)} of {format_bytes(apart * size)})"
     )
 
 
 def format_kernels(usage: Mapping[str, Any]) -> str:
-    """Return which kernel read each level; if several did in turn, with their numbers of steps."""
+    """Return the kernels that read each level, with their numbers of steps if there were several.
+
+    Args:
+        usage: The usage of a run, as from `sum_usage`.
+    """
     kernels: Mapping[str, Mapping[str, int]] = usage.get("kernels", {})
     return ", ".join(f"{level} {_in_turn(kernels[level])}" for level in in_order(kernels))
 
@@ -289,7 +305,7 @@ def _in_turn(steps: Mapping[str, int]) -> str:
 def _sum_level_steps(
     first: Mapping[str, Mapping[str, int]], second: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Return steps by level and kernel, added up."""
+    """Return the sums of steps by level and kernel."""
     return {
         level: dict(Counter(first.get(level, {})) + Counter(second.get(level, {})))
         for level in {**first, **second}

@@ -1,1 +1,1 @@
-"""Samples judged and summed up: scores, verifiers, votes, results.json."""
+"""Scoring of samples: verdicts, verifier scores, votes and results.json."""

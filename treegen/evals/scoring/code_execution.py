@@ -1,4 +1,4 @@
-"""Tasks whose samples are programs: what running them needs, and what a run asks of a judge.
+"""Protocols of tasks whose samples are programs, and the options for running the programs.
 
 Such a task has two further members: `executes_code`, which is True, and `judging`.
 """
@@ -23,8 +23,8 @@ class ExecutionOptions:
     """Permission to run model-written programs, for one command; it is never stored.
 
     sandbox: auto, bubblewrap, landlock, or none for no protection.
-    num_workers: most programs at once; None is one per core.
-    anew: judge samples again that have a verdict.
+    num_workers: maximum number of programs at once; None for one per core.
+    anew: whether to score samples again that already have a verdict.
     """
 
     sandbox: str = "auto"
@@ -40,31 +40,42 @@ class ExecutionOptions:
 
 
 class ProgramScoring(Protocol):
-    """The verdicts on one run's samples: those stored, and those still to come."""
+    """The verdicts on the samples of one run, stored or still to come from running programs."""
 
     def prepare(self) -> list[str]:
-        """Start the judge; return lines to tell the user. Without permission, do nothing."""
+        """Start running programs; without permission, do nothing.
+
+        Returns:
+            Lines to show to the user.
+        """
         ...
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Queue a stored sample to be judged; returns at once."""
+        """Queue a stored sample for scoring, without waiting."""
         ...
 
     def poll(self) -> None:
-        """Take the verdicts that have come, and start more programs."""
+        """Collect the verdicts that have arrived, and start more programs."""
         ...
 
     def finish(self, stop: Callable[[], object]) -> "Iterator[RunProgress]":
-        """Wait for the verdicts on all samples added; stop: polled as in `evals.run.sample`."""
+        """Wait for the verdicts on all added samples.
+
+        Args:
+            stop: Polled repeatedly; once it returns a true value, the iteration ends.
+
+        Yields:
+            The progress.
+        """
         ...
 
     def verdicts(self, record: Mapping[str, Any]) -> Mapping[str, Verdict] | None:
-        """Return the verdicts on a sample by filter; None if there are none yet."""
+        """Return the verdicts on a sample by filter; None if it has none yet."""
         ...
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right samples; None before the first verdict."""
+        """The share of right samples; None before the first verdict."""
         ...
 
     def estimate(self) -> "Estimate | None":
@@ -73,15 +84,15 @@ class ProgramScoring(Protocol):
 
     @property
     def missing(self) -> int:
-        """Samples added that have no verdict, those with judge errors included."""
+        """The number of added samples without a verdict, including those with judge errors."""
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Return how the samples were judged, as JSON holds it."""
+        """Return how the samples were scored, as an object for JSON."""
         ...
 
     def close(self) -> None:
-        """End every program; samples without a stored verdict are judged another time."""
+        """End every program; samples without a stored verdict can be scored later."""
         ...
 
 
@@ -90,13 +101,20 @@ class CodeExecutionTask(Protocol):
     """A task whose samples can only be scored by running them."""
 
     @property
-    def executes_code(self) -> bool: ...
+    def executes_code(self) -> bool:
+        """Whether scoring runs model-written programs; True."""
+        ...
 
     def judging(self, run: "RunDir", execution: ExecutionOptions | None) -> ProgramScoring:
-        """Return the verdicts on a run of the task; without permission only the stored ones."""
+        """Return the verdicts on a run of the task.
+
+        Args:
+            run: The run.
+            execution: Permission to run programs; None for stored verdicts only.
+        """
         ...
 
 
 def as_code_execution_task(task: object) -> CodeExecutionTask | None:
-    """Return the task if its samples are programs."""
+    """Return the task if its samples are programs, None otherwise."""
     return task if isinstance(task, CodeExecutionTask) and task.executes_code else None

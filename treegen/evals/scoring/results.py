@@ -1,4 +1,4 @@
-"""Write results.json: what a run is, what it cost, and its report."""
+"""Writing of results.json: the settings of a run, its usage and its report."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,16 @@ from treegen.runs import RunDir
 def write_results(
     job: Job, run: RunDir, judging: ProgramScoring | None = None
 ) -> tuple[dict[str, Any], Report | None]:
-    """Write results.json from the samples of a run; returns what `results_of` does."""
+    """Write results.json from the samples of a run.
+
+    Args:
+        job: The job of the run.
+        run: The run.
+        judging: The verdicts on programs; None if samples are not programs, or not scored.
+
+    Returns:
+        The content of results.json and the report, as from `build_results`.
+    """
     results, report = build_results(job, run, judging)
     run.write_results(results)
     return results, report
@@ -37,10 +46,13 @@ def build_results(
 ) -> tuple[dict[str, Any], Report | None]:
     """Return the content of results.json for the samples of a run, and the report.
 
-    The report is None if samples are not scored, or are programs that are not judged.
+    The report is None if samples are not scored, or are programs and `judging` is None.
 
     Args:
-        anew: Whether samples are judged whose verdicts are kept.
+        job: The job of the run.
+        run: The run, open for reading.
+        judging: The verdicts on programs; None if samples are not programs, or not scored.
+        anew: Whether to score all samples, including those with cached verdicts.
     """
     unjudged = as_code_execution_task(job.task) is not None and judging is None
     report = None
@@ -65,9 +77,9 @@ def build_results(
         for record in run.records():
             totals.add(record)
     parts = load_attempts(run)
-    told = {"label": job.data.label, "notes": list(job.data.notes)}
+    task_fields = {"label": job.data.label, "notes": list(job.data.notes)}
     results = {
-        **results_head(job, run, stored_choices(run.info), **told),
+        **results_head(job, run, stored_choices(run.info), **task_fields),
         "shortened": totals.shortened,
         "usage": sum_usage(
             parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept
@@ -101,7 +113,14 @@ class _Totals:
 def results_head(
     job: AnyJob, run: RunDir, choices: Mapping[str, Any], **of_task: Any
 ) -> dict[str, Any]:
-    """Return the first fields of results.json, for a run of any kind. of_task: more on the task."""
+    """Return the first fields of results.json, for a run of any kind.
+
+    Args:
+        job: The job of the run.
+        run: The run.
+        choices: The settings that the user chose, by name.
+        **of_task: Further fields of "task".
+    """
     info, source = run.info, job.data.source
     return {
         "complete": run.missing == 0,

@@ -1,6 +1,6 @@
-"""Judge the samples of a run, and sum their scores up as a report.
+"""Scoring of the samples of a run, and aggregation of the scores into a report.
 
-Nothing here imports torch, for scoring a stored run needs no model.
+Nothing here imports torch, because scoring a stored run needs no model.
 """
 
 import hashlib
@@ -39,29 +39,35 @@ def score_samples(
     rounds: Rounds | None = None,
     anew: bool = False,
 ) -> None:
-    """Read every stored sample once; `look` gets each, and its verdicts by filter.
+    """Read every stored sample once, and call `look` with the sample and its verdicts.
 
-    The verdicts are None for a program without any. If the task declares answer types, equal
-    answers of a problem are equal strings in them once this returns, and not before. Equal verdicts
-    are one object, which saves memory.
+    If the task declares answer types, equal answers of a problem become equal strings in the
+    verdicts only when this function returns. Equal verdicts are one object, which saves memory.
 
     Args:
-        rounds: Is told of each sample, too.
-        anew: Whether all are judged, also those whose verdicts are kept; see `evals.judged.kept`.
+        job: The job of the run.
+        run: The run, open for reading.
+        look: Called with each stored sample and its verdicts by filter. The verdicts are None for
+            a program that has none yet.
+        judging: The verdicts on programs; None if samples are not programs.
+        rounds: Early stopping; receives each sample too. None without early stopping.
+        anew: Whether to score all samples, including those with cached verdicts; see
+            `VerdictCache`.
 
     Raises:
-        RunError: a record is damaged, or the file was changed meanwhile.
+        RunError: a record is damaged, or the file changed while it was read.
     """
     problems = {problem.id: problem for problem in job.data.problems}
     headline = job.task.filters[0]
     types = {} if judging else answer_types(job.task)
     once = _VerdictInterner()
-    # Rounds are told what a task reads, before equal answers are equal strings.
+    # Rounds need answers as the task reads them, before equal answers become equal strings, which
+    # cached verdicts do not have.
     kept = None if judging or rounds else VerdictCache.of(job, run)
     digest = run.digest() if kept and not anew and not kept.is_empty else ""
     known = kept.read(digest) if kept and digest else None
     read = hashlib.sha256()
-    found: list[Mapping[str, Verdict]] = []
+    scored: list[Mapping[str, Verdict]] = []
     for number, record in enumerate(run.records(read if kept else None)):
         problem = problems[record["problem_id"]]
         verdicts: Mapping[str, Verdict] | None
@@ -70,9 +76,10 @@ def score_samples(
         elif known is not None:
             verdicts = known[number] if number < len(known) else None
         else:
-            # What equals an answer depends on the other answers of its problem.
+            # With answer types, equal verdicts are shared within a problem only, because which
+            # answers are equal depends on the other answers of the problem.
             verdicts = once(problem.id if types else "", score_record(job.task, problem, record))
-            found.append(verdicts)
+            scored.append(verdicts)
         if rounds is not None:
             _tell(rounds, record, verdicts.get(headline) if verdicts else None)
         look(record, verdicts)
@@ -84,13 +91,16 @@ def score_samples(
         for (_, mine), verdicts in zip(once.found, settled, strict=True):
             mine.update(verdicts)
     if kept and known is None:
-        kept.write(read.hexdigest(), found)
+        kept.write(read.hexdigest(), scored)
     elif kept and read.hexdigest() != digest:
         raise RunError(f"{run.path} was changed while it was read; read it again")
 
 
 class _VerdictInterner:
-    """Gives equal verdicts on samples of a group as one object. found: each, with its group."""
+    """Replaces equal verdicts on samples of a group by one object.
+
+    found: (group, verdicts) of each distinct object.
+    """
 
     def __init__(self) -> None:
         self.found: list[tuple[str, dict[str, Verdict]]] = []
@@ -98,7 +108,8 @@ class _VerdictInterner:
         self._same: dict[tuple[object, ...], dict[str, Verdict]] = {}
 
     def __call__(self, group: str, verdicts: Mapping[str, Verdict]) -> Mapping[str, Verdict]:
-        # Many tasks give equal verdicts as one object. What is found stays, so ids are its own.
+        # Many tasks return equal verdicts as one object. `found` keeps objects alive, so ids of
+        # objects are unique.
         same = (group, *verdicts, *map(id, verdicts.values()))
         if (found := self._same.get(same)) is not None:
             return found
@@ -116,14 +127,21 @@ class _VerdictInterner:
 def build_sample_score(
     job: Job, problem: Problem, record: Mapping[str, Any], verdicts: Mapping[str, Verdict]
 ) -> SampleScore:
-    """Return the score of a stored sample with its verdicts."""
+    """Return the score of a stored sample.
+
+    Args:
+        job: The job of the run.
+        problem: The problem of the sample.
+        record: The stored sample.
+        verdicts: The verdicts on the sample, by filter.
+    """
     thinking = load_thinking(record)
     by_length = _NO_VERDICTS
     if "choice_logprobs" in record and not job.data.scored:
         choice = pick_length_normalized(problem, record["choice_logprobs"])
         by_length = job.task.score(problem, choice)
     num_tokens = record["num_tokens"]
-    return SampleScore(  # by place, which is faster than by name
+    return SampleScore(  # positional arguments, because they are faster than keywords
         problem.id,
         record["sample_index"],
         sys.intern(record["finish_reason"] or ""),
@@ -136,16 +154,16 @@ def build_sample_score(
 
 
 def _numbers(record: Mapping[str, Any], num_tokens: int) -> dict[str, float]:
-    """Return what votes may weigh a stored sample by."""
-    found = {}
+    """Return the numbers of a stored sample that votes may use as weights, by name."""
+    numbers = {}
     if num_tokens and (logprob := record.get("logprob")) is not None:
-        found["logprob"] = logprob / num_tokens
+        numbers["logprob"] = logprob / num_tokens
     if (certainty := record.get("self_certainty")) is not None:
-        found["certainty"] = certainty
+        numbers["certainty"] = certainty
     if confidence := record.get("confidence"):
         for name, value in confidence.items():
-            found["confidence" if name == "mean" else name] = value
-    return found
+            numbers["confidence" if name == "mean" else name] = value
+    return numbers
 
 
 def aggregate(
@@ -154,14 +172,16 @@ def aggregate(
     rounds: Rounds | None = None,
     votes: VoteInputs = NO_VOTES,
 ) -> Report:
-    """Return the metrics over scored samples of a job.
+    """Return the report on scored samples of a job.
 
     Args:
-        rounds: Of a run that stops problems, by whose rule samples are chosen for what is told.
-        votes: What samples vote by that their records do not have.
+        job: The job of the run.
+        scores: The scored samples, in any order.
+        rounds: Early stopping, for tables of the votes at which problems stopped; None without it.
+        votes: Verifier scores and picks of samples, which are not in their records.
     """
     settings = job.settings
-    # In the order of the problems, so that nothing depends on the order in which samples ended.
+    # Sorted by problem, so that the report does not depend on the order in which samples ended.
     place = {problem.id: number for number, problem in enumerate(job.data.problems)}
     groups: list[list[SampleScore]] = [[] for _ in place]
     for each in scores:
@@ -171,7 +191,7 @@ def aggregate(
     scores = list(chain.from_iterable(groups))
     fixed, num = scores, settings.num_samples
     if settings.stop_when != NEVER:
-        # Those that were drawn whatever came; see `treegen.evals.config.early_stopping`.
+        # Only samples that are drawn before any stop; see `treegen.evals.config.early_stopping`.
         num = settings.first_round
         fixed = [sample for sample in scores if sample.sample_index < num]
     options = ReportOptions(
@@ -202,7 +222,7 @@ def _up_to(num: int, ks: Sequence[int] | None) -> Sequence[int] | None:
 
 
 def rounds_of(job: Job) -> Rounds | None:
-    """Return the rounds of a job, none of whose samples is drawn; None if it has no rounds."""
+    """Create the sampling rounds of a job, before any sample; None without early stopping."""
     if not job.settings.in_rounds:
         return None
     kind = answer_types(job.task).get(job.task.filters[0])
@@ -211,9 +231,9 @@ def rounds_of(job: Job) -> Rounds | None:
 
 
 def restore_rounds(job: Job, run: RunDir) -> Rounds | None:
-    """Return how far the rounds of a run are by what it has stored; None if it has no rounds.
+    """Return the rounds of a run after its stored samples; None without early stopping.
 
-    It also tells the run which samples need not be drawn.
+    This also sets how many samples of the run need not be drawn.
     """
     rounds = rounds_of(job)
     if rounds is None:
@@ -230,6 +250,12 @@ def restore_rounds(job: Job, run: RunDir) -> Rounds | None:
 
 
 def _tell(rounds: Rounds, record: Mapping[str, Any], first: Verdict | None) -> None:
-    """Tell rounds of a stored sample. first: its verdict by the first filter."""
+    """Add a stored sample to the rounds.
+
+    Args:
+        rounds: The rounds.
+        record: The stored sample.
+        first: Its verdict by the first filter; None if it has none.
+    """
     reads = rounds.reads_answers and first is not None
     rounds.add(record, first.answer if reads and first is not None else None)

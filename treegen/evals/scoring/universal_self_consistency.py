@@ -1,9 +1,9 @@
 """Universal self-consistency: the model itself picks the most consistent of its answers.
 
-Of Chen et al. 2023, "Universal Self-Consistency for Large Language Model Generation". A further
-prompt shows the problem and the texts of its samples, and asks which is most consistent with the
-others. So there is a vote where answers have no form in which they could be compared. The answer is
-drawn greedily by the same model, one for each problem, and stored in the run directory as it comes.
+The method is Chen et al. 2023, "Universal Self-Consistency for Large Language Model Generation".
+For each problem, a further prompt shows the question and the texts of the samples, and asks which
+sample is most consistent with the others, so that answers that cannot be compared can vote too. The
+same model answers greedily, and each pick is stored in the run directory as it arrives.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 FILE: Final = "usc.jsonl"
-# The paper's words.
+# The wording of the paper.
 _HEAD: Final = "I have generated the following responses to the question: {question}\n\n"
 _RESPONSE: Final = "Response {number}: {text}\n\n"
 _TAIL: Final = (
@@ -39,10 +39,9 @@ _MAX_TOKENS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class PickPrompt:
-    """A prompt that asks for the most consistent of a problem's samples.
+    """A prompt that asks for the most consistent sample of a problem.
 
-    samples: their indices, in the order in which the prompt shows them.
-    key: a hash of the prompt, so that a pick among other texts is no pick of this one.
+    samples: the indices of the samples, in the order in which the prompt shows them.
     """
 
     problem_id: str
@@ -51,7 +50,7 @@ class PickPrompt:
 
     @property
     def key(self) -> str:
-        """What stands for the prompt."""
+        """A hash of the prompt, so that a pick among other texts does not count for this one."""
         return hashlib.blake2b(self.prompt.encode(), digest_size=16).hexdigest()
 
 
@@ -59,10 +58,13 @@ class PickPrompt:
 def question_of(
     problem_id: str, question: str, texts: Mapping[int, str], most: int | None = None
 ) -> PickPrompt:
-    """Return the prompt of one problem. texts: of its samples, by index.
+    """Return the prompt of one problem.
 
     Args:
-        most: Show the first samples only.
+        problem_id: Id of the problem.
+        question: Question of the problem.
+        texts: Texts of its samples, by index.
+        most: Maximum number of samples to show, from the first; None shows all.
     """
     shown = sorted(texts)[:most]
     responses = [
@@ -75,11 +77,19 @@ def question_of(
 
 @check_argument_types
 def parse_pick(text: str, samples: Sequence[int]) -> int:
-    """Return the index of the sample that a text picks; if it picks none, of the first one."""
+    """Return the index of the sample that a text picks; the first sample if it picks none.
+
+    Args:
+        text: The model's answer.
+        samples: Indices of the samples, in the order in which the prompt shows them.
+
+    Raises:
+        InputError: there are no samples.
+    """
     if not samples:
         raise InputError("samples is empty; give the indices of at least one sample")
-    found = _PICKED.search(text)
-    number = int(found[1]) if found and len(found[1]) < 10 else 1
+    match = _PICKED.search(text)
+    number = int(match[1]) if match and len(match[1]) < 10 else 1
     return samples[number - 1] if 1 <= number <= len(samples) else samples[0]
 
 
@@ -91,11 +101,18 @@ def pick_samples(
     most: int | None = None,
     stop: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[int, int]]:
-    """Let the model pick for every problem that has no pick; yields (picks, problems) as they come.
+    """Let the model pick a sample of every problem without a pick, and store the picks.
 
     Args:
-        most: Show the first samples of a problem only, as where a prompt would be too long.
-        stop: Polled after every step; once it returns something true, the iteration ends.
+        job: The job of the run.
+        run: The run, open for reading.
+        llm: The model.
+        most: Maximum number of samples to show, from the first, if prompts would be too long; None
+            shows all.
+        stop: Polled after every step; once it returns a true value, the iteration ends.
+
+    Yields:
+        (picks, problems) after every step.
 
     Raises:
         InputError: a problem has no sample.
@@ -110,7 +127,7 @@ def pick_samples(
         yield done, len(questions)
         if not left:
             return
-        asked = {each.problem_id: each for each in left}
+        question_of_problem = {each.problem_id: each for each in left}
         nodes = [_node(each, chat=job.settings.apply_chat_template) for each in left]
         params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
         try:
@@ -120,14 +137,23 @@ def pick_samples(
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():
-                    question = asked[completion.prompt_id]
+                    question = question_of_problem[completion.prompt_id]
                     picks.add(question, completion.text)
                     done += 1
                 yield done, len(questions)
 
 
 def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickPrompt]:
-    """Return the prompt of every problem of a run, as `question_of` makes it."""
+    """Return the prompt of every problem of a run, as from `question_of`.
+
+    Args:
+        job: The job of the run.
+        run: The run, open for reading.
+        most: Maximum number of samples to show, from the first; None shows all.
+
+    Raises:
+        InputError: a problem has no sample.
+    """
     texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
     for record in run.records():
         texts[record["problem_id"]][record["sample_index"]] = record["text"]
@@ -147,7 +173,7 @@ def _node(question: PickPrompt, *, chat: bool) -> Node:
 
 
 class _Picks:
-    """The file of picks of a run, to append to. The last pick of a problem counts."""
+    """The file of picks of a run, open for appending; the last pick of a problem counts."""
 
     def __init__(self, file: RecordFile) -> None:
         self._file = file
@@ -157,11 +183,11 @@ class _Picks:
             self._counts[problem_id] = max(self._counts.get(problem_id, 0), index + 1)
 
     def key_of(self, problem_id: str) -> str | None:
-        """Return what stands for the prompt of the last pick of a problem."""
+        """Return the key of the prompt of the last pick of a problem; None without a pick."""
         return self._keys.get(problem_id)
 
     def add(self, question: PickPrompt, text: str) -> None:
-        """Store a pick."""
+        """Store the pick in a model's answer to a prompt."""
         number = self._counts.get(question.problem_id, 0)
         self._counts[question.problem_id] = number + 1
         self._file.append(
@@ -177,7 +203,10 @@ class _Picks:
 
 
 def read_picks(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return by problem the index of the sample that was picked, and among how many first ones."""
+    """Return the picks of a run, by problem.
+
+    A pick is the index of the picked sample, and the number of first samples that were shown.
+    """
     path = folder / FILE
     if not os.path.exists(path):
         return {}

@@ -1,10 +1,10 @@
-"""Verdicts on large runs, kept for their reader, so that a run is judged once and not each time.
+"""A cache of verdicts on large runs, so that a run is scored once and not at each reading.
 
-They are kept in the reader's own folder, never in the run: a run may come from somebody else, and
-what stands in it beside its samples must not decide what these are worth. A file is named by a hash
-of all that its verdicts follow from: the bytes of the samples, the problems, the task with its
-arguments, treegen's code and the libraries that tasks use. So a change of any of them finds nothing
-and judges anew, and no file is ever brought up to date. A file that is damaged counts as none.
+The cache is in the user's own folder, never in the run: a run may come from somebody else, and
+files in it other than its samples must not decide the verdicts. The name of a file is a hash of
+everything that its verdicts depend on: the bytes of the samples, the problems, the task with its
+arguments, treegen's code and the libraries that tasks use. So any change is a cache miss, a damaged
+file counts as one, and files are never updated.
 """
 
 import hashlib
@@ -27,20 +27,20 @@ from treegen.runs import RunDir
 from treegen.runs.files import parse_json
 
 FOLDER: Final = "TREEGEN_CACHE"
-"""The environment variable that names the folder; if it is empty, nothing is kept."""
+"""The environment variable that names the folder; if it is empty, nothing is cached."""
 
-_LEAST: Final = 1000  # samples; fewer are judged at once
+_LEAST: Final = 1000  # samples; fewer are quick to score and are not cached
 _MOST_BYTES: Final = 1 << 28
 _ENDING: Final = ".verdicts"
 _LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
-# What verdicts are made by: rooms of treegen, and the packages of tasks.
+# Packages of treegen whose code verdicts depend on.
 _ROOMS: Final = ("common", "evals", "tasks")
 
 _Verdicts = Mapping[str, Verdict]
 
 
 class VerdictCache:
-    """The verdicts on a run's samples, as they are kept."""
+    """The cached verdicts on the samples of a run."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +49,10 @@ class VerdictCache:
 
     @classmethod
     def of(cls, job: Job, run: RunDir) -> "VerdictCache | None":
-        """Return those of a run; None if it is small, unfinished, or not of treegen's own task."""
+        """Return the cache of a run; None if it has none.
+
+        Small and unfinished runs and runs of custom tasks have no cache.
+        """
         if len(run.done) < _LEAST or run.missing > 0 or not is_builtin_task(job.settings.task):
             return None
         folder = _folder()
@@ -57,16 +60,16 @@ class VerdictCache:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept of any run, so that its samples need no digest."""
+        """Whether the cache has no file of any run, so that the digest of samples is not needed."""
         with suppress(OSError):
             return not any(name.endswith(_ENDING) for name in os.listdir(self._folder))
         return True
 
     def read(self, digest: str) -> list[_Verdicts] | None:
-        """Return the verdicts on each sample, in the order of the file; None if there are none.
+        """Return the cached verdicts on each sample, in the order of the file; None for a miss.
 
         Args:
-            digest: Of the samples.
+            digest: Hash of the samples.
         """
         path = self._path(digest)
         try:
@@ -86,11 +89,17 @@ class VerdictCache:
         return list(map(found.__getitem__, stored["samples"]))
 
     def write(self, digest: str, verdicts: Sequence[_Verdicts]) -> None:
-        """Keep the verdicts on each sample, if they are nothing but verdicts."""
+        """Store the verdicts on each sample, unless a verdict has another class than `Verdict`.
+
+        Args:
+            digest: Hash of the samples.
+            verdicts: The verdicts on each sample by filter, in the order of the file; equal ones
+                are one object.
+        """
         known: dict[Verdict, int] = {}
         places: dict[int, int] = {}
         found: list[list[int]] = []
-        for each in verdicts:  # equal ones are one object
+        for each in verdicts:  # equal verdicts are one object
             if id(each) not in places:
                 if tuple(each) != self._filters or {*map(type, each.values())} != {Verdict}:
                     return
@@ -105,7 +114,7 @@ class VerdictCache:
             separators=(",", ":"),
         ).encode("ascii")
         path = self._path(digest)
-        with suppress(OSError):  # a full disk, or a home that cannot be written
+        with suppress(OSError):  # the disk may be full, or the folder not writable
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replace_file(path) as file:
                 file.write(b"%b\n%b" % (hashlib.sha256(content).hexdigest().encode(), content))
@@ -118,7 +127,7 @@ class VerdictCache:
 
 
 def _folder() -> Path | None:
-    """Where verdicts are kept; None for nowhere."""
+    """Return the folder of the cache; None if nothing is cached."""
     named = os.environ.get(FOLDER)
     if named is None:
         above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -127,7 +136,7 @@ def _folder() -> Path | None:
 
 
 def _content(job: Job) -> str:
-    """Return all that verdicts follow from, but for the samples."""
+    """Return everything that verdicts depend on, except the samples, as JSON."""
     data, options = job.data, job.settings.options
     return json.dumps(
         [
@@ -143,14 +152,14 @@ def _content(job: Job) -> str:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Return a hash of the code that judges, which may be under work in a checkout."""
-    found = hashlib.sha256()
+    """Return a hash of the code that scores, because the code of a checkout may change."""
+    digest = hashlib.sha256()
     for room in _ROOMS:
         folder = Path(__file__).parents[2] / room
         for path in sorted(folder.rglob("*.py")):
             name = os.fsencode(path.relative_to(folder))
-            found.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
-    return found.hexdigest()
+            digest.update(b"%b\0%b\0" % (name, hashlib.sha256(path.read_bytes()).digest()))
+    return digest.hexdigest()
 
 
 def _version(library: str) -> str | None:
@@ -160,7 +169,7 @@ def _version(library: str) -> str | None:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove the files that were not read for longest, where all are too much."""
+    """Remove the least recently used files until the folder is within its limit."""
     files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
     size = sum(about.st_size for about, _ in files)
     for about, path in sorted(files, key=lambda each: (each[0].st_mtime_ns, each[1])):

@@ -1,4 +1,4 @@
-"""Scores of a run's samples by a verifier, kept in the run directory for votes."""
+"""Verifier scores of the samples of a run, stored in the run directory for votes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from treegen.evals.job import Job
     from treegen.model.scorers.verifier import Verifier
 
-_AT_ONCE = 256  # samples between two looks at `stop`
+_AT_ONCE = 256  # samples of a batch; `stop` is polled between batches
 
 
 def score_with_verifier(
@@ -25,17 +25,23 @@ def score_with_verifier(
     *,
     stop: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[int, int]]:
-    """Score every sample that has no score; yields (scored samples, samples) as they come.
+    """Score every sample without a score, and store the scores.
 
-    A sample's answer is judged, without its thinking. Each line has the value of each step too.
+    The verifier scores the answer of a sample, without its reasoning. Each line also has the value
+    of each step.
 
     Args:
-        by: What stands for the verifier. Scores of another one, or of one's own, are not mixed with
-            it.
-        stop: Polled now and then; once it returns something true, the iteration ends.
+        job: The job of the run.
+        run: The run, open for reading.
+        verifier: The verifier.
+        by: Identifies the verifier. The file must have no scores by another one, or by the user.
+        stop: Polled before each batch; once it returns a true value, the iteration ends.
+
+    Yields:
+        (scored samples, all samples) after every batch.
 
     Raises:
-        InputError: there are scores by something else, or a text is too long for the verifier.
+        InputError: the file has scores by something else, or a text is too long for the verifier.
         RunError: the scores cannot be written.
     """
     questions = {problem.id: problem.question for problem in job.data.problems}

@@ -1,4 +1,4 @@
-"""Tables of votes beside the majority, and of votes when each problem had stopped."""
+"""Tables of votes other than the majority, and of votes at the time when each problem stopped."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from treegen.evals.job import Job
 
 SCORES: Final = "scores.jsonl"
-"""Scores of samples that a user's own reward model or verifier has given, in a run directory."""
+"""The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _HOW: Final = {
     "certainty": "draw them with self_certainty=True",
     "score": f"write them to {SCORES} in the run directory",
@@ -44,11 +44,11 @@ _HOW: Final = {
 
 @dataclass(frozen=True, slots=True)
 class VoteInputs:
-    """What samples vote by that their records do not have.
+    """Inputs of votes that are not in the records of samples.
 
-    scores: by problem and index.
-    picks: by problem, the index of the sample that the model found most consistent, and among how
-    many first ones it was to choose.
+    scores: the score of each sample, by (problem, index).
+    picks: for each problem, the index of the sample that the model found most consistent, and the
+        number of first samples that it chose from.
     """
 
     scores: Mapping[Key, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class VoteInputs:
 
     @staticmethod
     def of(path: Path) -> "VoteInputs":
-        """Return what a run directory has.
+        """Return the scores and picks in a run directory.
 
         Raises:
             RunError: a file is damaged.
@@ -71,9 +71,9 @@ NO_VOTES: Final = VoteInputs()
 
 def _read_scores(path: Path) -> dict[Key, float]:
     """Return the scores in a file whose lines have problem_id, sample_index and score."""
-    found: dict[Key, float] = {}
+    scores: dict[Key, float] = {}
     if not path.exists():
-        return found
+        return scores
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
@@ -82,13 +82,13 @@ def _read_scores(path: Path) -> dict[Key, float]:
             score = row["score"]
             if isinstance(score, bool) or not math.isfinite(score):
                 raise ValueError("its score is not a finite number")
-            found[str(row["problem_id"]), int(row["sample_index"])] = float(score)
+            scores[str(row["problem_id"]), int(row["sample_index"])] = float(score)
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
                 f"{path}:{number} is no score ({error}); a line is a JSON object with problem_id, "
                 "sample_index and score"
             ) from None
-    return found
+    return scores
 
 
 def _lines(path: Path) -> list[str]:
@@ -108,13 +108,17 @@ def vote_table(
     votes: VoteInputs = NO_VOTES,
     problems: Sequence[Problem] = (),
 ) -> Table:
-    """Return votes beside maj@k, with the difference to maj@k over the same problems.
+    """Return a table of votes, with the difference to maj@k over the same problems.
 
     Args:
-        problems: Of which the scores are, for error bars that are clustered by their groups.
-        names: The votes; "all" stands for each that the samples have numbers for, by its usual
-            rule. A vote for which samples lack the numbers, or have none that can vote so, has no
-            value, and its name says why.
+        scores: The scored samples.
+        filters: Names of the filters.
+        names: The votes. "all" means each vote for which the samples have numbers, with its default
+            rule. A vote without numbers of all samples, or with numbers that its rule does not
+            allow, has no value, and its name in the table says why.
+        ks: Samples in a vote; a universal self-consistency vote has the number that was shown.
+        votes: Scores and picks, which are not in the records of samples.
+        problems: The problems of the samples, for error bars that are clustered by group.
     """
     samples_of: dict[str, list[SampleScore]] = {}
     for sample in sorted(scores, key=lambda sample: (sample.problem_id, sample.sample_index)):
@@ -137,12 +141,12 @@ def vote_table(
                 continue
             for k in {shown for _, shown in votes.picks.values()} if name == USC else ks:
                 try:
-                    found = _values(name, groups, numbers, filter, k, votes, clusters)
+                    cells = _values(name, groups, numbers, filter, k, votes, clusters)
                 except InputError as error:  # such as a negative weight
                     rows.append((f"{name} ({error})", filter, k, *[None] * 6))
                     break
-                if found is not None:
-                    rows.append((name, filter, k, *found))
+                if cells is not None:
+                    rows.append((name, filter, k, *cells))
     return Table(
         "Votes beside the majority, with 95% intervals over problems"
         + (f" (below all samples, means over {SUBSETS} subsets at most)" if len(ks) > 1 else ""),
@@ -154,25 +158,34 @@ def vote_table(
 def _expand_votes(
     names: Sequence[str], numbers: Iterable[Sequence[Mapping[str, float]]], votes: VoteInputs
 ) -> dict[str, str]:
-    """Return the names of votes, with "all" spelled out, and what each lacks, or ""."""
+    """Expand "all" in names of votes.
+
+    Args:
+        names: The votes.
+        numbers: The numbers of each sample by name, grouped by problem.
+        votes: Scores and picks.
+
+    Returns:
+        By name of the vote, a sentence on missing numbers; empty if nothing is missing.
+    """
     there = set(NUMBERS)
     for group in numbers:
         for mine in group:
             there &= mine.keys()
-    found: dict[str, str] = {}
+    missing: dict[str, str] = {}
     for name in names:
         if name == ALL:
             known = [number for number in NUMBERS if number in there]
-            found |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
+            missing |= dict.fromkeys((VoteRule.of(number).name for number in known), "")
             if votes.picks:
-                found[USC] = ""
+                missing[USC] = ""
             continue
         number = name.partition(":")[0]
         lacks = not (votes.picks if name == USC else number in there)
         how = _HOW.get(number, "draw them with confidence=")
-        told = f"some samples have no {number}: {how}" if lacks else ""
-        found[name if name == USC else VoteRule.of(name).name] = told
-    return found
+        reason = f"some samples have no {number}: {how}" if lacks else ""
+        missing[name if name == USC else VoteRule.of(name).name] = reason
+    return missing
 
 
 def _values(
@@ -184,12 +197,26 @@ def _values(
     votes: VoteInputs,
     clusters: Clusters,
 ) -> tuple[Cell, ...] | None:
-    """Return the mean over problems, the difference to maj@k, and both intervals."""
+    """Return the value of a vote with its interval, and its difference to maj@k with its interval.
+
+    Args:
+        name: The vote.
+        groups: The samples of each problem.
+        numbers: The numbers of the same samples, by name.
+        filter: Name of the filter.
+        k: Samples in the vote.
+        votes: Scores and picks.
+        clusters: The cluster of each problem for error bars.
+
+    Returns:
+        The mean over problems, its low and high end, the mean difference, and its low and high end;
+        None if a problem has no value.
+    """
     values, differences = [], []
     for group, mine in zip(groups, numbers, strict=True):
         verdicts = [sample.verdicts[filter] for sample in group]
         if name == USC:
-            # There is a value only at the number of samples that the model was to choose among.
+            # The vote has a value only for the number of samples that the model chose from.
             picked, shown = votes.picks.get(group[0].problem_id, (0, 0))
             verdicts = verdicts[:k]
             if shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
@@ -217,7 +244,13 @@ def _values(
 
 
 def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> list[Table]:
-    """Return what came of the votes of problems that have stopped, and of samples that ended."""
+    """Return tables of votes of stopped problems, and of samples that ended for low confidence.
+
+    Args:
+        job: The job of the run.
+        scores: The scored samples.
+        rounds: Early stopping, which knows the voters of each problem.
+    """
     voters = rounds.voters()
     groups: dict[str, list[SampleScore]] = {}
     for sample in scores:

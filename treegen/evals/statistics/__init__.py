@@ -1,1 +1,1 @@
-"""Numbers over scored samples: estimates, votes, tables, power."""
+"""Statistics of scored samples: estimates with intervals, votes, tables and power."""

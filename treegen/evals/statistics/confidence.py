@@ -1,12 +1,8 @@
-"""How confident the model was in a sample, and which samples are worth their tokens (DeepConf).
+"""Confidence of samples, and ending unconfident samples early (DeepConf).
 
-Of Fu et al. 2025, "Deep Think with Confidence". The confidence of a token is minus the mean
-log-probability of the likeliest tokens there. Low confidence over a group of consecutive tokens
-marks samples that are often wrong.
-
-Offline, all samples are drawn, the most confident ones vote, and they vote by their confidence.
-Online, the first samples of a problem are whole and set a floor. A later sample whose group
-confidence falls below the floor ends at once, and has no vote.
+The method is Fu et al. 2025, "Deep Think with Confidence". The confidence of a token is minus the
+mean log-probability of the likeliest tokens at its position. Low confidence over a group of
+consecutive tokens marks samples that are often wrong.
 """
 
 from collections.abc import Sequence
@@ -20,24 +16,28 @@ from treegen.common.checks import check_argument_types, check_int, checked_class
 from treegen.errors import InputError
 
 STOPPED: Final = "confidence"
-"""The finish reason of a sample that ended for a lack of confidence."""
+"""The finish reason of a sample that ended because its confidence fell below the floor."""
 CONFIDENCES: Final = frozenset(("confidence", "lowest", "bottom", "tail"))
-"""What votes call the numbers of `summary`; the first is `mean` there."""
-_SLACK: Final = 1e-4
-_LEAST_SHARE: Final = 0.1  # of the groups, the least confident ones that `bottom` is the mean of
+"""The names of the numbers of `summary` in votes; "confidence" is `mean` in `summary`."""
+_SLACK: Final = 1e-4  # share by which the floor is lowered
+_LEAST_SHARE: Final = 0.1  # share of the groups, the least confident, that `bottom` averages
 
 
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """What is told of the confidence of samples, and what is done about it.
+    """Settings of the confidence of samples: how it is measured, and which samples it ends.
 
-    top: the likeliest tokens that the confidence of a token is of.
+    Without `keep`, all samples are drawn, and votes may choose and weight them by confidence. With
+    `keep`, the first samples of a problem are drawn to their end and set a floor. A later sample
+    whose group confidence falls below the floor ends at once and has no vote.
+
+    top: number of likeliest tokens whose log-probabilities give the confidence of a token.
     window: tokens of a group, and of the tail.
-    keep: end a sample once a group of its tokens is less confident than the least confident group
-        of most warm-up samples: all but a share of `keep` of them. So 0.1 keeps the tenth that is
-        most confident, and 0.9 ends about a tenth. None ends none.
-    warmup: samples of each problem that are drawn first, whole.
+    keep: share of the samples to keep. A sample ends once the confidence of a group of its tokens
+        is below the floor, which the least confident groups of this share of the warm-up samples
+        reach. So 0.1 keeps the most confident tenth, and 0.9 ends about a tenth. None ends none.
+    warmup: samples of each problem that are drawn first, to their end.
     """
 
     top: int = 20
@@ -56,10 +56,14 @@ class Confidence:
             )
 
     def floor(self, lowest: Sequence[float]) -> float:
-        """Return the floor of a problem. lowest: of its warm-up samples, as in `summary`.
+        """Return the floor of a problem from its warm-up samples.
 
-        Samples often begin alike. So the group that sets the floor may be one that later samples
-        have too, rounded otherwise in another batch. The floor is a little lower, and they go on.
+        Samples often begin alike, so later samples may have the very group that sets the floor,
+        with other rounding errors from another batch. The floor is therefore a little lower than
+        the quantile, so that these samples continue.
+
+        Args:
+            lowest: Confidence of the least confident group of each warm-up sample, as in `summary`.
         """
         assert self.keep is not None
         quantile = float(np.quantile(np.asarray(lowest, dtype=np.float64), 1 - self.keep))
@@ -68,9 +72,9 @@ class Confidence:
 
 @check_argument_types
 def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[np.float64]:
-    """Return the mean of every group of consecutive tokens, by the place where it ends.
+    """Return the mean confidence of every group of consecutive tokens, ordered by its last token.
 
-    A sample that is shorter than a group is one group.
+    A sample with fewer than `window` tokens is one group.
     """
     check_int("window", window, least=1)
     values = np.asarray(confidences, dtype=np.float64)
@@ -84,12 +88,12 @@ def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[
 
 @check_argument_types
 def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
-    """Return what a sample's record says of its confidence; empty if it has no token.
+    """Return the confidence numbers for the record of a sample.
 
-    mean: over all its tokens.
-    lowest: of its least confident group.
-    bottom: over the tenth of its groups that are least confident.
-    tail: over its last `window` tokens.
+    Returns:
+        The confidences by name; empty if the sample has no token. `mean` is over all tokens,
+        `lowest` of the least confident group, `bottom` the mean over the least confident tenth of
+        the groups, and `tail` the mean over the last `window` tokens.
     """
     groups = group_confidences(confidences, window)
     if not len(groups):
@@ -105,9 +109,16 @@ def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
 
 @check_argument_types
 def stops_at(confidences: Sequence[float], window: int, floor: float) -> int | None:
-    """Return after how many tokens a whole sample ends for a lack of confidence; None if never.
+    """Return after how many tokens a finished sample would end for a lack of confidence.
 
-    It does not end there if it is over at that token anyway.
+    Args:
+        confidences: Confidence of each token of the sample.
+        window: Tokens of a group.
+        floor: The sample ends after the first group whose mean confidence is below this.
+
+    Returns:
+        The number of tokens; None if no group is below the floor, or if the first such group ends
+        with the last token of the sample.
     """
     if len(confidences) < window:
         return None

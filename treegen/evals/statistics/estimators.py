@@ -1,4 +1,4 @@
-"""Estimators over samples: pass@k, and error bars whose unit is the problem."""
+"""Estimators over samples: pass@k, and error bars that treat problems as the independent unit."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -13,8 +13,8 @@ from treegen.errors import InputError
 
 _Floats = npt.NDArray[np.float64]
 
-# Student's t at 97.5%, in powers of 2 / degrees of freedom: a Chebyshev fit that is right to 1e-10
-# from 2 degrees on. The first is the normal distribution's.
+# The 97.5% quantile of Student's t as a polynomial in 2 / degrees of freedom. This Chebyshev fit is
+# accurate to 1e-10 from 2 degrees of freedom. The first term is the normal distribution's quantile.
 _T95: Final = (
     1.9599639845809451,
     1.1861356024412588,
@@ -28,9 +28,9 @@ _T95: Final = (
     -0.002192819008489764,
     0.0003505687786717305,
 )
-# Deviations below this are rounding errors of equal values.
+# Spreads and variances up to this are rounding errors of equal values.
 _NO_SPREAD: Final = 1e-12
-# Fewer values of a group than these do not tell its spread; see `mean_of_means`.
+# A group with fewer values does not determine its own spread; see `mean_of_means`.
 _FEW: Final = 5
 
 
@@ -41,7 +41,7 @@ class Estimate:
     value: the mean.
     stderr: its standard error; None for a single problem, which has no spread.
     low, high: the bounds of the interval.
-    num_problems: problems that the mean is over.
+    num_problems: number of problems.
     """
 
     value: float
@@ -58,11 +58,12 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     See `mean_interval` for the interval.
 
     Args:
-        clusters: Of each problem, where problems of one cluster are not independent. The standard
-            error is then the cluster-robust one; see `standard_error`.
+        values: One value from 0 to 1 for each problem.
+        clusters: The cluster of each problem, if problems of one cluster are not independent. The
+            standard error is then cluster-robust; see `standard_error`.
 
     Raises:
-        InputError: there is no value, or one outside [0, 1].
+        InputError: there is no value, or a value is outside [0, 1].
     """
     if not values:
         raise InputError("an estimate needs at least one problem")
@@ -85,7 +86,7 @@ def standard_error(
     """Return the standard error of a mean; None for a single value or cluster.
 
     With G clusters it is sqrt(G / (G - 1) * sum over clusters of (sum of deviations)^2) / n, which
-    regression programs call cluster-robust (CR1). With each value a cluster of its own that is the
+    regression programs call cluster-robust (CR1). If each value is its own cluster, this is the
     usual s / sqrt(n).
     """
     num = len(values)
@@ -93,7 +94,7 @@ def standard_error(
     sums, sizes = _by_cluster(values, clusters)
     if len(sums) < 2:
         return None
-    squares = math.fsum((each - mean * n) ** 2 for each, n in zip(sums, sizes, strict=True))
+    squares = math.fsum((total - mean * n) ** 2 for total, n in zip(sums, sizes, strict=True))
     return math.sqrt(squares * len(sums) / (len(sums) - 1)) / num
 
 
@@ -102,11 +103,14 @@ def unbounded_error(
 ) -> tuple[float, float] | None:
     """Return the standard error of a mean and its degrees of freedom, for Student's t.
 
-    It is for values without bounds; None for a single value or cluster. Where one cluster has most
-    of the values, the mean is nearly that cluster's, and its deviation from it tells nothing. So
-    the error is that of the jackknife: each cluster counts with its distance from the mean of all
-    others. The degrees of freedom are 1 less than the effective number of clusters, but at least 1;
-    see `mean_interval`. With clusters of equal sizes both are the usual ones.
+    Use it for values without bounds. If one cluster has most of the values, the mean is nearly the
+    mean of that cluster, so the deviation of the cluster from it says nothing about the error. The
+    error is therefore that of the jackknife: each cluster counts with its distance from the mean of
+    all other clusters. The degrees of freedom are 1 less than the effective number of clusters (see
+    `mean_interval`), but at least 1. For clusters of equal size both are the usual formulas.
+
+    Returns:
+        The standard error and the degrees of freedom; None for a single value or cluster.
     """
     sums, sizes = _by_cluster(values, clusters)
     num, total = len(sums), len(values)
@@ -120,9 +124,9 @@ def unbounded_error(
 
 @dataclass(frozen=True, slots=True)
 class AdjustedMean:
-    """A mean over observations and two imaginary ones, as Student's t takes it.
+    """A mean over observations and two imaginary observations, for intervals by Student's t.
 
-    center: the mean, the imaginary ones included.
+    center: the mean, including the imaginary observations.
     error: its standard error, never 0.
     freedom: degrees of freedom, at least 2.
     """
@@ -135,12 +139,12 @@ class AdjustedMean:
     def statistic(self) -> float:
         """Student's t of the hypothesis that the mean is 0.
 
-        Its two-sided p-value is below 0.05 where `interval` leaves 0 out, and nowhere else.
+        Its two-sided p-value is below 0.05 exactly if `interval` does not contain 0.
         """
         return self.center / self.error
 
     def interval(self, least: float, most: float) -> tuple[float, float]:
-        """Return the 95% interval, cut to [least, most]."""
+        """Return the 95% interval, clipped to [least, most]."""
         base = 2 / self.freedom
         half = self.error * math.fsum(term * base**power for power, term in enumerate(_T95))
         return max(least, self.center - half), min(most, self.center + half)
@@ -154,23 +158,27 @@ def mean_interval(
 ) -> tuple[float, float]:
     """Return a 95% interval for the mean of problems whose values lie in [least, most].
 
-    The adjusted t interval: Student's t interval over the problems and two imaginary ones, one
-    with the least value and one with the most, cut to [least, most]. Adding one success and one
-    failure is what Agresti and Caffo (2000) do for a difference of proportions; here values may be
-    shares too. The two keep a width where all problems agree, and the interval moves little when
-    the values do. A mean of right and wrong problems is covered at least 93.2% of the time,
-    whatever their number and the mean (computed up to 1,000 problems).
+    It is the adjusted t interval: Student's t interval over the problems and two imaginary
+    problems, one with the value `least` and one with `most`, clipped to [least, most]. Agresti and
+    Caffo (2000) add one success and one failure for a difference of proportions; here values may
+    also be shares. The imaginary problems keep the interval from collapsing if all problems agree,
+    and small changes of the values move it little. It covers the mean of right and wrong problems
+    at least 93.2% of the time, for any mean and any number of problems (computed up to 1,000).
+
+    With clusters, the two imaginary problems become two imaginary clusters. Each has the mean size,
+    over problems, of a problem's cluster: the sum of squared sizes over the sum of sizes. The
+    degrees of freedom are 1 + the effective number of clusters, which is (sum of sizes)^2 / sum of
+    squared sizes, because a few large clusters make a standard error as uncertain as few clusters
+    do (Carter, Schnepel and Steigerwald 2017, without their term for correlation). For clusters of
+    equal size the effective number is their number, and clusters of one problem change nothing.
+    tests/evals/test_coverage.py simulates 2 to 30 clusters of equal and of ragged sizes, and
+    asserts a coverage above 93%.
 
     Args:
-        clusters: Of each problem, where problems of one cluster are not independent. Then the two
-            imaginary ones are clusters too. Each is as large as the cluster that a problem is in,
-            in the mean over problems: the sum of squared sizes over the sum of sizes. The degrees
-            of freedom are 1 + the effective number of clusters, (sum of sizes)^2 / sum of squared
-            sizes, as few large clusters make a standard error as uncertain as few clusters do
-            (Carter, Schnepel and Steigerwald 2017, without their term for correlation). Equal
-            clusters have their number, and clusters of one problem are no clusters.
-            tests/evals/test_coverage.py simulates 2 to 30 clusters of equal and of ragged sizes,
-            and holds the coverage above 93%.
+        values: One value for each problem.
+        least: Smallest possible value.
+        most: Largest possible value.
+        clusters: The cluster of each problem, if problems of one cluster are not independent.
     """
     return adjusted_mean(values, least, most, clusters).interval(least, most)
 
@@ -181,7 +189,14 @@ def adjusted_mean(
     most: float,
     clusters: Sequence[Hashable] | None = None,
 ) -> AdjustedMean:
-    """Return the adjusted mean that `mean_interval` takes its interval from."""
+    """Return the adjusted mean from which `mean_interval` computes its interval.
+
+    Args:
+        values: One value for each problem.
+        least: Smallest possible value.
+        most: Largest possible value.
+        clusters: The cluster of each problem, if problems of one cluster are not independent.
+    """
     return _compute_adjusted_mean(*_by_cluster(values, clusters), least, most)
 
 
@@ -190,23 +205,21 @@ def adjusted_difference(
 ) -> AdjustedMean:
     """Return the adjusted mean of paired differences that lie in [-1, 1].
 
-    It is as in `mean_interval`, with two imaginary differences on either side of the mean, as far
-    from it as `reach` says, but within [-1, 1]. For right and wrong answers these are -1 and 1,
-    which is what Bonett and Price (2012) add to paired proportions. Shares differ by less.
+    It is the mean of `mean_interval`, with two imaginary differences, one on either side of the
+    mean at the distance `reach`, clipped to [-1, 1]. For right and wrong answers these are -1 and
+    1, as Bonett and Price (2012) add them to paired proportions. For shares they are closer.
 
-    Of clusters, the mean differences count. A mean over a few problems deviates more than one over
-    many, unless all problems of a cluster differ alike. So each deviation is scaled to a cluster of
-    the usual size, by the correlation within clusters (the analysis of variance's estimate).
+    With clusters, the distance follows from the mean difference of each cluster. A mean over few
+    problems deviates more than a mean over many, unless all problems of a cluster have the same
+    difference. Each deviation is therefore scaled to a cluster of the usual size, by the
+    correlation within clusters (the estimate of the analysis of variance).
 
-    docs/internals/intervals.md has the coverage and the width, and docs/guides/compare.md says
-    where the coverage is less.
+    docs/internals/intervals.md lists the coverage and the width, and docs/guides/compare.md says
+    when the coverage is lower.
 
     Args:
-        differences: one for each problem.
-        clusters: of each problem, where problems are not independent.
-
-    Returns:
-        The adjusted mean.
+        differences: One difference for each problem.
+        clusters: The cluster of each problem, if problems of one cluster are not independent.
     """
     sums, sizes = _by_cluster(differences, clusters)
     total, size = sum(sizes), _usual_size(sizes)
@@ -223,10 +236,10 @@ def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
     """Return `adjusted_difference` of each row of paired differences, without clusters.
 
     Args:
-        differences: one row for each simulated comparison, one column for each problem.
+        differences: [comparisons, problems] the differences of each simulated comparison.
 
     Returns:
-        The centers, the errors and the degrees of freedom.
+        The centers [comparisons], the errors [comparisons] and the degrees of freedom.
     """
     num = differences.shape[1]
     mean = differences.mean(axis=1)
@@ -243,22 +256,22 @@ def reach(deviations: _Floats, farthest: float | _Floats, number: float) -> _Flo
 
     It is the largest of three distances:
 
-    - The largest deviation that was seen.
+    - The largest observed deviation.
     - Twice the usual gap between neighbouring values, sum of gap^2 / sum of gap. If values are
-      coarse, such as 0 and 1, the next possible value may be far from those that were seen.
-    - A share of the farthest distance that is possible: 1 / m^2.5 + 1 / (2 number^2). Here m is the
-      number of values that make up the spread: (sum of d^2)^2 / sum of d^4, with d the distances
-      from the median. If few values deviate, one that deviates more may just not be among them.
+      coarse, such as 0 and 1, the next possible value may be far from the observed values.
+    - A share of the farthest possible distance: 1 / m^2.5 + 1 / (2 number^2). Here m is the number
+      of values that make up the spread: (sum of d^2)^2 / sum of d^4, with d the distances from the
+      median. If few values deviate, a value that deviates more may exist and not be observed.
 
     Args:
-        deviations: from the mean, along the last axis.
-        farthest: the largest distance from the mean that is possible.
-        number: independent observations.
+        deviations: [..., observations] deviations from the mean.
+        farthest: Largest possible distance from the mean.
+        number: Number of independent observations.
 
     Returns:
-        The distance, without the last axis.
+        The distance, with the last axis reduced.
     """
-    ordered = np.sort(deviations, axis=-1)  # sums do not depend on the order of the problems
+    ordered = np.sort(deviations, axis=-1)  # so sums do not depend on the order of the problems
     largest = np.abs(ordered).max(axis=-1)
     gaps = np.diff(ordered, axis=-1)
     span = gaps.sum(axis=-1)
@@ -269,8 +282,8 @@ def reach(deviations: _Floats, farthest: float | _Floats, number: float) -> _Flo
     fourths = np.where(spreads, (squares**2).sum(axis=-1), 1.0)
     share = fourths / np.where(spreads, squares.sum(axis=-1) ** 2, 1.0)
     unseen = np.minimum(1.0, share**2.5 + 0.5 / number**2)
-    found: _Floats = np.maximum(np.maximum(largest, 2 * gap), farthest * unseen)
-    return found
+    distance: _Floats = np.maximum(np.maximum(largest, 2 * gap), farthest * unseen)
+    return distance
 
 
 def difference_interval(
@@ -286,39 +299,43 @@ def difference_interval(
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values adjusted for several comparisons at once, by Holm's method (1979).
 
-    The chance that any true null hypothesis has an adjusted p-value below 0.05 is at most 0.05,
-    however the comparisons depend on each other.
+    The probability that any true null hypothesis has an adjusted p-value below 0.05 is at most
+    0.05, however the comparisons depend on each other.
 
     Args:
-        p_values: of each comparison; None where there is none.
+        p_values: The p-value of each comparison; None for a comparison without a p-value.
 
     Returns:
-        The adjusted p-values; None for each if there are fewer than three.
+        The adjusted p-values; all None if there are fewer than three p-values.
     """
-    there = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
-    found: list[float | None] = [None] * len(p_values)
+    sorted_p = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for place, (p, i) in enumerate(there if len(there) > 2 else []):
-        largest = max(largest, min(1.0, p * (len(there) - place)))
-        found[i] = largest
-    return found
+    for place, (p, i) in enumerate(sorted_p if len(sorted_p) > 2 else []):
+        largest = max(largest, min(1.0, p * (len(sorted_p) - place)))
+        adjusted[i] = largest
+    return adjusted
 
 
 def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     """Return the unweighted mean of the means of groups, whose values are in [0, 1].
 
-    Its error bars are for other problems of the same groups. So the groups' own errors add up. The
-    standard error is None if a group has a single value, which has no spread.
+    The error bars describe other problems of the same groups, so the errors of the groups add up.
+    The standard error is None if a group has a single value, which has no spread.
 
-    The interval is as in `mean_interval`. An imaginary value has the weight that a real one has, in
-    the mean over those that make up the variance. The degrees of freedom are Satterthwaite's (1946)
-    for groups of equal spread, and 1 more. A few values of a group may agree by chance, and then
-    show no spread. So a value of a group with fewer than five counts with its distance from the
-    mean of all groups, as "collapsed strata" do in surveys. That is too wide where groups differ
-    much, and never too narrow. docs/internals/intervals.md has the coverage.
+    The interval is as in `mean_interval`. The weight of an imaginary value is the mean weight of
+    the real values, weighted by their contributions to the variance. The degrees of freedom are
+    1 more than Satterthwaite's (1946) for groups of equal spread. A few values of a group may agree
+    by chance and then show no spread. So in groups with fewer than five values, each value counts
+    with its distance from the mean of all groups, like "collapsed strata" in surveys. This makes
+    the interval too wide if groups differ much, and never too narrow.
+    docs/internals/intervals.md lists the coverage.
+
+    Args:
+        groups: The values of each group.
 
     Raises:
-        InputError: there is no group, or an empty one.
+        InputError: there is no group, or a group is empty.
     """
     if not groups or not all(groups):
         raise InputError("a mean of means needs groups, each with a value")
@@ -338,34 +355,34 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     imaginary = pull**2 * (center**2 + (1 - center) ** 2)
     small = [n for n in sizes if n < _FEW]
     uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n >= _FEW]
-    if small:  # they are one group whose values lie about the mean
+    if small:  # the small groups count as one group whose values spread around the mean
         uncertainty.append(math.fsum(1 / n for n in small) ** 2 / max(1, sum(small) - 1))
     freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1
     error = math.sqrt(math.fsum([*variances, imaginary])) / (1 + 2 * pull)
     low, high = AdjustedMean(center, error, max(2.0, freedom)).interval(0.0, 1.0)
-    own = [
+    sample_variances = [
         math.fsum((x - mean) ** 2 for x in group) / (n - 1) / n
         for group, mean, n in zip(groups, means, sizes, strict=True)
         if n > 1
     ]
-    stderr = None if 1 in sizes else math.sqrt(math.fsum(own)) / num
+    stderr = None if 1 in sizes else math.sqrt(math.fsum(sample_variances)) / num
     return Estimate(value, stderr, low, high, sum(sizes))
 
 
 def _by_cluster(
     values: Sequence[float], clusters: Sequence[Hashable] | None
 ) -> tuple[Sequence[float], Sequence[int]]:
-    """Return the sum of the values of each cluster, and their number."""
+    """Return the sum of the values of each cluster, and the size of each cluster."""
     if clusters is None:
         return values, [1] * len(values)
-    found: dict[Hashable, list[float]] = {}
+    groups: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
-        found.setdefault(cluster, []).append(value)
-    return [math.fsum(mine) for mine in found.values()], [len(mine) for mine in found.values()]
+        groups.setdefault(cluster, []).append(value)
+    return [math.fsum(mine) for mine in groups.values()], [len(mine) for mine in groups.values()]
 
 
 def _correlation(values: Sequence[float], sums: Sequence[float], sizes: _Floats) -> float:
-    """Return the correlation of values within clusters, from 0 to 1; 1 if nothing tells it."""
+    """Return the correlation of values within clusters, from 0 to 1; 1 if it is undetermined."""
     num, total = len(sizes), float(sizes.sum())
     if num < 2 or num == total:
         return 1.0
@@ -379,14 +396,14 @@ def _correlation(values: Sequence[float], sums: Sequence[float], sizes: _Floats)
 
 
 def _usual_size(sizes: Sequence[int]) -> float:
-    """Return the size of the cluster that a problem is in, in the mean over problems."""
+    """Return the mean size, over problems, of the cluster that a problem belongs to."""
     return sum(size**2 for size in sizes) / sum(sizes)
 
 
 def _compute_adjusted_mean(
     sums: Sequence[float], sizes: Sequence[int], least: float, most: float
 ) -> AdjustedMean:
-    """Return the mean over clusters and two imaginary ones with the least and the most value."""
+    """Return the mean over clusters and two imaginary clusters, of values `least` and `most`."""
     size, num = _usual_size(sizes), len(sums) + 2
     total = sum(sizes) + 2 * size
     center = math.fsum([*sums, size * (least + most)]) / total
@@ -397,12 +414,20 @@ def _compute_adjusted_mean(
     return AdjustedMean(center, error, sum(sizes) / size + 1)
 
 
-@lru_cache(maxsize=1 << 14)  # many problems have as many correct samples as another one
+@lru_cache(maxsize=1 << 14)  # many problems have equal numbers of correct samples
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the chance that k of the samples, drawn without replacement, hold a correct one.
+    """Return the probability that a random k of the samples contain a correct sample (pass@k).
 
-    This is Chen et al.'s unbiased estimate 1 - C(n-c, k) / C(n, k), as a product so that nothing
-    overflows. NaN if there are fewer than k samples.
+    This is Chen et al.'s unbiased estimate 1 - C(n-c, k) / C(n, k) for draws without replacement,
+    computed as a product so that nothing overflows.
+
+    Args:
+        num_samples: Samples of the problem, n.
+        num_correct: Correct samples of the problem, c.
+        k: Samples that are drawn, at least 1.
+
+    Returns:
+        The probability; NaN if there are fewer than k samples.
     """
     if not 0 <= num_correct <= num_samples:
         raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")

@@ -1,4 +1,4 @@
-"""From scored samples to metrics, as a pure function. Nothing here prints."""
+"""Computation of metrics from scored samples, as a pure function that prints nothing."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -20,26 +20,30 @@ Clusters = Sequence[Hashable] | None
 
 
 class HasGroup(Protocol):
-    """A problem, or a view of one, by its id and the group that it is in."""
+    """A problem, or a view of a problem, with an id and a group."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The id of the problem."""
+        ...
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The group of the problem; empty if it has none."""
+        ...
 
 
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What a report is about.
+    """Settings of a report: the planned problems and samples, and the k of metrics.
 
-    problem_ids: the problems that were planned, so that missing ones are seen.
-    num_samples: samples planned for each.
+    problem_ids: ids of all planned problems, so that the report can list missing samples.
+    num_samples: samples planned for each problem.
     num_fewshot: solved examples before each problem.
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
-    problems: the planned problems themselves, for tasks that report by their metadata. Without
-        them such tables are left out.
+    problems: the planned problems themselves, for tasks that report by their metadata. If empty,
+        such tables are left out.
     """
 
     problem_ids: Sequence[str]
@@ -61,12 +65,12 @@ class ReportOptions:
 class MetricRow:
     """One line of the result table.
 
-    task, version: of the task.
-    filter: how answers were read from the texts.
-    num_fewshot: solved examples before each problem; None if that is not known.
-    metric: its name.
+    task, version: the name and the version of the task.
+    filter: the name of the rule that extracted the answers from the texts.
+    num_fewshot: solved examples before each problem; None if unknown.
+    metric: the name of the metric.
     value: None if the metric is undefined; `reason` then says why.
-    stderr: the standard error over problems; None for a single one.
+    stderr: the standard error over problems; None for a single problem.
     low, high: the bounds of a 95% interval over problems.
     """
 
@@ -111,15 +115,15 @@ class Incomplete:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a run measured. It has no NaN.
+    """All metrics of a run. No value is NaN.
 
     metrics: the lines of the result table.
     majority: maj@k by filter and k.
     num_problems: problems with at least one scored sample.
     num_samples: scored samples.
     incomplete: problems with fewer samples than planned.
-    tables, grids: what only this task reports, such as accuracy by depth.
-    label: what tells its problems or prompts from others of the same task.
+    tables, grids: results that only this task has, such as accuracy by depth.
+    label: distinguishes the problems or prompts from other runs of the same task; may be empty.
     """
 
     metrics: tuple[MetricRow, ...]
@@ -132,15 +136,15 @@ class Report:
     label: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists; an empty label is left out."""
-        found = asdict(self)
-        return found if self.label else {name: found[name] for name in found if name != "label"}
+        """Return the report as plain dicts and lists, without the label if it is empty."""
+        fields = asdict(self)
+        return fields if self.label else {name: fields[name] for name in fields if name != "label"}
 
     def value(self, metric: str, filter: str) -> float | None:
-        """Return one metric of the table.
+        """Return the value of one metric of the table; None if the metric is undefined.
 
         Raises:
-            InputError: it is not there.
+            InputError: the table has no such metric for this filter.
         """
         for row in self.metrics:
             if (row.metric, row.filter) == (metric, filter):
@@ -157,9 +161,9 @@ def default_maj_ks(num_samples: int) -> tuple[int, ...]:
 
 
 def default_pass_ks(num_samples: int) -> tuple[int, ...]:
-    """Return those of 10, 100, 1000 below num_samples, and num_samples if above 1.
+    """Return those of 10, 100, 1000 that are below num_samples, and num_samples if above 1.
 
-    pass@1 is not among them: it is exact_match.
+    pass@1 is left out, because it equals exact_match.
     """
     return tuple(k for k in (10, 100, 1000) if k < num_samples) + (
         (num_samples,) if num_samples > 1 else ()
@@ -181,11 +185,18 @@ def summarise(
     any problem is reported as undefined, never as the mean of the rest.
 
     If problems have choices, the metrics are `acc`, the accuracy of the likeliest choice, and
-    `acc_norm`, that of the choice that is likeliest for its length. There are no votes, and no
-    sample is unreadable or cut off.
+    `acc_norm`, the accuracy of the choice that is likeliest for its length. The report then has no
+    votes, and no metrics of unreadable or truncated samples.
+
+    Args:
+        scores: The scored samples of all problems.
+        options: The planned problems and samples, and the k of the metrics.
+        task: Name of the task.
+        version: Version of the task.
+        filters: Names of the filters to report, in order.
 
     Raises:
-        InputError: a sample is there twice, or its problem was not planned.
+        InputError: a sample occurs twice, or its problem was not planned.
     """
     samples_of = _group(scores, options.problem_ids)
     incomplete = tuple(
@@ -196,7 +207,7 @@ def summarise(
     groups = [group for group in samples_of.values() if group]
     clusters = clusters_of(options.problems, [p for p in samples_of if samples_of[p]])
     chosen = any(problem.choices for problem in options.problems)
-    # Samples that are judged equally share their verdicts by all filters.
+    # Samples with equal verdicts share one mapping of verdicts by filter, so few are distinct.
     counts = [count_distinct([sample.verdicts for sample in group]) for group in groups]
     metrics: list[MetricRow] = []
     majority: list[MajorityRow] = []
@@ -205,7 +216,7 @@ def summarise(
         if chosen:
             rows = _choice_rows(groups, name, clusters)
         else:
-            # A log of another tool has samples that one of its filters did not score.
+            # In a log of another tool, a filter may not have scored every sample.
             judged = [[(v[name], times) for v, times in found if name in v] for found in counts]
             tallies = [tally_of(found) for found in judged if found]
             mine = clusters and [c for c, found in zip(clusters, judged, strict=True) if found]
@@ -232,7 +243,7 @@ def summarise(
     return Report(tuple(metrics), tuple(majority), len(groups), len(scores), incomplete)
 
 
-# A sample whose thinking never ended has no answer, whatever ended it.
+# A sample whose reasoning never ended has no answer, whatever its finish reason.
 _TRUNCATED: Final[Mapping[str, Callable[[SampleScore], bool]]] = {
     "truncated": lambda sample: sample.closed is False or sample.finish_reason == "length",
     "truncated_thinking": lambda sample: sample.closed is False,
@@ -266,20 +277,23 @@ def clusters_of(
     group_of = {problem.id: problem.group for problem in problems if problem.group}
     if not group_of:
         return None
-    return [(group_of[each],) if each in group_of else ("", each) for each in problem_ids]
+    return [
+        (group_of[problem_id],) if problem_id in group_of else ("", problem_id)
+        for problem_id in problem_ids
+    ]
 
 
 def _filter_rows(
     tallies: Sequence[Tally], options: ReportOptions, clusters: Clusters
 ) -> list[dict[str, Any]]:
-    counts = [(each.num_samples, sum(each.correct)) for each in tallies]
+    counts = [(tally.num_samples, sum(tally.correct)) for tally in tallies]
     shares = [right / num for num, right in counts]
     rows = [{"metric": "exact_match", **mean_row(shares, None, clusters)}]
     pass_ks = default_pass_ks(options.num_samples) if options.pass_ks is None else options.pass_ks
     for k in pass_ks:
         values = [pass_at_k(num, right, k) for num, right in counts]
         rows.append({"metric": f"pass@{k}", **mean_row(values, k, clusters)})
-    invalid = [each.invalid / num for each, (num, _) in zip(tallies, counts, strict=True)]
+    invalid = [tally.invalid / num for tally, (num, _) in zip(tallies, counts, strict=True)]
     rows.append(
         {"metric": "invalid", **mean_row(invalid, None, clusters), "higher_is_better": False}
     )
@@ -302,7 +316,7 @@ def _majority(
 ) -> list[dict[str, Any]]:
     rows = []
     ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
-    votes = [each.votes_at(tuple(ks)) for each in tallies]
+    votes = [tally.votes_at(tuple(ks)) for tally in tallies]
     for place, k in enumerate(ks):
         shares = [mine[place][0] for mine in votes]
         row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}
@@ -322,8 +336,9 @@ def mean_row(
     """Return the fields of a MetricRow that follow from per-problem values.
 
     Args:
-        k: Of the metric.
-        clusters: Of each problem, as `clusters_of` gives them.
+        values: One value for each problem; NaN if the problem has too few samples.
+        k: The k of the metric, for the reason why it is undefined; None for metrics without k.
+        clusters: The cluster of each problem, from `clusters_of`.
     """
     if not values:
         return {"value": None, "reason": "no samples"}

@@ -1,9 +1,9 @@
-"""What stopping early would have saved of a run that drew everything, and what it would have cost.
+"""Replay of early stopping on a finished run: the tokens it would have saved, and its accuracy.
 
-A rule is replayed on the samples of a run in random orders. The samples of a problem are
-independent draws, so each order is one that the run could have had, and the mean over orders is an
-unbiased estimate of the vote and of the tokens of a run that stops by the rule, with at most as
-many samples. No stop is chosen by looking at what it comes to. Orders are drawn by a fixed seed.
+A rule is replayed on the samples of a run in random orders, drawn with a fixed seed. The samples of
+a problem are independent draws, so the mean over orders is an unbiased estimate of the vote and the
+tokens of a run that stops by the rule, with at most as many samples. The rule never sees the
+outcome of a stop when it decides to stop.
 
 Shape letters: O orders, N samples, R rounds, A answers.
 """
@@ -31,8 +31,8 @@ _Ints = npt.NDArray[np.int64]
 class DrawnProblem:
     """The samples of one problem.
 
-    verdicts: of each, by one filter.
-    tokens: how many each has.
+    verdicts: the verdict of each sample by one filter.
+    tokens: number of tokens of each sample.
     """
 
     verdicts: Sequence[Verdict]
@@ -40,15 +40,16 @@ class DrawnProblem:
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of a sample in the mean."""
+        """The mean number of tokens of a sample."""
         return sum(self.tokens) / len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """What a rule comes to for one problem, in the mean over orders.
+    """The outcome of a rule for one problem, averaged over orders.
 
-    vote: the share of a right answer in the vote. tokens, samples: that are drawn for it.
+    vote: the share of right answers in the vote.
+    tokens, samples: the tokens and samples drawn for the vote.
     """
 
     vote: float
@@ -58,7 +59,13 @@ class RuleOutcome:
 
 @check_argument_types
 def replay_majority(drawn: DrawnProblem, k: int, votes: Tally | None = None) -> RuleOutcome:
-    """Return what a majority of k samples comes to, exactly. votes: its tally, if it is known."""
+    """Return the exact expected outcome of a majority vote of k samples.
+
+    Args:
+        drawn: The samples of the problem.
+        k: Samples in the vote.
+        votes: The tally of the samples; None computes it from `drawn`.
+    """
     vote = (votes or tally(drawn.verdicts)).maj_at_k(k)
     return RuleOutcome(vote, k * drawn.mean_tokens, k)
 
@@ -72,11 +79,15 @@ def replay_early_stopping(
     orders: int = ORDERS,
     seed: int = 0,
 ) -> list[RuleOutcome]:
-    """Return what stopping comes to where the leading answer stays ahead with a chance.
+    """Return the outcomes of stopping once the leading answer will probably stay ahead.
 
     Args:
-        chances: For each an outcome, all on the same orders.
-        batch: Samples of a round; the rule is asked after each.
+        drawn: The samples of the problem.
+        chances: Required probabilities that the leading answer stays ahead. Each has one outcome
+            in the result; all outcomes use the same orders.
+        batch: Samples of a round; the rule decides after each round.
+        orders: Number of random orders.
+        seed: Seed of the random orders.
     """
     check_int("batch", batch, least=1)
     check_int("orders", orders, least=1)
@@ -86,27 +97,30 @@ def replay_early_stopping(
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
     counts_ORA, ends = _counts(codes[order_ON], len(right_A), batch)
     ahead_OR = _ahead(counts_ORA)
-    found = []
+    outcomes = []
     for chance in chances:
         at_O = _first_decided(ahead_OR, chance)
         final_OA = counts_ORA[np.arange(len(order_ON)), at_O]
         end_O = ends[at_O]
         used_O = tokens_ON[np.arange(len(order_ON)), end_O - 1]
         vote = float(_right_shares(final_OA, right_A).mean())
-        found.append(RuleOutcome(vote, float(used_O.mean()), float(end_O.mean())))
-    return found
+        outcomes.append(RuleOutcome(vote, float(used_O.mean()), float(end_O.mean())))
+    return outcomes
 
 
 @lru_cache(maxsize=64)  # most problems have equally many samples
 def _orders(num: int, orders: int, seed: int) -> _Ints:
     keys = np.random.default_rng((seed, num)).random((orders, num))
-    found: _Ints = keys.argsort(axis=1)
-    found.flags.writeable = False
-    return found
+    orders_ON: _Ints = keys.argsort(axis=1)
+    orders_ON.flags.writeable = False
+    return orders_ON
 
 
 def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
-    """Return the number of each sample's answer, -1 for none, and which answers are right."""
+    """Return the index of each sample's answer, [N], and whether each answer is right, [A].
+
+    Samples without an answer have index -1.
+    """
     places: dict[str, int] = {}
     for verdict in verdicts:
         if verdict.answer is not None:
@@ -118,7 +132,7 @@ def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
 
 def _counts(codes_ON: _Ints, num_answers: int, batch: int) -> tuple[_Ints, _Ints]:
-    """Return the votes of each answer after each round, [O, R, A], and where rounds end."""
+    """Return the votes of each answer after each round, [O, R, A], and the ends of rounds, [R]."""
     num = codes_ON.shape[1]
     ends = np.array([*range(batch, num, batch), num], dtype=np.int64)
     is_mine = codes_ON[..., None] == np.arange(num_answers)
@@ -127,33 +141,34 @@ def _counts(codes_ON: _Ints, num_answers: int, batch: int) -> tuple[_Ints, _Ints
 
 
 def _ahead(counts_ORA: _Ints) -> _Floats:
-    """Return the chance that the leading answer stays ahead after each round, [O, R].
+    """Return the probability, after each round, that the leading answer stays ahead, [O, R].
 
-    It is below any chance as long as there is no vote.
+    It is -inf until a sample has a vote, so that no rule stops.
     """
     none = np.zeros((*counts_ORA.shape[:2], 2), dtype=counts_ORA.dtype)
     top = np.sort(np.concatenate([counts_ORA, none], axis=-1), axis=-1)[..., -2:]
-    # A size that many problems share, so that few tables are made.
+    # The size is rounded up to a power of 2, so that many problems share few tables.
     table = _agreements(1 << int(top.max(initial=0)).bit_length())
     return np.where(top[..., 1] > 0, table[top[..., 1], top[..., 0]], -math.inf)
 
 
 def _first_decided(ahead_OR: _Floats, chance: float) -> _Ints:
-    """Return the round after which each order's vote is decided, or else the last."""
+    """Return the round after which the vote of each order is decided, or the last round, [O]."""
     decided = ahead_OR >= chance
     decided[:, -1] = True
-    found: _Ints = decided.argmax(axis=1)
-    return found
+    first_O: _Ints = decided.argmax(axis=1)
+    return first_O
 
 
 @lru_cache(maxsize=8)
 def _agreements(most: int) -> _Floats:
-    """Return the beta rule's chance by the votes of the first and the second answer.
+    """Return the probability of the beta rule for all votes of the first and the second answer.
 
-    It is `agreement` of all pairs. The last toss is a head or not, so the ways of a pair are those
-    with one vote less for either.
+    These are the values of `treegen.search.strategies.majority.lead_probability`. The last toss is
+    heads or tails, so the number of ways of a pair is the sum of those with one vote less for
+    either answer.
     """
-    found = np.empty((most + 1, most + 1))
+    table = np.empty((most + 1, most + 1))
     ways = [1] * (most + 1)
     for first in range(most + 1):
         for second in range(most + 1):
@@ -161,12 +176,12 @@ def _agreements(most: int) -> _Floats:
                 ways[0] = 2 ** (first + 1) - 1
             elif first:
                 ways[second] += ways[second - 1]
-            found[first, second] = ways[second] / 2 ** (first + second + 1)
-    return found
+            table[first, second] = ways[second] / 2 ** (first + second + 1)
+    return table
 
 
 def _right_shares(counts_OA: _Ints, right_A: npt.NDArray[np.bool_]) -> _Floats:
-    """Return the share of a right answer in each vote; tied answers count for their shares."""
+    """Return the share of right answers in each vote, [O]; tied answers count for their shares."""
     top = counts_OA.max(axis=1, keepdims=True, initial=0)
     wins = (counts_OA == top) & (top > 0)
     shares: _Floats = (wins & right_A).sum(axis=1) / np.maximum(wins.sum(axis=1), 1)

@@ -1,4 +1,4 @@
-"""Results that only some tasks have, as tables and grids that any command can show."""
+"""Tables and grids for results that only some tasks have; any command can show them."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ GROUP_COLUMNS: Final = ("Problems", "Accuracy", "Stderr", "Low", "High")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Lines under a title. Floats are values from 0 to 1; None is a value that is not defined."""
+    """Lines under a title; floats are values from 0 to 1, and None is an undefined value."""
 
     title: str
     columns: tuple[str, ...]
@@ -24,9 +24,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Values from 0 to 1 over two axes, for a heat map; None if nothing was measured.
+    """Values from 0 to 1 over two axes, for a heat map.
 
-    values: one row for each of row_labels, from the top.
+    values: one row for each of row_labels, from the top; None where nothing was measured.
     """
 
     title: str
@@ -45,7 +45,7 @@ def problem_values(scores: Iterable[SampleScore], filter: str) -> dict[str, floa
             continue
         credit = float(verdict.correct) if verdict.credit is None else verdict.credit
         marks.setdefault(sample.problem_id, []).append(credit)
-    return {problem_id: math.fsum(each) / len(each) for problem_id, each in marks.items()}
+    return {problem_id: math.fsum(credits) / len(credits) for problem_id, credits in marks.items()}
 
 
 def table_by(
@@ -57,8 +57,11 @@ def table_by(
     """Return the mean value of each group of problems, with error bars over its problems.
 
     Args:
+        title: Title of the table.
+        name: Title of the column of labels.
         groups: (label, problem ids) pairs. A problem without a value has no samples and is left
             out.
+        values: The value of each problem, by id.
     """
     rows: list[tuple[Cell, ...]] = []
     for label, ids in groups:
@@ -72,7 +75,14 @@ def table_by(
 
 
 def by_decile(depth_of: Mapping[str, float]) -> list[tuple[str, list[str]]]:
-    """Group problem ids into the ten tenths of a document. depth_of: by id, from 0 to 1."""
+    """Group problem ids by the tenth of a document in which they are.
+
+    Args:
+        depth_of: The relative depth of each problem in its document, from 0 to 1, by problem id.
+
+    Returns:
+        (label, problem ids) pairs, from "0-10%" to "90-100%".
+    """
     tenths: list[list[str]] = [[] for _ in range(10)]
     for problem_id, depth in depth_of.items():
         tenths[min(9, int(depth * 10))].append(problem_id)

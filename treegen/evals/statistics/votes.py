@@ -1,11 +1,10 @@
 """Majority votes over extracted answers.
 
-An answer that could not be read has no vote. A vote in which no answer could be read is wrong.
-
-In a metric each tied answer counts for its share: see `majority.maj_at_k`. A rule that looks at
-the order of the samples would make the score depend on that order, and breaking ties at random only
-adds noise around the same mean. If one answer must be shown, it is the tied answer that was given
-first.
+A sample without a readable answer has no vote, and a vote without any readable answer is wrong.
+In a metric each tied answer counts for its share (see `majority.maj_at_k`): a rule that uses the
+order of the samples would make the score depend on that order, and breaking ties at random only
+adds noise around the same mean. If one answer must be shown, it is the tied answer whose first
+sample is earliest.
 """
 
 from collections import Counter
@@ -23,11 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What a vote came to.
+    """The result of a vote.
 
-    answer: the winner, of tied answers the one that was given first; None if none was readable.
-    votes: how many the winner has.
-    tied: every answer with the most votes, in the order in which they were first given.
+    answer: the winner; if several tie, the first in the order of samples. None if no sample has a
+        readable answer.
+    votes: number of votes of the winner.
+    tied: every answer with the most votes, ordered by their first samples.
     """
 
     answer: str | None
@@ -37,35 +37,41 @@ class Vote:
 
 @check_argument_types
 def majority_vote(answers: Iterable[str | None]) -> Vote:
-    """Return the most frequent answer, None never counting."""
+    """Return the most frequent answer; None has no vote."""
     return winner(Counter(answers))
 
 
 @check_argument_types
 def winner(counts: Mapping[str | None, int]) -> Vote:
-    """Return the answer with the most votes, None never counting.
+    """Return the answer with the most votes; None has no vote.
 
     Args:
-        counts: Votes by answer, in the order in which they were first given.
+        counts: Votes by answer, ordered by the first sample of each answer.
     """
-    given = {answer: votes for answer, votes in counts.items() if answer is not None}
-    top = max(given.values(), default=0)
-    tied = tuple(answer for answer, votes in given.items() if votes == top)
+    votes_of = {answer: votes for answer, votes in counts.items() if answer is not None}
+    top = max(votes_of.values(), default=0)
+    tied = tuple(answer for answer, votes in votes_of.items() if votes == top)
     return Vote(tied[0] if tied else None, top, tied)
 
 
 def count_distinct(objects: Sequence[T]) -> list[tuple[T, int]]:
-    """Return each object once, in the order of the first, and how often it is there."""
-    known = {id(each): each for each in objects}
+    """Return each distinct object and its number of occurrences, by order of first occurrence.
+
+    Objects are distinct by identity, not by equality.
+    """
+    known = {id(item): item for item in objects}
     return list(zip(known.values(), Counter(map(id, objects)).values(), strict=True))
 
 
 def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | None, bool], int]:
-    """Return how often each answer was judged right or wrong, in the order of the first.
+    """Return how often each answer was scored right or wrong, by order of first occurrence.
 
     Args:
-        verdicts: Each with how often it is there, as of `distinct`: of a run, equal verdicts are
-            one object, so few have to be looked into.
+        verdicts: (verdict, number of occurrences) pairs, as `count_distinct` returns them. Equal
+            verdicts of a run are one object, so there are few pairs.
+
+    Returns:
+        Numbers of samples by (answer, whether it is correct).
     """
     counts: dict[tuple[str | None, bool], int] = {}
     for verdict, times in verdicts:
@@ -74,7 +80,7 @@ def count_verdicts(verdicts: Iterable[tuple[Verdict, int]]) -> dict[tuple[str | 
     return counts
 
 
-# Of many problems most have the counts of another one, and a run has several tables of votes.
+# Most problems share their counts with another problem, and a run has several tables of votes.
 _maj_at_k = lru_cache(maxsize=1 << 16)(maj_at_k)
 _tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
 
@@ -83,7 +89,7 @@ _tie_at_k = lru_cache(maxsize=1 << 16)(tie_at_k)
 class Tally:
     """How many samples of one problem gave each answer.
 
-    correct, wrong: for each distinct correct or wrong answer, its number of samples.
+    correct, wrong: the number of samples of each distinct correct or wrong answer.
     invalid: samples without a readable answer.
     """
 
@@ -93,20 +99,20 @@ class Tally:
 
     @property
     def num_samples(self) -> int:
-        """All samples, the unreadable ones included."""
+        """The number of all samples, including those without a readable answer."""
         return sum(self.correct) + sum(self.wrong) + self.invalid
 
     def maj_at_k(self, k: int) -> float:
-        """Return the expected share of a correct answer in a vote of k; NaN if k is too many."""
+        """Return the expected share of correct answers in a vote of k; NaN if k is too large."""
         return _maj_at_k(self.correct, self.wrong, self.invalid, k)
 
     def tie_at_k(self, k: int) -> float:
-        """Return the chance that a vote of k has no single winner; NaN if k is too many."""
-        # Which answers are right does not matter here.
+        """Return the probability that a vote of k has no single winner; NaN if k is too large."""
+        # A tie does not depend on which answers are right; sorting shares cached results.
         return _tie_at_k(tuple(sorted((*self.correct, *self.wrong))), self.invalid, k)
 
     def votes_at(self, ks: tuple[int, ...]) -> tuple[tuple[float, float], ...]:
-        """Return what `maj_at_k` and `tie_at_k` do, for each k."""
+        """Return `maj_at_k` and `tie_at_k` for each k."""
         return votes_at(self.correct, self.wrong, self.invalid, ks)
 
 
@@ -116,7 +122,11 @@ def tally(verdicts: Sequence[Verdict]) -> Tally:
 
 
 def tally_of(verdicts: Iterable[tuple[Verdict, int]]) -> Tally:
-    """Count the answers of one problem's samples. verdicts: each with how often it is there."""
+    """Count the answers of one problem's samples from distinct verdicts.
+
+    Args:
+        verdicts: (verdict, number of occurrences) pairs.
+    """
     counts = count_verdicts(verdicts)
     invalid = counts.pop((None, False), 0)
     # Sorted, so that problems with the same counts share the cached work of the estimators.

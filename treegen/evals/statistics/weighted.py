@@ -1,28 +1,25 @@
-"""Votes beyond the majority, over the same samples: by how sure the model was, or by a score.
+"""Weighted votes over samples: by the confidence of the model, or by a score.
 
 A vote is a number for each sample and a rule, written NUMBER:RULE. A sample without a readable
 answer has no vote, as in a majority. The numbers:
 
 - logprob: the mean log-probability of the sample's tokens.
-- likelihood: its exponential, the geometric mean of their probabilities.
+- likelihood: the exponential of `logprob`, which is the geometric mean of the probabilities.
 - certainty: the mean self-certainty (Kang et al. 2025).
-- confidence, lowest, bottom, tail: of DeepConf; see `treegen.evals.statistics.confidence.summary`.
-- score: what a reward model or a verifier has given the sample.
+- confidence, lowest, bottom, tail: the confidences of DeepConf; see
+  `treegen.evals.statistics.confidence.summary`.
+- score: the score of the sample by a reward model or a verifier.
 
 The rules:
 
 - weighted: each answer has the sum of its samples' numbers. With scores this is weighted best-of-n.
-  Log-probabilities are negative, so what counts is how far they are above the least among the
-  voters.
-- borda, borda=P: of v voters the best has v^P votes, the next (v - 1)^P, the last one. P is 0.5.
-- top=SHARE: as weighted, among the best voters: this share of them, rounded up.
+  Log-probabilities are negative, so the smallest one among the voters is subtracted from each.
+- borda, borda=P: of v voters the best has v^P votes, the next (v - 1)^P, the last 1. P is 0.5 by
+  default.
+- top=SHARE: `weighted` among the best voters only: this share of them, rounded up.
 - best: the answer of the best sample (best-of-n).
 
-Tied answers count for their shares, as in `majority.maj_at_k`.
-
-The value at k is the mean over subsets of k samples. For `best`, and where there are few subsets,
-it is exact. Otherwise no closed form is known, and it is the mean over random subsets, which is
-unbiased. They are drawn by a fixed seed, the same for all votes of a problem.
+Tied answers count for their shares, as in `majority.maj_at_k`. `weighted_at_k` computes values.
 """
 
 import math
@@ -51,15 +48,15 @@ NUMBERS: Final = {
     "tail": "weighted",
     "score": "weighted",
 }
-"""The numbers that samples may have, each with the rule that is meant if none is given."""
+"""The numbers that samples may have, with the default rule of each."""
 USC: Final = "usc"
 ALL: Final = "all"
 SUBSETS: Final = 256
-"""Random subsets that a value at k is the mean over."""
+"""Number of random subsets over which a value at k is averaged."""
 
 _RULES: Final = ("weighted", "borda", "top", "best")
 _BORDA: Final = 0.5
-# Sums of the same weights in another order differ in their last digits, and are a tie.
+# Sums of the same weights in another order differ in their last digits; they count as a tie.
 _TIE: Final = 1e-9
 
 _Floats = npt.NDArray[np.float64]
@@ -69,7 +66,12 @@ _Flags = npt.NDArray[np.bool_]
 @checked_class
 @dataclass(frozen=True, slots=True)
 class VoteRule:
-    """One way to vote. parameter: of `borda` and `top`."""
+    """One way to vote.
+
+    number: a name of NUMBERS.
+    rule: weighted, borda, top or best.
+    parameter: the exponent of `borda`, or the share of `top`.
+    """
 
     number: str
     rule: str
@@ -77,13 +79,13 @@ class VoteRule:
 
     @property
     def name(self) -> str:
-        """As users write it."""
-        told = f"={self.parameter:g}" if self.rule in ("borda", "top") else ""
-        return f"{self.number}:{self.rule}{told}"
+        """The vote as users write it, NUMBER:RULE."""
+        parameter = f"={self.parameter:g}" if self.rule in ("borda", "top") else ""
+        return f"{self.number}:{self.rule}{parameter}"
 
     @staticmethod
     def of(text: str) -> "VoteRule":
-        """Return the vote of a name.
+        """Parse a vote: NUMBER:RULE, or NUMBER for the default rule of the number.
 
         Raises:
             InputError: there is no such vote.
@@ -93,10 +95,10 @@ class VoteRule:
             known = [*NUMBERS, USC, ALL]
             hint = did_you_mean(number, known)
             raise InputError(f"there is no vote {text!r}{hint}; votes are {', '.join(known)}")
-        rule, equals, told = (rule or NUMBERS[number]).partition("=")
+        rule, equals, value = (rule or NUMBERS[number]).partition("=")
         default = _BORDA if rule == "borda" else math.nan
         try:
-            parameter = float(told) if equals else default if rule in ("borda", "top") else 0.0
+            parameter = float(value) if equals else default if rule in ("borda", "top") else 0.0
         except ValueError:
             parameter = math.nan
         is_share = rule != "top" or 0 < parameter <= 1
@@ -111,18 +113,18 @@ class VoteRule:
 
 @check_argument_types
 def check_votes(names: Sequence[str]) -> None:
-    """Raise InputError for a name that is no vote."""
+    """Raise InputError for a name that is not a vote."""
     for name in names:
         if name not in (ALL, USC):
             VoteRule.of(name)
 
 
 def get_vote_weights(sample: "SampleScore") -> Mapping[str, float]:
-    """Return the numbers that a sample has, by name."""
-    found = dict(sample.numbers)
-    if "logprob" in found:
-        found["likelihood"] = math.exp(found["logprob"])
-    return found
+    """Return the numbers of a sample that votes can use, by name."""
+    numbers = dict(sample.numbers)
+    if "logprob" in numbers:
+        numbers["likelihood"] = math.exp(numbers["logprob"])
+    return numbers
 
 
 @check_argument_types
@@ -136,19 +138,26 @@ def weighted_at_k(
     seed: int = 0,
     num_subsets: int = SUBSETS,
 ) -> float:
-    """Return the mean share of a correct answer in a vote among k of the samples.
+    """Return the mean share of correct answers in a vote among k of the samples.
 
-    NaN if there are fewer than k samples.
+    The value is the mean over subsets of k samples. It is exact for the rule `best`, and if there
+    are few subsets. Otherwise no closed form is known, and the value is the mean over random
+    subsets, which is unbiased. A fixed seed draws the same subsets for all votes of a problem.
 
     Args:
-        numbers: Of each sample.
-        answers: Of each sample.
-        correct: Of each sample.
-        seed: Of the random subsets, where the value is not exact.
-        num_subsets: Of the random subsets, where the value is not exact.
+        vote: The number and the rule of the vote.
+        numbers: The number of each sample.
+        answers: The answer of each sample; None if it is not readable.
+        correct: Whether the answer of each sample is right.
+        k: Samples in a vote, at least 1.
+        seed: Seed of the random subsets, if the value is not exact.
+        num_subsets: Maximum number of subsets. If there are more, this many are drawn at random.
+
+    Returns:
+        The mean share; NaN if there are fewer than k samples.
 
     Raises:
-        InputError: a number is negative and the rule is weighted, or one is not finite.
+        InputError: a number is not finite, or is negative and the rule sums the numbers.
     """
     num = len(numbers)
     if k < 1:
@@ -177,7 +186,10 @@ def _check(vote: VoteRule, values: _Floats) -> None:
 
 
 def _subsets(num: int, k: int, num_subsets: int, seed: int) -> _Flags:
-    """Return random subsets of k samples, or all if there are no more, [subsets, samples]."""
+    """Return membership in subsets of k samples, [subsets, samples].
+
+    These are all subsets if there are at most `num_subsets`, and random subsets otherwise.
+    """
     if math.comb(num, k) <= num_subsets:
         every = np.array(list(combinations(range(num), k)))
         whole = np.zeros((len(every), num), dtype=np.bool_)
@@ -196,10 +208,14 @@ def _shares(
     correct: Sequence[bool],
     chosen: _Flags,
 ) -> _Floats:
-    """Return the share of a correct answer in the vote of each subset, [subsets].
+    """Return the share of correct answers in the vote of each subset, [subsets].
 
     Args:
-        chosen: [subsets, samples] who is in each subset.
+        vote: The number and the rule of the vote.
+        values: [samples] the number of each sample.
+        answers: The answer of each sample; None if it is not readable.
+        correct: Whether the answer of each sample is right.
+        chosen: [subsets, samples] whether each sample is in each subset.
     """
     readable = np.array([answer is not None for answer in answers])
     order = np.argsort(-values, kind="stable")
@@ -213,7 +229,7 @@ def _shares(
     right = np.zeros(len(kinds), dtype=np.bool_)
     right[[kinds[answers[i]] for i in order if correct[i]]] = True
     weights = _weights(vote, values, voters)
-    # An answer that nobody in the subset gave is no candidate, even where all weights are 0.
+    # An answer without samples in the subset is no candidate, even if all weights are 0.
     sums = np.where(voters @ of_answer > 0, weights @ of_answer, -np.inf)
     top = sums.max(axis=1, keepdims=True)
     wins = (sums >= top - _TIE * np.abs(top)) & np.isfinite(sums)
@@ -222,7 +238,13 @@ def _shares(
 
 
 def _weights(vote: VoteRule, values: _Floats, voters: _Flags) -> _Floats:
-    """Return the votes of each sample, [subsets, samples], which come best first."""
+    """Return the votes of each sample, [subsets, samples].
+
+    Args:
+        vote: The number and the rule of the vote.
+        values: [samples] the numbers of the samples, in descending order.
+        voters: [subsets, samples] whether each sample is in each subset.
+    """
     if vote.rule == "borda":
         points: _Floats = np.where(voters, _borda(values, voters) ** vote.parameter, 0.0)
         return points
@@ -230,17 +252,21 @@ def _weights(vote: VoteRule, values: _Floats, voters: _Flags) -> _Floats:
     num = voters.sum(axis=1, keepdims=True)
     if vote.rule == "top":
         rank = voters.cumsum(axis=1)
-        # Rounded, so that a tenth of ten is one whatever the rounding of the product.
+        # The product is rounded first, so that a tenth of ten is one despite rounding errors.
         voters = voters & (rank <= np.ceil(np.round(vote.parameter * num, 9)))
     if vote.number == "logprob":
         least = np.where(voters, weights, np.inf).min(axis=1, keepdims=True, initial=np.inf)
         weights = weights - np.where(np.isfinite(least), least, 0.0)
-    found: _Floats = np.where(voters, weights, 0.0)
-    return found
+    chosen_weights: _Floats = np.where(voters, weights, 0.0)
+    return chosen_weights
 
 
 def _borda(values: _Floats, voters: _Flags) -> _Floats:
-    """Return how many voters each is at least as good as; the equal have their mean."""
+    """Return the Borda points of each voter, [subsets, samples].
+
+    A voter has one point for each voter that it is at least as good as, itself included. Voters
+    with equal numbers have the mean of their points.
+    """
     num = voters.sum(axis=1, keepdims=True)
     points: _Floats = num - voters.cumsum(axis=1) + 1.0
     _, group = np.unique(values, return_inverse=True)
@@ -256,19 +282,20 @@ def _borda(values: _Floats, voters: _Flags) -> _Floats:
 def _best_at_k(
     values: _Floats, answers: Sequence[str | None], correct: Sequence[bool], k: int
 ) -> float:
-    """Return the chance that the best of k samples with a readable answer is right, exactly.
+    """Return the exact probability that the best readable sample among k is right.
 
-    Of n samples, a are readable and better than value v, and b are equal to it. The best has value
-    v if none of the a is drawn and one of the b is: (C(n-a, k) - C(n-a-b, k)) / C(n, k). Equally
-    good samples that are drawn count for their shares, so by symmetry each of the b counts alike.
+    Let a of the n samples be readable and better than value v, and b of them readable and equal to
+    v. The best drawn sample has value v if none of the a is drawn and at least one of the b is:
+    (C(n-a, k) - C(n-a-b, k)) / C(n, k). Equally good drawn samples count for their shares, so by
+    symmetry each of the b counts equally.
     """
     num, total = len(values), math.comb(len(values), k)
     readable = np.array([answer is not None for answer in answers])
-    found, better = [], 0
+    terms, better = [], 0
     for value in np.unique(values[readable])[::-1]:
         mine = np.flatnonzero(readable & (values == value))
         right = sum(correct[i] for i in mine.tolist())
         ways = math.comb(num - better, k) - math.comb(num - better - len(mine), k)
-        found.append(ways / total * right / len(mine))
+        terms.append(ways / total * right / len(mine))
         better += len(mine)
-    return math.fsum(found)
+    return math.fsum(terms)

@@ -1,7 +1,8 @@
-"""Agreement of raters: Cohen's kappa for two, Krippendorff's alpha for any number and with gaps.
+"""Agreement of raters: Cohen's kappa for two, Krippendorff's alpha for any number.
 
-Sources: Cohen 1960 and 1968 (weights); Krippendorff 2011, "Computing Krippendorff's
-Alpha-Reliability", whose example tests/evals/judging/test_grading_statistics.py computes.
+Alpha also allows missing ratings. Sources: Cohen 1960 and 1968 (weights); Krippendorff 2011,
+"Computing Krippendorff's Alpha-Reliability", whose example
+tests/evals/judging/test_grading_statistics.py computes.
 """
 
 import math
@@ -21,17 +22,18 @@ def cohens_kappa(
     *,
     weights: Literal["quadratic"] | None = None,
 ) -> float | None:
-    """Return Cohen's kappa of two raters of the same units; None if both always say one thing.
+    """Return Cohen's kappa of two raters; None if both always give the same single rating.
 
     Args:
-        weights: "quadratic" counts a disagreement of numbers by its square. Numbers that nobody
-        gave
-            count for the distance too: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score`
-            weighs by the places of the labels that are there, so it agrees if its `labels=` lists
-            all numbers from the lowest to the highest.
+        first: The first rater's rating of each unit.
+        second: The second rater's rating of each unit, in the same order.
+        weights: None counts every disagreement equally. "quadratic" weights a disagreement by the
+            squared difference of the numbers, also over numbers that nobody gave: 1 and 5 differ
+            by 4. scikit-learn's `cohen_kappa_score` weights by the ranks of the occurring labels,
+            so it agrees if its `labels=` lists all numbers from the lowest to the highest.
 
     Raises:
-        InputError: there is no unit, or they rated different numbers of units.
+        InputError: there are no units, or the raters rated different numbers of units.
     """
     if len(first) != len(second) or not first:
         raise InputError(f"kappa needs pairs of ratings, got {len(first)} and {len(second)}")
@@ -53,12 +55,11 @@ def cohens_kappa(
 def krippendorffs_alpha(
     units: Sequence[Sequence[Hashable]], scale: Scale = "nominal"
 ) -> float | None:
-    """Return Krippendorff's alpha; None if nothing could differ.
+    """Return Krippendorff's alpha; None if all compared values are equal.
 
     Args:
-        units: Of each unit the values that raters gave it; a unit with fewer than two tells
-            nothing.
-        scale: "nominal" asks whether values differ, "interval" by how much numbers do, squared.
+        units: The values that raters gave to each unit; units with fewer than two are ignored.
+        scale: "nominal" counts whether values differ, "interval" their squared difference.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
     values = sorted({v for unit in pairable for v in unit}, key=lambda v: (str(type(v)), v))

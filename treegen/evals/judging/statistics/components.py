@@ -1,12 +1,8 @@
-"""Where the spread of judgements comes from: problems, answers, judges, wordings.
+"""Variance components of judgements: problems, answers, judges and wordings.
 
 The model is y = mean + problem + answer + judge + wording + problem x judge + problem x wording +
-rest, all of them independent random effects; answers are nested in problems, and the others are
-crossed. The variances are estimated by moments: for each factor the sum of squares about the means
-of its levels is set equal to its expectation, which is linear in the variances (Henderson 1953,
-method 1, for designs with holes; Gao and Owen 2017, "Efficient moment calculations for variance
-components in large unbalanced crossed random effects models"). The linear equations are solved with
-no variance below 0 (Lawson and Hanson's non-negative least squares, of scipy).
+rest, all of them independent random effects. Answers are nested in problems, and the other factors
+are crossed.
 """
 
 import math
@@ -30,7 +26,7 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "problem x judge": ("problem", "judge"),
     "problem x wording": ("problem", "wording"),
 }
-"""The random effects, and what an observation's level of each is made of."""
+"""The random effects, and the fields of an observation that identify its level of each."""
 REST: Final = "rest"
 
 
@@ -38,22 +34,23 @@ REST: Final = "rest"
 class Cells:
     """Values from 0 to 1, each with its problem, answer, judge and wording.
 
-    y: float64 [N]. levels: by the name of each of the four, int64 [N], numbered from 0.
+    y: float64 [N], the values.
+    levels: int64 [N] for each of "problem", "answer", "judge" and "wording", numbered from 0.
     """
 
     y: Floats
     levels: Mapping[str, Ints]
 
     def num(self, name: str) -> int:
-        """Return how many levels there are of problem, answer (of all problems), judge, wording."""
+        """Return the number of levels of a factor; answers are counted over all problems."""
         return len(np.unique(_levels(self, FACTORS[name])))
 
 
 def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells:
-    """Return cells of (value, problem, answer, judge, wording) rows.
+    """Return the cells of (value, problem, answer, judge, wording) rows.
 
     Raises:
-        InputError: there is none.
+        InputError: there are no rows.
     """
     if not rows:
         raise InputError(
@@ -68,10 +65,17 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
 
 
 def components(found: Cells) -> dict[str, float | None]:
-    """Return the variance of each factor, and of the rest; None where the design cannot tell.
+    """Return the variance of each factor and of the rest; None if the design does not determine it.
 
-    A factor with one level cannot be told, nor one whose levels are those of another factor, as
-    answers are where each problem has one: then the first of them has the variance of both.
+    The variances are estimated by moments: for each factor, the sum of squares around the means of
+    its levels is set equal to its expectation, which is linear in the variances (Henderson 1953,
+    method 1, for incomplete designs; Gao and Owen 2017, "Efficient moment calculations for variance
+    components in large unbalanced crossed random effects models"). The linear equations are solved
+    with all variances at least 0 (Lawson and Hanson's non-negative least squares, from scipy).
+
+    The variance of a factor with a single level is undetermined. If two factors group the values in
+    the same way, such as problems and answers with one answer per problem, the first of them gets
+    the variance of both.
     """
     names: list[str] = []
     kept: list[Ints] = []
@@ -99,7 +103,7 @@ def components(found: Cells) -> dict[str, float | None]:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """How many of each there are: answers of a problem, and verdicts of a cell on average."""
+    """Numbers of problems, answers of a problem, judges and wordings."""
 
     problems: float
     answers: float
@@ -108,14 +112,19 @@ class Design:
 
 
 def design_of(found: Cells) -> Design:
-    """Return the design of some cells, answers on average."""
+    """Return the design of cells, with the mean number of answers of a problem."""
     problems = found.num("problem")
     answers = found.num("answer") / problems
     return Design(problems, answers, found.num("judge"), found.num("wording"))
 
 
 def predicted_variance(variances: Mapping[str, float | None], design: Design) -> float:
-    """Return the variance of the mean of a balanced design; what cannot be told counts as 0."""
+    """Return the variance of the mean in a balanced design.
+
+    Args:
+        variances: The variance of each factor; None, for undetermined, counts as 0.
+        design: Numbers of problems, answers, judges and wordings.
+    """
     n, k, j, w = design.problems, design.answers, design.judges, design.wordings
     over = {
         "problem": n,
@@ -139,23 +148,24 @@ def _levels(found: Cells, parts: Sequence[str]) -> Ints:
 
 
 def _same(first: Ints, second: Ints) -> bool:
-    """Whether two groupings put the same observations together."""
+    """Return whether two groupings of observations are the same."""
     num = len(np.unique(first * (int(second.max()) + 1) + second))
     return num == len(np.unique(first)) == len(np.unique(second))
 
 
 def _within(y: Floats, group: Ints) -> float:
-    """Return the sum of squares about the means of groups."""
+    """Return the sum of squares around the means of groups."""
     counts = np.bincount(group)
     means = np.bincount(group, weights=y) / counts
     return float(((y - means[group]) ** 2).sum())
 
 
 def _coefficient(group: Ints, effect: Ints | None) -> float:
-    """Return by what a variance is multiplied in the expectation of `_within` of a grouping.
+    """Return the coefficient of a variance in the expectation of `_within` for a grouping.
 
     Args:
-        effect: The levels of the random effect; None for the rest, whose levels are all different.
+        group: [N] the group of each observation.
+        effect: [N] the level of the random effect; None for the rest, whose levels all differ.
     """
     counts = np.bincount(group)
     if effect is None:

@@ -1,23 +1,9 @@
-"""Intervals of the mean that other problems, other judges and other wordings would move too.
+"""Intervals for means of judgements that account for problems, judges and wordings.
 
-The usual standard error takes judge and wording as given. Here each factor that has several levels
+The usual standard error treats judge and wording as fixed. Here each factor with several levels
 adds the variance of the mean over its levels:
 
     V = V_problem + V_judge + V_wording,  V_f = s^2(means of the levels of f) / (levels of f)
-
-A residual is in each of the three, so V is too large rather than too small; for the balanced
-two-way design V less that residual is the usual estimate (Brennan 2001, "Generalizability Theory").
-Problems count as in `treegen.evals.statistics.estimators`: with two imaginary ones, or by cluster.
-Each part has its own quantile of Student's t, by its own degrees of freedom, and the half width is
-the root of the sum of (t_f^2 V_f). Banerjee (1961) shows that the coverage is at least what it is
-called. Satterthwaite's joint degrees of freedom give narrower intervals, which cover as little as
-0.82 where two judges differ much. Student's quantiles are for normal effects; those of judges and
-wordings, which are few, are taken at 96%, so that uniform effects are covered at 0.93 too (two or
-three levels: 0.92 at 95%). What has one level alone, such as a single judge, is taken as given, and
-the interval is for it.
-
-The table in docs/judging.md is from tests/evals/judging/test_grading_statistics.py, which simulates
-it.
 """
 
 import math
@@ -33,7 +19,7 @@ from treegen.evals.statistics.estimators import adjusted_mean, standard_error
 
 CONFIDENCE: Final = 0.95
 OF_FEW: Final = 0.96
-"""The level of the quantiles of judges and wordings."""
+"""The confidence level of the quantiles for judges and wordings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +27,11 @@ class Mean:
     """A mean of judgements with its interval.
 
     value: the mean over problems of the means of their answers, from 0 to 1.
-    stderr: with judges and wordings; None for a single problem.
-    low, high: of the 95% interval.
-    naive: the standard error of problems alone, as if judge and wording were all there are.
-    given: the factors of one level, for which alone the interval is.
-    low_given, high_given: of the 95% interval for these very judges and wordings.
+    stderr: the standard error, including judges and wordings; None for a single problem.
+    low, high: the bounds of the 95% interval.
+    naive: the standard error over problems only, with judges and wordings treated as fixed.
+    given: the factors with a single level, which the interval treats as fixed.
+    low_given, high_given: the bounds of the 95% interval for these judges and wordings only.
     """
 
     value: float
@@ -59,10 +45,27 @@ class Mean:
 
 
 def mean_of(found: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
-    """Return the mean of some cells with its interval.
+    """Return the mean of cells with its interval.
+
+    The variance is the sum over problems, judges and wordings in the docstring of the module. Each
+    of the three parts includes a residual, so the sum is too large rather than too small; for the
+    balanced two-way design, the sum minus that residual is the usual estimate (Brennan 2001,
+    "Generalizability Theory"). Problems count as in `treegen.evals.statistics.estimators`: with two
+    imaginary problems, and by cluster.
+
+    Each part has its own quantile of Student's t with its own degrees of freedom, and the half
+    width is the root of the sum of (t_f^2 V_f). Banerjee (1961) shows that the coverage is at least
+    the nominal one. Satterthwaite's joint degrees of freedom give narrower intervals, whose
+    coverage drops to 0.82 if two judges differ much. Student's quantiles are for normal effects.
+    For judges and wordings, which are few, the 96% quantiles are used, so that uniform effects have
+    a coverage of 0.93 too (0.92 with 95% quantiles and two or three levels). A factor with a single
+    level, such as one judge, is treated as fixed, and the interval holds for this level only.
+    tests/evals/judging/test_grading_statistics.py simulates the coverage in docs/judging.md.
 
     Args:
-        clusters: Of each problem's number, where problems are not independent.
+        found: The values, with problem, answer, judge and wording.
+        clusters: The cluster of each problem, by number, if problems are not independent; empty
+            for a problem without a cluster.
 
     Raises:
         InputError: scipy is not installed.
@@ -109,9 +112,9 @@ def quantile(share: float, freedom: float) -> float:
 
 
 def _means(found: Cells, name: str) -> list[float]:
-    """Return the mean of each level of a factor; each problem has one weight in it.
+    """Return the mean of each level of a factor, with equal weights for problems.
 
-    So a level that lacks cells of some problems is the mean over those that it has.
+    The mean of a level without cells of some problems is over the problems that it has.
     """
     level, problem = found.levels[name], found.levels["problem"]
     num = int(problem.max()) + 1
@@ -120,4 +123,4 @@ def _means(found: Cells, name: str) -> list[float]:
     means = np.bincount(place, weights=found.y) / np.bincount(place)
     of_level = pairs // num
     sums = np.bincount(of_level, weights=means) / np.bincount(of_level)
-    return [float(each) for each in sums]
+    return [float(mean) for mean in sums]

@@ -1,15 +1,8 @@
-"""A mean of judgements, corrected by labels that people gave to a part of the answers.
+"""Means of judgements, corrected by labels that people gave to some of the answers.
 
-Prediction-powered inference (Angelopoulos et al. 2023, Science 382) with the tuning of its weight
-(Angelopoulos, Duchi and Zrnic 2023, "PPI++"). With f the judge's value of a problem and y the
-people's,
-
-    mean = weight * mean over all of f + mean over labelled problems of (y - weight * f)
-
-is right on average whatever the judge does, and as narrow as the judge is good. The weight is that
-of least variance, between 0 (labels alone) and 1, estimated as in the authors' package, ppi-python;
-below 10 labelled problems it is 0, as so few cannot tell it. The unit is the problem. Problems with
-labels have to be drawn by chance, or the correction is that of other problems.
+This is prediction-powered inference (Angelopoulos et al. 2023, Science 382) with a tuned weight
+(Angelopoulos, Duchi and Zrnic 2023, "PPI++"). The unit is the problem. Problems with labels must be
+drawn at random; otherwise the correction is that of other problems.
 """
 
 import math
@@ -23,17 +16,19 @@ from treegen.errors import InputError
 from treegen.evals.judging.statistics.interval import quantile
 from treegen.evals.statistics.estimators import adjusted_mean
 
-_FEWEST: Final = 10  # labelled problems, for a weight
+_FEWEST: Final = 10  # minimum labelled problems for a weight above 0
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedMean:
     """A mean corrected by labels, with its 95% interval.
 
-    value, stderr, low, high: from 0 to 1.
-    judge: the mean of judgements alone. bias: how much higher the judge is on labelled problems.
-    labels_low, labels_high: the interval by labels alone.
-    weight: how much the judge counts. labelled, problems: how many.
+    value, stderr, low, high: the corrected mean, its standard error and its interval.
+    judge: the mean of judgements only.
+    bias: the mean difference of judge and labels on labelled problems.
+    labels_low, labels_high: the interval by labels only.
+    weight: the weight of the judge, from 0 to 1.
+    labelled, problems: number of labelled problems, and of all problems.
     """
 
     value: float
@@ -52,14 +47,21 @@ class CorrectedMean:
 def correct_mean(
     labels: Sequence[float], judged: Sequence[float], others: Sequence[float]
 ) -> CorrectedMean:
-    """Return the corrected mean.
+    """Return the mean corrected by labels.
+
+    Let f be the judge's value of a problem and y the people's. The estimate
+
+        weight * mean over unlabelled problems of f + mean over labelled ones of (y - weight * f)
+
+    is right on average whatever the judge does, and its interval is narrower the better the judge
+    is. The weight minimizes the variance, between 0 (labels only) and 1, and is estimated as in the
+    authors' package, ppi-python. Below 10 labelled problems it is 0, because so few do not
+    determine it.
 
     Args:
-        labels: Of each labelled problem, what people and the judge say of its labelled answers,
-            from 0 to 1.
-        judged: Of each labelled problem, what people and the judge say of its labelled answers,
-            from 0 to 1.
-        others: What the judge says of the other problems.
+        labels: For each labelled problem, the mean label of its labelled answers, from 0 to 1.
+        judged: For each labelled problem, the judge's mean value of the same answers, from 0 to 1.
+        others: For each other problem, the judge's mean value, from 0 to 1.
 
     Raises:
         InputError: fewer than two problems have labels, or scipy is not installed.
@@ -67,7 +69,7 @@ def correct_mean(
     n, m = len(labels), len(others)
     if n < 2 or len(judged) != n:
         raise InputError(f"a correction needs labels of at least 2 problems, got {n}")
-    y, f, rest = (np.asarray(each, dtype=np.float64) for each in (labels, judged, others))
+    y, f, rest = (np.asarray(values, dtype=np.float64) for values in (labels, judged, others))
     weight = 0.0
     spread = float(np.var(np.concatenate([f, rest]), ddof=1))
     if n >= _FEWEST and m and spread > 0:
@@ -78,14 +80,16 @@ def correct_mean(
     rectified = adjusted_mean((y - weight * f).tolist(), -weight, 1.0)
     value = float((y - weight * f).mean())
     variance, center = rectified.error**2, rectified.center
-    freedom = n - 1.0  # of few labels also the weight is uncertain
+    freedom = n - 1.0  # fewer than adjusted_mean gives, because the weight is uncertain too
     if weight > 0:
         value += weight * float(rest.mean())
         center += weight * float(rest.mean())
-        # Of a few others the spread is that of all judgements.
-        own = weight**2 * spread / m
-        freedom = (variance + own) ** 2 / (variance**2 / freedom + own**2 / max(n + m - 1, 1))
-        variance += own
+        # The spread of all judgements is used, because there may be few unlabelled problems.
+        judge_variance = weight**2 * spread / m
+        freedom = (variance + judge_variance) ** 2 / (
+            variance**2 / freedom + judge_variance**2 / max(n + m - 1, 1)
+        )
+        variance += judge_variance
     else:
         center, variance, freedom = by_labels.center, by_labels.error**2, by_labels.freedom
     half = quantile(0.975, freedom) * math.sqrt(variance)

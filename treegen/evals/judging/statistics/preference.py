@@ -1,19 +1,4 @@
-"""Pairs of answers: how strong runs are by Bradley and Terry, and how much order decides.
-
-The strengths are those of the greatest likelihood, fitted by choix (Maystre's library), a tie being
-half a win of each. As with accuracies there are two imaginary problems for any two runs that are
-compared: each run is better on one. So a run that wins always has a finite strength.
-
-That strength is nearer to 0 than the truth if a run wins nearly always, and an interval that is
-symmetric about it leaves the truth out. So the intervals are those of the profile likelihood: all
-strengths at which the greatest likelihood, over the other runs' strengths, falls by no more than
-t^2 / 2. They reach from the lowest to the highest strength that is in the interval with the
-imaginary problems or in the one without, which has no end on the side of a run that wins always.
-The fall is scaled by how much larger the cluster-robust variance is than that of independent pairs,
-with the problem as the cluster: the inverse of the Hessian on both sides of the sum of the
-problems' squared gradients (Huber 1967; Liang and Zeger 1986). t is Student's quantile with one
-degree of freedom for each problem, and one more. docs/internals/intervals.md has the coverage.
-"""
+"""Statistics of pairs of answers: Bradley-Terry strengths of runs, and the effect of order."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,20 +13,20 @@ from treegen.evals.judging.statistics.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
 
-_FARTHEST: Final = 50.0  # a strength, in logarithms of odds, that means that there is no end
-_LONGEST: Final = 4.0  # step of Newton's method
+_FARTHEST: Final = 50.0  # strength, in log-odds, from which an interval counts as having no end
+_LONGEST: Final = 4.0  # maximum step of Newton's method
 _NEARLY_NO_WIN: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Strength:
-    """A run among others.
+    """The strength of a run in pairwise comparison.
 
-    value: its strength in natural logarithms of odds, with 0 the mean of all runs.
-    stderr: its cluster-robust standard error.
-    low, high: its 95% interval; None for an end that the pairs do not tell, as that of a run that
-        wins always.
-    wins: the share of its pairs that it wins, ties half.
+    value: the strength in log-odds (natural logarithm); the mean over all runs is 0.
+    stderr: the cluster-robust standard error.
+    low, high: the 95% interval; None for an end that the pairs do not determine, such as the upper
+        end of a run that always wins.
+    wins: the share of its pairs that the run wins; ties count half.
     """
 
     value: float
@@ -52,13 +37,31 @@ class Strength:
 
 
 def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -> list[Strength]:
-    """Return the strength of each run.
+    """Return the Bradley-Terry strength of each run.
+
+    The strengths maximize the likelihood, fitted by choix (Maystre's library); a tie is half a win
+    for each run. As for accuracies, there are two imaginary problems for any two runs that are
+    compared, one won by each run. So a run that always wins has a finite strength.
+
+    If a run nearly always wins, this strength is closer to 0 than the true one, and a symmetric
+    interval around it misses the truth. The intervals are therefore those of the profile
+    likelihood: all strengths at which the logarithm of the likelihood, maximized over the other
+    runs' strengths, falls by at most t^2 / 2. An interval spans the one with the imaginary problems
+    and the one without, which has no upper end for a run that always wins. The fall is scaled by
+    the ratio of the cluster-robust variance, with the problem as the cluster, to that of
+    independent pairs. The cluster-robust variance is the inverse of the Hessian on both sides of
+    the sum of the problems' squared gradients (Huber 1967; Liang and Zeger 1986). t is the quantile
+    of Student's distribution whose degrees of freedom are the number of problems plus one.
+    docs/internals/intervals.md lists the coverage.
 
     Args:
-        pairs: (problem, one run, the other run, what the one has won: 1, 0 or between).
+        pairs: (problem, first run, second run, result of the first run: 1 for a win, 0 for a loss,
+            or a value between). Runs are numbered from 0.
+        num_runs: Number of runs.
 
     Raises:
-        InputError: a run is in no pair with the others, or choix or scipy is not installed.
+        InputError: some runs are not connected to the others by pairs, the strengths cannot be
+            fitted, or choix or scipy is not installed.
     """
     try:
         import choix
@@ -73,7 +76,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
     num = len(problems)
     met = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
-    size = len(pairs) / num / len(met)  # of what an imaginary problem has
+    size = len(pairs) / num / len(met)  # weight of a pair of an imaginary problem
     rows = [(problems[p], a, b, won, 1.0) for p, a, b, won in pairs]
     added = [(a, b, won) for a, b in met for won in (1.0, 0.0)]
     rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
@@ -87,13 +90,13 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     try:
         theta = choix.ilsr_pairwise_dense(wins, max_iter=10_000)
     except RuntimeError as error:
-        told = f"the strengths of the runs cannot be fitted: {error}"
-        raise InputError(f"{told}; judge more pairs") from None
+        message = f"the strengths of the runs cannot be fitted: {error}"
+        raise InputError(f"{message}; judge more pairs") from None
     chance = 1 / (1 + np.exp(theta[second] - theta[first]))
     gradient = np.zeros((total, num_runs))
     np.add.at(gradient, (cluster, first), weight * (won - chance))
     np.add.at(gradient, (cluster, second), weight * (chance - won))
-    # The sum of all strengths is not told by pairs; the ones make it 0.
+    # Pairs do not determine the sum of all strengths; the added ones fix it at 0.
     hessian = np.full((num_runs, num_runs), 1.0)
     for a, b, sign in (
         (first, first, 1),
@@ -109,19 +112,19 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     seen = np.zeros((num_runs, num_runs))
     np.add.at(seen, (first[real], second[real]), won[real])
     np.add.at(seen, (second[real], first[real]), 1 - won[real])
-    found = []
+    strengths = []
     for run in range(num_runs):
         value, stderr = float(theta[run] - theta.mean()), math.sqrt(float(covariance[run, run]))
         mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
         share = float(np.mean(mine))
-        # The ones of the Hessian have this part in its inverse.
+        # The ones added to the Hessian contribute 1 / num_runs^2 to its inverse.
         naive = float(bread[run, run]) - 1 / num_runs**2
         fall = limit**2 / 2 * stderr**2 / naive
         without = wins.copy()
         without[run], without[:, run] = seen[run], seen[:, run]
         ends = [_profile(each, theta, run, fall) for each in (wins, without)]
         low, high = min(each[0] for each in ends), max(each[1] for each in ends)
-        found.append(
+        strengths.append(
             Strength(
                 value,
                 stderr,
@@ -130,24 +133,24 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
                 share,
             )
         )
-    return found
+    return strengths
 
 
 def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:
-    """Return where the profile likelihood of a strength has fallen; infinite where it never does.
+    """Return the strengths at which the profile log-likelihood of a run has fallen by `fall`.
 
     Args:
-        wins: how often each run has won against each other.
-        start: strengths to begin with.
-        run: the run whose strength it is, beside the mean of all runs.
-        fall: of the logarithm of the greatest likelihood.
+        wins: [runs, runs] how often each run has won against each other run.
+        start: [runs] initial strengths.
+        run: The run whose strength varies, relative to the mean of all runs.
+        fall: Fall of the maximum log-likelihood.
 
     Returns:
-        The lowest and the highest strength.
+        The lowest and the highest strength; infinite if the likelihood never falls so far.
     """
     from scipy.optimize import brentq
 
-    # So little of a win keeps the strengths finite where a run wins always, and is not seen.
+    # This tiny share of a win keeps strengths finite if a run always wins, with no visible effect.
     wins = wins + _NEARLY_NO_WIN * (1 - np.eye(len(wins)))
     theta = _greatest(wins, start, run, None)
     middle = float(theta[run] - theta.mean())
@@ -157,6 +160,13 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
         known = [theta]
 
         def above(distance: float, sign: float = sign, known: list[_Floats] = known) -> float:
+            """Return by how much the profile log-likelihood exceeds the limit.
+
+            Args:
+                distance: Distance of the strength from the best one.
+                sign: Direction of the distance; bound here, because the loop rebinds it.
+                known: The last strengths, from which the next search starts; bound here.
+            """
             known[0] = _greatest(wins, known[0], run, middle + sign * distance)
             return _log_likelihood(wins, known[0]) - least
 
@@ -175,16 +185,16 @@ def _log_likelihood(wins: _Floats, theta: _Floats) -> float:
 
 
 def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -> _Floats:
-    """Return the strengths of the greatest likelihood, by Newton's method.
+    """Return the strengths that maximize the likelihood, by Newton's method.
 
     Args:
-        wins: how often each run has won against each other.
-        start: strengths to begin with.
-        run: the run whose strength is given.
-        strength: that strength, beside the mean of all runs; None for any.
+        wins: [runs, runs] how often each run has won against each other run.
+        start: [runs] initial strengths.
+        run: The run whose strength is fixed.
+        strength: The fixed strength, relative to the mean of all runs; None fixes none.
 
     Returns:
-        The strengths, whose sum is 0.
+        [runs] the strengths, whose sum is 0.
     """
     num = len(wins)
     free = np.ones(num, dtype=bool)
@@ -199,7 +209,7 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
         gradient = (wins - met * chance).sum(axis=1)
         weight = met * chance * (1 - chance)
         hessian = np.diag(weight.sum(axis=1)) - weight
-        # The free strengths have a sum of their own, which the last row keeps.
+        # The last row keeps the sum of the free strengths constant.
         size = int(free.sum())
         system = np.ones((size + 1, size + 1))
         system[:size, :size], system[size, size] = hessian[np.ix_(free, free)], 0
@@ -217,12 +227,12 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
 
 @dataclass(frozen=True, slots=True)
 class PositionBias:
-    """How much the order decides.
+    """The effect of the order of answers on verdicts.
 
-    first: the chance that the answer shown first wins, ties half; 0.5 if order decides nothing.
+    first: the share of wins of the answer shown first; ties count half. 0.5 means no effect.
     low, high: its 95% interval over problems.
-    flipped: the share of pairs whose winner is another in the other order.
-    pairs: pairs that were judged in both orders.
+    flipped: the share of pairs whose winner changes with the order.
+    pairs: number of pairs that were judged in both orders.
     """
 
     first: float
@@ -233,11 +243,11 @@ class PositionBias:
 
 
 def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) -> PositionBias:
-    """Return how much order decides.
+    """Return the effect of the order of answers on verdicts.
 
     Args:
-        orders: By problem, of each pair what the first run's answer won when it was shown first,
-            and when it was shown second.
+        orders: For each problem, the results of its pairs: (result of the first run's answer when
+            shown first, its result when shown second), from 0 to 1.
 
     Raises:
         InputError: no pair was judged in both orders.
@@ -247,9 +257,9 @@ def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) 
     both = {problem: list(pairs) for problem, pairs in orders.items() if pairs}
     if not both:
         raise InputError("no pair was judged in both orders; let the judging come to its end")
-    # Shown first, it wins w; shown second, the other was first and won 1 - w.
+    # `a` is a win of the answer shown first. In the other order, the answer shown first won 1 - b.
     firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
-    low, high = mean_interval([min(1.0, max(0.0, each)) for each in firsts], 0.0, 1.0)
+    low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0)
     flips = [(a - 0.5) * (b - 0.5) < 0 for pairs in both.values() for a, b in pairs]
     return PositionBias(
         math.fsum(firsts) / len(firsts), low, high, sum(flips) / len(flips), len(flips)

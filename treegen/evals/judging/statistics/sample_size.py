@@ -1,4 +1,4 @@
-"""How many more problems, answers, judges or wordings make an interval as narrow as wanted."""
+"""Numbers of problems, answers, judges, wordings and repeats that reach an interval width."""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +14,11 @@ _NORMAL: Final = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one number of a design has to be, if the others stay.
+    """The required value of one number of a design, if the other numbers stay the same.
 
     what: "problems", "answers" (of a problem), "judges", "wordings" or "repeats".
-    now: what it is. needed: what it has to be; None if no number is enough.
+    now: the present number.
+    needed: the required number; None if no number is enough, or if it is undetermined.
     """
 
     what: str
@@ -26,7 +27,7 @@ class Need:
 
 
 def check_half_width(half_width: float) -> None:
-    """Raise InputError unless an interval can be so wide."""
+    """Raise InputError unless the half width is a finite number above 0."""
     is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
     if not is_number or not 0 < half_width < math.inf:
         raise InputError(f"half_width must be above 0, got {half_width!r:.80}")
@@ -40,16 +41,22 @@ def required_numbers(
     repeats: int = 1,
     repeat_variance: float = 0.0,
 ) -> list[Need]:
-    """Return what each number would have to be for a half width of the 95% interval.
+    """Return the number of problems, answers and so on for a half width of the 95% interval.
 
     The half width is 1.96 times the root of the predicted variance of the mean; with few levels the
-    interval that is reported is wider. What a design cannot tell counts as no variance, so one
-    judge alone says nothing of how many judges it takes.
+    reported interval is wider. An undetermined variance counts as 0, so a single judge does not
+    determine how many judges are needed.
 
     Args:
-        repeats: Verdicts of each cell.
-        repeat_variance: Of one verdict about the mean of its cell; it is a part of the rest of
-            `variances`, divided by repeats there.
+        variances: The variance of each factor; None if undetermined.
+        design: The present numbers.
+        half_width: Half width of the interval to reach, above 0.
+        repeats: Present number of verdicts in each cell.
+        repeat_variance: Variance of a verdict around the mean of its cell. It is part of the rest
+            in `variances`, where it is divided by `repeats`.
+
+    Returns:
+        The required value of each number, if the other numbers stay the same.
 
     Raises:
         InputError: the half width is not above 0.
@@ -62,14 +69,14 @@ def required_numbers(
         more = rest - repeat_variance / repeats + repeat_variance / num_repeats
         return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
 
-    found = []
+    needs = []
     for what in ("problems", "answers", "judges", "wordings", "repeats"):
         now = repeats if what == "repeats" else getattr(design, what)
         if what == "judges" and variances["judge"] is None and design.judges == 1:
-            found.append(Need(what, now, None))
+            needs.append(Need(what, now, None))
             continue
         if what == "wordings" and variances["wording"] is None and design.wordings == 1:
-            found.append(Need(what, now, None))
+            needs.append(Need(what, now, None))
             continue
 
         def with_number(number: int, what: str = what) -> float:
@@ -77,12 +84,12 @@ def required_numbers(
                 return half(design, number)
             return half(replace(design, **{what: number}), repeats)
 
-        found.append(Need(what, now, _least(with_number, half_width)))
-    return found
+        needs.append(Need(what, now, _least(with_number, half_width)))
+    return needs
 
 
 def _least(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
-    """Return the least number that is enough; None if none up to the most is."""
+    """Return the smallest sufficient number; None if 10^7 is not enough."""
     if half(_MOST) > half_width:
         return None
     low, high = 0, _MOST
