@@ -1,7 +1,7 @@
-"""The thinking in stored samples: only what follows it is scored, and its tokens count apart.
+"""Reasoning in stored samples: only the text after it is scored; its tokens are counted separately.
 
-The line of a sample that thinks has `thinking`: {"tokens": ..., "end": ..., "closed": ..., and
-"forced": true where its budget closed it}. `end` counts characters of `text`.
+The record of a sample with reasoning has `thinking`: {"tokens": ..., "end": ..., "closed": ..., and
+"forced": true if its budget closed it}. `end` counts characters of `text`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from treegen.common.outputs import Thinking, answer_after
 
 
 def thinking_to_json(thinking: Thinking) -> dict[str, Any]:
-    """Return where a thinking ends as JSON holds it."""
+    """Return the end of a sample's reasoning as JSON values."""
     found: dict[str, Any] = {
         "tokens": thinking.num_tokens,
         "end": thinking.end,
@@ -21,7 +21,7 @@ def thinking_to_json(thinking: Thinking) -> dict[str, Any]:
 
 
 def load_thinking(record: Mapping[str, Any]) -> Thinking | None:
-    """Return where the thinking of a stored sample ends; None if it has none."""
+    """Return the end of the reasoning in a stored sample; None if it has none."""
     found = record.get("thinking")
     if found is None or not isinstance(found, Mapping):
         return None
@@ -31,7 +31,7 @@ def load_thinking(record: Mapping[str, Any]) -> Thinking | None:
 
 
 def get_answer_text(record: Mapping[str, Any]) -> str:
-    """Return the text of a stored sample that is scored."""
+    """Return the part of a stored sample's text that is scored."""
     text = str(record["text"])
     return text if record.get("thinking") is None else answer_after(text, load_thinking(record))
 
@@ -40,10 +40,10 @@ _COUNTS: Final = ("samples", "thinking", "closed", "forced", "thinking_tokens", 
 
 
 class ThinkingTokens:
-    """Counts the tokens of thinkings and of answers, over samples."""
+    """Counts reasoning tokens and answer tokens over samples."""
 
     def __init__(self) -> None:
-        """No samples yet."""
+        """Start without samples."""
         self._counts = dict.fromkeys(_COUNTS, 0)
 
     def add(self, record: Mapping[str, Any]) -> None:
@@ -59,16 +59,16 @@ class ThinkingTokens:
             self._counts[name] += count
 
     def summary(self) -> dict[str, int] | None:
-        """Return the counts as JSON holds them; None if no sample thinks.
+        """Return the counts as JSON values; None if no sample has reasoning.
 
-        samples, thinking: all samples, and those that think. closed, forced: of these, those whose
-        thinking came to its end, and those whose budget closed it.
+        samples, thinking: all samples, and those with reasoning. closed, forced: samples whose
+        reasoning ended, and those whose budget closed it.
         """
         return dict(self._counts) if self._counts["thinking"] else None
 
 
 def thinking_line(summary: Mapping[str, int]) -> str:
-    """Return in one line how much samples thought."""
+    """Return one line about the amount of reasoning in samples."""
     thinking, cut = summary["thinking"], summary["thinking"] - summary["closed"]
     line = (
         f"thinking: {summary['thinking_tokens']:,} tokens in {thinking:,} of "
