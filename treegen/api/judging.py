@@ -1,4 +1,4 @@
-"""Runs judged by models, from Python: `judge`, and what judgements come to."""
+"""Judge runs from Python: `judge`, `judgings` and the result of judging."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judgings:
-    """What models say of a run's samples. In a notebook it shows its tables.
+    """The judgements of a run's samples by models. In a notebook it shows its tables.
 
     path: the directory of the run.
-    summaries: of each rubric, and each way in which it was used; its judges are one jury.
-    flagged: answers of the run that seem to speak to their judge; None if none does.
-    done, planned: judgements of the call that returned it, or of all that is stored.
-    work: by judging, the tokens that the call computed.
+    summaries: one for each rubric and each way in which it was used; its judges are one jury.
+    flagged: answers of the run that seem to address their judge; None if there are none.
+    done, planned: the number of judgements of the call that returned it, or of all that are stored.
+    work: the tokens that the call computed, by judge run.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Judgings:
 
     @property
     def complaints(self) -> list[str]:
-        """What lacks, one sentence each."""
+        """Sentences on missing judgements."""
         return describe_missing(self.done, self.planned)
 
     def tables(self) -> list[PrintableTable]:
@@ -56,7 +56,10 @@ class Judgings:
         return [table_listing(each) for each in (*tables, self.flagged) if each is not None]
 
     def needs(self, half_width: float) -> list[PrintableTable]:
-        """Return how many of what make the mean's interval this narrow on either side, as tables.
+        """Return tables of how many problems, answers, judges and so on narrow the interval.
+
+        Args:
+            half_width: The wanted distance from the mean to either end of the interval.
 
         Raises:
             InputError: no verdict can be read.
@@ -80,11 +83,11 @@ class Judgings:
         ]
 
     def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
-        """Return what `needs` tells as plain dicts and lists."""
+        """Return the content of `needs` as plain dicts and lists."""
         return [[asdict(each) for each in summary.needs(half_width)] for summary in self.summaries]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the judgements as plain dicts and lists."""
         return {
             "summaries": [each.to_json() for each in self.summaries],
             "flagged": None if self.flagged is None else asdict(self.flagged),
@@ -124,33 +127,34 @@ def judge(
     models: JudgeLoader | None = None,
     **reading: Any,
 ) -> Judgings:
-    """Have models judge the samples of a run, and return what they say, as `treegen judge`.
+    """Judge the samples of a run by models, as `treegen judge` does, and return the judgements.
 
-    Each judgement is stored as it comes; the same call goes on where it was stopped.
+    Each judgement is stored as it is made; the same call continues after an interruption.
 
     Args:
-        run: A finished run, or one under way, by directory or as `evaluate` returns it.
-        rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping as a file has
-            it. By default that of the run's task, or correctness; pairwise where there are pairs.
+        run: A finished run, or one in progress, by directory or as `evaluate` returns it.
+        rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping with the
+            content of such a file. Default: the rubric of the run's task, or correctness; pairwise
+            if there are pairs.
         judge: A model by directory or hub name, "demo", an LLM, or several, which are a jury.
         wordings: How many wordings of the rubric to use; None for all.
-        repeats: Verdicts of each wording on each answer, by samples.
+        repeats: The number of sampled verdicts for each wording and answer.
         verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
             reasons. None is samples with repeats, and likelihood without.
         stop_when: "decided" draws no further repeats once the majority of all of them is settled.
         pairs: Directories of further runs of the same problems; answers are compared in both
             orders.
-        temperature: Of samples; by default 1, 512 and 0.
-        max_tokens: Of samples; by default 1, 512 and 0.
-        seed: Of samples; by default 1, 512 and 0.
-        chat: Whether prompts are in the judge's chat format; None where it has one.
+        temperature: Sampling temperature of verdicts by samples. Default: 1.
+        max_tokens: The largest number of tokens of a sampled verdict. Default: 512.
+        seed: The seed of sampled verdicts. Default: 0.
+        chat: Whether prompts are in the judge's chat format; None uses it if the judge has one.
         labels: A JSONL file of people's labels, which correct the mean.
-        weights: How a jury's value is made: "mean" or "majority", weighted.
-        combine: How a jury's value is made: "mean" or "majority", weighted.
+        weights: One positive weight per judge of a jury; None weights all equally.
+        combine: How a jury's value is computed from its judges' values: "mean" or "majority".
         progress: Whether to draw a bar and print notices to stderr.
         options: How models are loaded, by the names of LLM's arguments.
-        listener: What gets the progress, in place of a bar.
-        follow: What gets the progress, in place of a bar.
+        listener: Receives notices and handles Ctrl-C. Default: prints notices, if `progress`.
+        follow: Consumes the steps and shows their progress. Default: a bar, if `progress`.
         models: Keeps a judge loaded for further calls.
         reading: data=, task= and allow_task_code=, as for `open_run`.
 
@@ -209,9 +213,14 @@ def check_judges(
     verdicts: Verdicts | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise InputError or ModelError for what `judge` would refuse before a run is drawn.
+    """Raise the InputError or ModelError that `judge` would raise, before a run is sampled.
 
-    The arguments are those of `judge`.
+    Args:
+        judge: As for `judge`.
+        rubric: As for `judge`; None for correctness.
+        wordings: As for `judge`.
+        verdicts: As for `judge`.
+        options: As for `judge`.
     """
     made = load_rubric(rubric or "correctness")
     if made.pairs:
@@ -228,9 +237,14 @@ def judgings(
     combine: Combine = "mean",
     **reading: Any,
 ) -> Judgings:
-    """Return what is stored of a run's judgements, scored again without a model.
+    """Return the stored judgements of a run, summarised again without a model.
 
-    The arguments are those of `judge`.
+    Args:
+        run: The run, as for `judge`.
+        labels: A JSONL file of people's labels, which correct the mean.
+        weights: One positive weight per judge of a jury; None weights all equally.
+        combine: How a jury's value is computed from its judges' values: "mean" or "majority".
+        reading: data=, task= and allow_task_code=, as for `open_run`.
 
     Raises:
         InputError: nothing is stored, or an argument cannot be used.
@@ -263,7 +277,7 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     """Return the judges that a user names, as a tuple.
 
     Raises:
-        InputError: one is neither a name nor a loaded model.
+        InputError: a judge is neither a name nor a loaded model.
     """
     if isinstance(judge, str) or hasattr(judge, "score_stream"):
         return (judge,)  # type: ignore[return-value]
@@ -282,7 +296,7 @@ def _resolve_judge_settings(
     drawn: Mapping[str, float | None] | None = None,
     **how: Any,
 ) -> JudgeSettings:
-    """Return how a run is to be judged. drawn: what the user said of samples."""
+    """Return the settings of a judge run. drawn: the user's sampling parameters."""
     given: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
     if given and verdicts == "likelihood":
         raise InputError(
@@ -319,7 +333,7 @@ def _path(run: "Frames | str | Path") -> Path:
 
 
 def _check_told(listener: object, follow: object, models: object) -> None:
-    """Raise InputError for what cannot be told of the progress, or keep a judge."""
+    """Raise InputError if the listener, the follow function or the loader has the wrong type."""
     kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
     for name, (given, kind) in kinds.items():
         if given is not None and not isinstance(given, kind):

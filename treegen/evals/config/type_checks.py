@@ -1,4 +1,4 @@
-"""Whether choices have the types of the fields that they are for."""
+"""Check that choices have the types of their fields."""
 
 import types
 import typing
@@ -19,12 +19,13 @@ _NAMES: Final[Mapping[Any, str]] = {
 
 
 def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
-    """Raise InputError for a choice whose value no field of its name can have.
+    """Raise InputError for a choice whose value has none of the types of its field.
 
     Args:
-        kinds: Dataclasses, whose annotations say what a field can have. A list stands for any
-            sequence, and a mapping with the names of fields for a dataclass, as in JSON. Names of
-            no field are left to others.
+        given: The choices, by name.
+        kinds: Dataclasses whose annotations define the types. As in JSON, a list is accepted for
+            any sequence, and a mapping with the names of fields for a dataclass. Names that are not
+            fields are not checked.
     """
     for kind in kinds:
         for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Evaluations of one model with several adapters, each in directories of its own."""
+"""Evaluations of one model with several adapters, each in its own directories."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,15 @@ def evaluate_adapters(
     """Run evaluations with each adapter in a folder of its name; the weights are read once.
 
     Args:
+        adapters: Directories of adapters.
+        tasks: Tasks or their names.
         asked: As for `evaluate_all`, without an adapter.
-        output: The directory of all; None for a new one in runs/.
-        resume: Such a directory, whose runs are continued, and begun where there are none; ""
-            stands for `output`.
-        how: The rest of `evaluate_all`.
+        models: Loads the models.
+        listener: Receives messages and progress.
+        output: The parent directory; None for a new one in runs/.
+        resume: A parent directory whose runs are resumed, and started where there are none; ""
+            means `output`.
+        how: Further arguments of `evaluate_all`.
 
     Raises:
         InputError: two adapters have the same name, or a directory is taken.

@@ -1,4 +1,4 @@
-"""Runs of searches, from what was asked for to their results: `treegen search`, `search_task`."""
+"""Search runs from settings to results: the work of `treegen search` and `search_task`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchRunResult:
-    """What a run of searches came to.
+    """The result of a search run.
 
-    results: the content of results.json. missing: searches that are not done.
-    no_room: why searches lacked memory. again: how to continue.
+    results: the content of results.json. missing: the number of searches that are not done.
+    no_room: the errors of searches that ran out of memory. again: how to continue.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class SearchRunResult:
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
-    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
+    """A method and its open run. no_room: errors of searches that ran out of memory, by problem."""
 
     value_function: ValueFunction | None = None
     no_room: dict[str, CacheFullError] = field(default_factory=dict)
@@ -96,12 +96,19 @@ def search_all(
     resume: str | None = None,
     compare: bool = False,
 ) -> list[SearchRunResult]:
-    """Search the problems of a task by some methods, each in a run directory of its own.
+    """Search the problems of a task by some methods, each in its own run directory.
 
     Args:
-        methods: Their names; none stands for the task's default.
-        compare: Whether each method has a directory of its own below `output`. The rest is as for
-            `treegen.evals.pipeline.evaluation.evaluate_all`.
+        methods: Names of methods; if empty, the task's default.
+        asked: The user's choices, by the names of settings.
+        models: Loads the models, or holds one that is loaded.
+        listener: Receives messages and progress.
+        output: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
+        resume: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
+        compare: Whether each method has its own directory below `output`.
+
+    Returns:
+        The result of each method's run.
 
     Raises:
         InputError: the methods would not have the same problems and the same budget.
@@ -129,8 +136,8 @@ def search_all(
 
 
 def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[list[_Work], Before]":
-    """Load what judges states; workers do so for themselves, by what is returned beside."""
-    # They have the same problems, so what judges the states of one can judge those of another.
+    """Load the value functions here, or return functions with which workers load them."""
+    # All methods have the same problems, so methods with one way to evaluate share its function.
     jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
     loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
     if models.on_workers:
@@ -140,10 +147,10 @@ def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[lis
 
 
 def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
-    """Let each of several methods take the arguments that it knows.
+    """Add the names of all methods' arguments if there are several methods.
 
     Raises:
-        InputError: no method knows one of them.
+        InputError: no method knows an argument that was given.
     """
     check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
     if not given.get("arguments"):

@@ -1,4 +1,4 @@
-"""Where evaluations and runs of searches go, and which of them exist already."""
+"""Directories of evaluations and search runs: new ones, and existing ones to resume."""
 
 import os
 import time
@@ -27,10 +27,10 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True)
 class RunTarget(Generic[_Settings]):
-    """One run's settings and its directory.
+    """The settings and the directory of a run.
 
-    resume: whether to continue a run that is there. whole: whether it has all that was planned.
-    info: of that run, if nothing else is asked of its model than before.
+    resume: whether to resume an existing run. whole: whether that run is complete.
+    info: the content of its run.json, unless the user changes an option of its model.
     """
 
     settings: _Settings
@@ -45,9 +45,9 @@ class _Kind(Generic[_Settings]):
     """The runs of one command.
 
     by: the setting in which the runs of one command differ.
-    folder: gives the name of a run's folder from the value of that setting.
+    folder: returns the name of a run's folder from the value of that setting.
     directory: the class of run directories.
-    settle: makes settings of a user's choices.
+    settle: makes settings from a user's choices.
     stored: reads the choices of a run.
     """
 
@@ -65,7 +65,7 @@ class _Kind(Generic[_Settings]):
     def resolve_resumed(
         self, path: Path, given: Mapping[str, Any], *name: str | Task
     ) -> RunTarget[_Settings]:
-        """Return the destination that continues the run in a directory."""
+        """Return the target that resumes the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
             whole = run.missing <= 0
@@ -82,14 +82,18 @@ class _Kind(Generic[_Settings]):
     def among(
         self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
-        """Return the destinations below a directory of several runs: those to continue or begin.
+        """Return the targets below a directory of several runs: those to resume or start.
 
-        The list is empty if there are no runs. must: raise RunError then.
+        Args:
+            path: The directory of the runs.
+            names: The tasks or methods to run; if empty, all runs in the directory are resumed.
+            given: The user's choices, by name.
+            must: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
         below = sorted(path.glob("*")) if os.path.isdir(path) else []
         there = {sub.name: sub for sub in below if is_run(sub)}
         if not there and must:
-            self.directory.open(path)  # it raises RunError, which says what is wrong
+            self.directory.open(path)  # raises RunError with the reason
         if not there or not names:
             return [self.resolve_resumed(sub, given) for sub in there.values()]
         found = []
@@ -111,8 +115,11 @@ def destinations(
     """Return which evaluations to run, and where.
 
     Args:
-        resume: A run to continue, or a directory of runs of several tasks. With "" the runs in
-            output are continued, and those that are not there are begun.
+        tasks: Tasks or their names.
+        given: The user's choices, by name.
+        output: The run's directory, or the parent of several; None for a new one in runs/.
+        resume: A run to resume, or a directory of runs of several tasks. With "" the existing runs
+            in `output` are resumed, and the others started.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:
@@ -146,13 +153,15 @@ def search_destinations(
     *,
     compare: bool,
 ) -> list[RunTarget[SearchSettings]]:
-    """Return which runs of searches to make, and where.
+    """Return which searches to run, and where.
 
     Args:
-        methods: Names of methods; none stands for the task's default.
-        resume: A run to continue, or a directory of runs that are compared. With "" the runs in
-            output are continued, and those that are not there are begun.
-        compare: Whether each method has a directory of its own below the path.
+        methods: Names of methods; if empty, the task's default.
+        given: The user's choices, by name.
+        output: The run's directory, or the parent of several; None for a new one in runs/.
+        resume: A run to resume, or a directory of runs that are compared. With "" the existing runs
+            in `output` are resumed, and the others started.
+        compare: Whether each method has its own directory below the path.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:
@@ -178,12 +187,12 @@ def search_destinations(
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory holds a run."""
-    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
+    """Return whether a directory contains a run."""
+    return os.path.exists(path / "run.json")  # Path.exists raises for names that are too long
 
 
 def method_folder(method: str) -> str:
-    """Return the name of the folder of a method's run; file.py:function has file-function."""
+    """Return the name of the folder of a method's run; for file.py:function it is file-function."""
     return file_name(short_name(method).replace(".py:", "-"))
 
 
@@ -198,7 +207,7 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
 
 
 def new_path(*words: str) -> Path:
-    """Return a name for a new directory in runs/; of two commands at once each has its own."""
+    """Return a path for a new directory in runs/, unique to this process."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / "-".join(map(file_name, (*words, stamp, str(os.getpid()))))
 

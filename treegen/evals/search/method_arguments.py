@@ -17,7 +17,7 @@ REQUIRED: Final = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """The least number that an argument of the type Annotated[int, Least(1)] may be."""
+    """The smallest number allowed for an argument of the type Annotated[int, Minimum(1)]."""
 
     least: float
 
@@ -29,7 +29,7 @@ _TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument that a user may give by name.
+    """An argument that a user can give by name.
 
     kind: its type. default: REQUIRED if it has none.
     """
@@ -42,14 +42,16 @@ class Argument:
 def read_signature(
     function: Callable[..., Any], told: str = "the function", given: Sequence[str] = ()
 ) -> tuple[Argument, ...]:
-    """Return the arguments of a function beside its first one.
+    """Return the arguments of a function except its first one.
 
     Args:
-        told: What messages call the function.
+        function: The function; its first parameter is the root node.
+        told: The function's name in messages.
         given: Names of parameters that the caller fills.
 
     Raises:
-        InputError: the function takes no first argument, or has one that no text can stand for.
+        InputError: the function takes no first argument, or has one that cannot be parsed from
+            text.
     """
     try:
         first, *others = inspect.signature(function).parameters.values()
@@ -73,8 +75,10 @@ def read_values(
     """Return the values of all arguments that JSON can hold, defaults included.
 
     Args:
-        given: Texts, or values that were read before.
-        also: Names that `given` may have beside the known ones; they are left out.
+        known: The arguments of the function.
+        given: Texts, or values that were parsed before, by name.
+        told: The function's name in messages.
+        also: Further names that `given` may have; they are left out.
 
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.
@@ -98,7 +102,7 @@ def read_values(
 
 
 def to_call_values(known: Sequence[Argument], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as the function takes them: lists as tuples, where it says so."""
+    """Return the values as the function takes them: lists become tuples if it declares tuples."""
     kinds = {each.name: each.kind for each in known}
     return {
         name: tuple(value)
@@ -147,7 +151,7 @@ def _is_readable(kind: Any) -> bool:
 
 def _read(kind: Any, given: Any, told: str) -> Any:
     if not isinstance(given, str):
-        return given  # of a stored run
+        return given  # already parsed, in a stored run
     try:
         return _value(kind, given.strip())
     except ValueError:
@@ -155,7 +159,7 @@ def _read(kind: Any, given: Any, told: str) -> Any:
 
 
 def _value(kind: Any, text: str) -> Any:
-    """Return what a text stands for; raise ValueError if it stands for nothing of this kind."""
+    """Return the value that a text represents; raise ValueError if the type has no such value."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _value(parts[0], text)
