@@ -1,17 +1,15 @@
-"""Two runs of the same problems, problem by problem.
+"""Compare two runs of the same problems, problem by problem.
 
-Problems are the independent draws. So the differences on each problem are tested, never the two
-sets of samples as if they had nothing in common. Pairing takes out how hard the problems are.
+Problems are the independent draws, so the test uses the differences on each problem, and pairing
+removes the variation in difficulty. Interval and p-value come from one method, the adjusted t of
+`treegen.evals.statistics.estimators`, so the p-value is below 0.05 exactly where the interval
+excludes 0. It adds two imaginary problems, one that favours each run, as Bonett and Price (2012) do
+for correct and wrong, so the interval has a width even where no problem differs. McNemar's exact
+test and sign flips of shares would disagree with any interval near its ends. If problems are
+clustered, the unit is the cluster.
 
-The interval and the p-value are of one method, the adjusted t of `evals.stats`, so the p-value is
-below 0.05 where the interval leaves 0 out, and nowhere else. It adds two imaginary problems, one on
-which the second run is better and one on which the first is, as Bonett and Price (2012) do for
-right and wrong. So it has a width even where no problem differs. McNemar's exact test and sign
-flips of shares would be other methods, which disagree with any interval near its ends. Where
-problems are clustered, the unit is the cluster.
-
-A run that stops problems whose vote is decided is compared by the samples that were drawn whatever
-came, and by the votes that its problems stopped with.
+A run with early stopping is compared by the samples that are always drawn, and by the votes at
+which its problems stopped.
 """
 
 import math
@@ -50,14 +48,14 @@ CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-val
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much better the second run is than the first by one metric.
+    """The difference between two runs by one metric.
 
     metric: the name of the metric.
-    filter: the way in which answers were read.
+    filter: the filter that read the answers.
     a, b: the means over problems of the first and the second run.
     value: b minus a.
     low, high: the 95% interval of value; None for a single problem.
-    p_value: two-sided, that of the interval; None for a single problem.
+    p_value: two-sided, by the interval's method; None for a single problem.
     p_holm: p_value adjusted for all lines of the comparison; None if there are fewer than three.
     better, worse: on how many problems b is above or below a.
     method: how the interval and the p-value were computed.
@@ -81,9 +79,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """How many tokens two runs have generated for the problems that are compared.
+    """The numbers of tokens that two runs generated for the compared problems.
 
-    a, b: in all. value: b minus a, for a problem in the mean; low, high: its 95% t interval over
+    a, b: the totals. value: the mean of b minus a over problems; low, high: its 95% t interval over
     problems or clusters of them, None for a single one. p_value: of Student's paired t-test.
     """
 
@@ -96,20 +94,20 @@ class TokenDifference:
 
     @property
     def saved(self) -> float:
-        """The share of a's tokens that b does without."""
+        """The share of a's tokens that b saves."""
         return 1 - self.b / self.a if self.a else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, and how they differ.
+    """Two runs and their differences.
 
     a, b: the names of the runs.
     problem_ids: the problems that were compared.
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
-    tokens: what the runs have generated.
-    places: where each problem stands among all problems of the runs.
+    tokens: the tokens that the runs have generated.
+    places: the index of each compared problem among all problems of the runs.
     """
 
     a: str
@@ -121,7 +119,7 @@ class Comparison:
     places: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists. Only the headline has its differences by problem."""
+        """Return plain dicts and lists. Only the headline includes its differences by problem."""
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
@@ -129,7 +127,7 @@ class Comparison:
         return document
 
     def listing(self) -> PrintableTable:
-        """Return one line for each metric that both runs have, and how it was tested."""
+        """Return one line for each metric that both runs have, and the method of its test."""
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
         title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
         lines = []
@@ -156,10 +154,12 @@ class Comparison:
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
-    """Return how two runs differ on the problems that both have finished.
+    """Return the differences of two runs on the problems that both have finished.
 
     Args:
-        partial: Leave out problems that either run has not finished, instead of refusing.
+        a: The first run.
+        b: The second run.
+        partial: Leave out problems that either run has not finished, instead of raising an error.
 
     Raises:
         InputError: the runs cannot be compared: they have other problems, another task or version
@@ -231,7 +231,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
 def _compare_judgements(
     a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters
 ) -> list[Difference]:
-    """Return how differently the same judges value the runs' answers by the same rubric."""
+    """Return the differences of the values that the same judges give by the same rubric."""
     of_b = {each.key: each for each in b.summaries}
     found = []
     for each in a.summaries:
@@ -244,14 +244,14 @@ def _compare_judgements(
 
 
 def _is_whole(view: RunView, problem: ProblemView) -> bool:
-    """Whether nothing more is to be drawn of a problem."""
+    """Return whether no more samples of a problem will be drawn."""
     if view.voters is not None:
         return problem.id in view.voters
     return len(problem.samples) >= view.num_samples
 
 
 def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
-    """Return what the vote of each problem came to, with all samples that vote."""
+    """Return how correct the final vote of each problem is, from all samples that vote."""
     found = []
     verdicts = view.verdicts(filter)
     for problem_id in ids:
@@ -270,7 +270,7 @@ def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDiff
     differences = [y - x for x, y in zip(a, b, strict=True)]
     value = math.fsum(differences) / len(differences)
     error, freedom = unbounded_error(differences, clusters) or (0.0, 0.0)
-    if not error:  # there is no spread to test by
+    if not error:  # without a spread there is no test
         return TokenDifference(sum(a), sum(b), value, None, None, None)
     student = _student()
     half = float(student.ppf(0.975, freedom)) * error
@@ -325,7 +325,7 @@ def _is_share(value: object) -> bool:
 
 
 def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
-    """Return the mean over the samples of a problem, of a task's own metric or of what is right."""
+    """Return the mean over the samples of a problem, of a task's own metric or of correctness."""
     values = [
         float(each.measures[metric])
         if isinstance(each, MetricVerdict) and metric in each.measures
@@ -336,7 +336,7 @@ def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
 
 
 def _of_many(most: int, *, votes: bool) -> list[str]:
-    """Return the metrics that take several samples of a problem."""
+    """Return the metrics that use several samples of a problem."""
     if most == 1:
         return []
     return [*([f"maj@{most}"] if votes else []), f"pass@{most}"]

@@ -1,4 +1,4 @@
-"""What a run would share, store and read, as a document and as text; no weights are needed."""
+"""The plan of a run as a document and as text: shared, stored and read tokens; needs no weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 
 def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any]:
-    """Return what a run would share, store and read, as JSON holds it."""
+    """Return what a run would share, store and read, as JSON values.
+
+    Args:
+        job: The job of the run.
+        facts: The facts about its model.
+        plan: The plan of the job's prompts.
+    """
     spec, each = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
-        # Without sharing, too, a prompt counts once for all its choices.
+        # Even without sharing, a prompt counts once for all its choices.
         whole: dict[str, list[Tokens]] = {}
         for request in plan.requests:
             whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
@@ -74,7 +80,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
 
 
 def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
-    """Return the same for people. levels: of the plan."""
+    """Return a plan document as text for people. levels: of the plan."""
     model = document["model"]
     kind = "bytes of latents" if model["latents"] else "KV bytes"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"

@@ -1,4 +1,4 @@
-"""What a report says of a run in words and numbers: headlines, metrics, sharing, settings."""
+"""Tables and numbers of a report: headlines, metrics, sharing, settings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number that matters.
+    """A headline number.
 
-    more: its interval, or what it is out of.
+    more: its interval, or the total that it is a share of.
     """
 
     label: str
@@ -32,7 +32,7 @@ class PrintableTable:
 
     numbers: the columns that are aligned to the right.
     title: the heading above it.
-    lines: sentences that go with it.
+    lines: sentences below it.
     """
 
     head: Sequence[str]
@@ -49,11 +49,14 @@ class PrintableTable:
         words: Sequence[str] = (),
         lines: Iterable[str] = (),
     ) -> "PrintableTable":
-        """A row for each item.
+        """Return a table with a row for each item.
 
         Args:
-            columns: By title, how an item is shown, such as "{0.rows:,}" or a function.
+            items: The items.
+            columns: How an item is shown, by title of the column, such as "{0.rows:,}" or a
+                function.
             words: The columns that are not numbers.
+            lines: Sentences below the table; equal ones are shown once.
         """
         shown = [each.format if isinstance(each, str) else each for each in columns.values()]
         rows = [[show(item) for show in shown] for item in items]
@@ -61,7 +64,7 @@ class PrintableTable:
         return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 
     def __str__(self) -> str:
-        """The title, the table in Markdown, and the lines."""
+        """Return the title, the table in Markdown, and the lines."""
         table = format_table(self.head, self.rows, self.numbers) if self.rows else ""
         lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
         return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
@@ -88,7 +91,7 @@ def headline_of(view: RunView) -> MetricRow | None:
 
 
 def cards(view: RunView) -> list[Card]:
-    """Return the numbers to read first."""
+    """Return the headline numbers of a run."""
     found: list[Card] = []
     report, first = view.report, headline_of(view)
     if report is not None and first is not None:
@@ -127,7 +130,8 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
     """Return a table of metrics.
 
     Args:
-        first: Take those of the headline filter and those without a filter; else take the others.
+        view: The run.
+        first: Take the metrics of the headline filter and those without a filter; else the others.
     """
     top = headline_of(view)
     mine = ("none",) if top is None else ("none", top.filter)
@@ -171,7 +175,7 @@ def _tables_of(view: RunView) -> Sequence[Table]:
 def sharing(view: RunView) -> PrintableTable | None:
     """Return what sharing saved: sentences, and a table of the tree's levels.
 
-    Returns None if the run has no account of it.
+    Returns None if the run did not record it.
     """
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
@@ -217,7 +221,7 @@ def sharing(view: RunView) -> PrintableTable | None:
 
 
 def settings(view: RunView) -> list[tuple[str, str]]:
-    """Return (dotted name, value) of each setting of a run, and of each version that it notes."""
+    """Return the dotted name and value of each setting of a run, and of each version it records."""
     info = view.info
     flat = [*_flat(info.identity), *_flat(info.free), *_flat({"version": info.versions})]
     return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *flat]
@@ -227,6 +231,8 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
     """Return an interval as "0.123 to 0.456"; empty if there is none.
 
     Args:
+        low: The lower end; None if there is no interval.
+        high: The upper end; None if there is no interval.
         signed: Write + and - before the numbers.
     """
     if low is None or high is None:
@@ -235,7 +241,7 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
 
 
 def number(value: float | None) -> str:
-    """Return a value with three digits."""
+    """Return a value with three decimal places."""
     return "n/a" if value is None else f"{value:.3f}"
 
 

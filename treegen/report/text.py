@@ -1,4 +1,4 @@
-"""What is printed of a run: tables in a form that can be pasted, and lines."""
+"""Printed results of a run: lines, and tables that can be pasted elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -36,7 +36,9 @@ def run_text(
     """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
 
     Args:
-        unit: What results["done"] counts.
+        results: The content of results.json.
+        report: The metrics; None if nothing is scored.
+        unit: The unit of results["done"].
         ascii: Draw grids without block characters.
     """
     lines: list[str] = []
@@ -75,8 +77,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run. results: the content of each results.json.
 
     Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
-    what prefilling the whole context of each call anew would have cost. Seconds are those of the
-    whole run.
+    the cost of prefilling the whole context of each call again. Seconds are those of the whole run.
     """
     head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
@@ -104,7 +105,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """pass@k over the searches of each problem, a line for each method."""
+    """Return a table of pass@k over the searches of each problem, a line for each method."""
     ks = sorted({int(k) for each in results for k in each.get("pass@k", {})})
     rows = [
         [each["method"], *(_interval(each.get("pass@k", {}).get(str(k))) for k in ks)]
@@ -125,7 +126,7 @@ def _mean(value: float | None) -> str:
 
 
 def _time(usage: Mapping[str, Any]) -> str:
-    if "prefill_seconds" not in usage:  # searches have only the whole time
+    if "prefill_seconds" not in usage:  # searches record only the total time
         return f"time: {usage['seconds']:,.2f} s"
     prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"

@@ -1,7 +1,7 @@
-"""An Inspect log: its samples are problems, its epochs samples, its scorers filters.
+"""Read Inspect logs: samples become problems, epochs become samples, and scorers become filters.
 
-Scores count as they do in Inspect's own metrics. A sample that a scorer did not score (it has no
-score of it, or the score is NaN) is left out of that scorer's metrics.
+Scores count as they do in Inspect's own metrics. A sample without a score by a scorer, or with NaN,
+is left out of that scorer's metrics.
 """
 
 import json
@@ -42,10 +42,10 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 
 
 def read_inspect(path: Path) -> ExternalLog:
-    """Return what is in a log.
+    """Return the content of a log.
 
     Raises:
-        InputError: it cannot be read as one, has no samples, or samples that contradict each other.
+        InputError: it is not a readable log, has no samples, or samples that contradict each other.
     """
     log = _read(path)
     if not log.samples:
@@ -119,7 +119,7 @@ def _read(path: Path) -> EvalLog:
         raise InputError(describe_read_error(path, error)) from None
     except InputError:
         raise
-    except Exception as error:  # of zip files, of JSON, or of pydantic
+    except Exception as error:  # from zipfile, json or pydantic
         told = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"{path} cannot be read as an Inspect log: {told}; name a whole .eval or .json"
@@ -129,7 +129,7 @@ def _read(path: Path) -> EvalLog:
 def _check_size(file: BinaryIO, path: Path) -> None:
     """Raise InputError for a log that unpacks to far more than logs of its size do.
 
-    No entry is read beyond the size that the log's directory has for it.
+    No entry is read beyond the size stated in the zip directory.
     """
     most = most_unpacked(path.stat().st_size)
     with zipfile.ZipFile(file) as packed:
@@ -161,10 +161,10 @@ def _problem(sample: EvalSample, where: str) -> ForeignProblem:
 def _scores(
     samples: Sequence[EvalSample], notices: list[str]
 ) -> list[dict[str, tuple[float, Score]]]:
-    """Return the scores of each sample that are numbers from 0 to 1; of dicts, each entry.
+    """Return the scores of each sample that are numbers from 0 to 1; each entry of a dict counts.
 
-    A scorer with another number, or with none, is left out as a whole. Beside numbers, a text that
-    is none counts as 0, as it does in Inspect.
+    A scorer with another number, or without numbers, is left out. If a scorer has numbers, a text
+    that is not a number counts as 0, as in Inspect.
     """
     found = [_values(sample) for sample in samples]
     numbers: dict[str, list[float | None]] = {}
@@ -195,7 +195,7 @@ def _scores(
 
 
 def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
-    """Return what scorers say of a sample, by scorer; NaN stands for what is not scored."""
+    """Return the scores of a sample, by scorer, without NaN, which means that it is not scored."""
     found = {}
     for name, score in (sample.scores or {}).items():
         values = score.value if isinstance(score.value, Mapping) else {"": score.value}
@@ -206,7 +206,7 @@ def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a score as Inspect's metrics take it; None if it is no number."""
+    """Return a score as Inspect's metrics take it; None if it is not a number."""
     if isinstance(value, str):
         if value in _LETTERS:
             return _LETTERS[value]
@@ -242,7 +242,7 @@ def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> d
 
 
 def _verdict(score: Score, number: float, text: str) -> ForeignVerdict:
-    # An exported run says itself what is right, for credit does not.
+    # A log exported by treegen stores which samples are correct, because credit does not imply it.
     right = (score.metadata or {}).get("correct")
     if isinstance(right, bool) and (score.answer is not None or not right):
         credit = None if isinstance(score.value, str) else number
@@ -258,7 +258,7 @@ def _reasoning(sample: EvalSample) -> str:
 
 
 def _sampling(log: EvalLog) -> dict[str, Any]:
-    # What solvers were given for their calls is over what the model was given.
+    # The plan's settings for calls override the model's settings.
     configs = (log.eval.model_generate_config, log.plan.config)
     found = {
         name: value

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness' results and logged samples: one run for each task."""
+"""Read lm-evaluation-harness' results and logged samples: one run for each task."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from treegen.report.exchange.to_lm_eval import BY_RESPONSE
 
 # Fields of a document that may hold the question, the likeliest first.
 _QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
-# Functions of filters after which a metric is not of the first response alone.
+# Filter functions after which a metric describes more than the first response.
 _VOTES: Final = ("majority_vote", "take_first_k")
 _INVALID: Final = "[invalid]"
 
@@ -64,7 +64,7 @@ class _Results(Schema):
 
 
 class _Response(Schema):
-    """A response with its verdict, as treegen's own export has it beside what lm-eval knows."""
+    """A response with its verdict, as treegen's own export adds it to lm-eval's format."""
 
     index: Index
     tokens: Count
@@ -103,7 +103,7 @@ class _Line:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a JSON file is lm-eval's results and not an Inspect log."""
+    """Return whether a JSON file is lm-eval's results and not an Inspect log."""
     found = _json(path)
     return isinstance(found, dict) and "results" in found and "configs" in found
 
@@ -123,14 +123,15 @@ def newest_results(folder: Path) -> Path:
 
 
 def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
-    """Return what is in results and the samples beside them, task by task.
+    """Return the content of a results file and its samples, task by task.
 
     Args:
-        tasks: These only.
+        path: The results_TIME.json; the files of samples are in its folder.
+        tasks: Read only these tasks; None reads all.
 
     Raises:
-        InputError: a file cannot be read or does not have lm-eval's form, samples were not logged,
-            a task is not there, or it has no scores that say right or wrong.
+        InputError: a file cannot be read or does not have lm-eval's format, samples were not
+            logged, a task is missing, or it has no scores of correctness.
     """
     results = validate(_Results, _json(path), str(path))
     stamp = path.stem.removeprefix("results_")
@@ -195,7 +196,7 @@ def _parse_json(text: bytes, where: str) -> Any:
 
 
 def _check(line: _Line) -> None:
-    """Raise InputError for a line whose fields do not go together."""
+    """Raise InputError for a line whose fields contradict each other."""
     row = line.row
     if not all(row.resps):
         raise InputError(f"{line.where}: resps has a request without responses; remove the line")
@@ -218,7 +219,7 @@ def _check(line: _Line) -> None:
 
 
 def _check_same(line: _Line, first: _Line) -> None:
-    """Raise InputError unless two lines of a document agree on what was asked and answered."""
+    """Raise InputError unless two lines of a document have the same question and responses."""
     row = line.row
     if line is not first and _facts(row) != _facts(first.row):
         raise InputError(
@@ -228,7 +229,7 @@ def _check_same(line: _Line, first: _Line) -> None:
 
 
 def _facts(row: _Row) -> str:
-    """Return what is compared; as text, because NaN does not equal itself."""
+    """Return the compared fields as text, because NaN does not equal itself."""
     told = [(each.index, each.tokens, each.finish_reason) for each in row.by_response or ()]
     return json.dumps([row.doc, row.target, row.resps, told], sort_keys=True)
 
@@ -281,9 +282,9 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
 
 
 def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tuple[str, str]]:
-    """Return the filters and metrics that are numbers from 0 to 1, bits and likelihoods apart.
+    """Return the filters and metrics that are numbers from 0 to 1, without bits and likelihoods.
 
-    lm-eval takes the mean over the documents that have a metric. A document whose value is no
+    lm-eval takes the mean over the documents that have a metric. A document whose value is not a
     number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
     """
     found: dict[tuple[str, str], bool] = {}
@@ -313,7 +314,7 @@ def _is_nan(value: object) -> bool:
 
 
 def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the filter's name for each filter and metric of lm-eval, as short as can be."""
+    """Return the filter's name for each filter and metric of lm-eval, as short as possible."""
     pairs = list(pairs)
     one = len({metric for _, metric in pairs}) == 1
     return {
@@ -323,7 +324,7 @@ def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def _is_chosen(row: _Row) -> bool:
-    """Whether a document was answered by log-likelihoods: a response is [[logprob, is_greedy]]."""
+    """Return whether a document has log-likelihoods: a response is [[logprob, is_greedy]]."""
     return bool(row.resps[0]) and not isinstance(row.resps[0][0], str)
 
 
@@ -333,7 +334,7 @@ def _problem(line: _Line) -> ForeignProblem:
     question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
     if question is None:
         question = json.dumps(doc, sort_keys=True)
-    # Documents are told apart by their number alone, as lm-eval's are; ids of an export come back.
+    # Documents are identified by number, as in lm-eval; treegen's exports also contain their ids.
     own = doc.get("id") if row.by_response is not None else None
     found = {
         "id": str(row.doc_id if own is None else own),
@@ -391,7 +392,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
 
 
 def _likeliest(line: _Line) -> tuple[str, str]:
-    """Return the likeliest of the choices that a document was answered by, as text and answer."""
+    """Return the likeliest of a document's choices, as text and answer."""
     row = line.row
     try:
         found = [float(each[0][0]) for each in row.resps]

@@ -1,7 +1,7 @@
-"""A run as a log of Inspect AI: a sample for each sample, whose number is its epoch.
+"""Write a run as a log of Inspect AI: a sample for each sample, whose index gives its epoch.
 
-A search becomes one sample whose transcript has its tree: a span for each node, within that of its
-parent.
+A search becomes one sample whose transcript contains its tree: a span for each node, within the
+span of its parent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,10 +61,11 @@ _TURNS: Final = {
 
 
 def write(run: ExportedRun, path: Path) -> list[Path]:
-    """Write the log; returns its file.
+    """Write the log and return its file.
 
     Args:
-        path: Ends in .eval, or in .json for Inspect's older form.
+        run: The run.
+        path: Ends in .eval, or in .json for Inspect's older format.
 
     Raises:
         InputError: the path has another ending.
@@ -74,7 +75,7 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
         raise InputError(f"an Inspect log ends in .eval or .json, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
-    scratch.unlink(missing_ok=True)  # it may be a link
+    scratch.unlink(missing_ok=True)  # an existing file may be a link
     try:
         write_eval_log(_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json")
         scratch.replace(path)
@@ -254,13 +255,13 @@ def _turn(turn: Mapping[str, Any]) -> ChatMessage:
 
 
 def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
-    """Yield the events of a search tree, depth first: what stands in a span is below its node."""
+    """Yield the events of a search tree, depth first; the span of a node contains its subtree."""
     when: Any = {"timestamp": datetime.fromisoformat(time).astimezone(UTC), "working_start": 0.0}
     below: dict[int | None, list[Any]] = {}
     for node in tree.nodes:
         below.setdefault(node["parent_id"], []).append(node)
     open_nodes = list(reversed(below.get(None, [])))
-    while open_nodes:  # a stack in place of recursion: trees may be deep
+    while open_nodes:  # a stack instead of recursion, because trees may be deep
         node = open_nodes.pop()
         if isinstance(node, str):
             yield SpanEndEvent(id=node, span_id=node, **when)

@@ -1,8 +1,8 @@
-"""A run as lm-evaluation-harness writes its own: results_TIME.json and samples_TASK_TIME.jsonl.
+"""Write a run as lm-evaluation-harness does: results_TIME.json and samples_TASK_TIME.jsonl.
 
 A problem is a document and its samples are the responses of one request. `filtered_resps` has the
-answer of each, and a metric of a document is the mean over its responses. lm-eval has no place for
-verdicts on single responses, so `by_response` has them beside it.
+answer of each, and a metric of a document is the mean over its responses. lm-eval has no field for
+verdicts on single responses, so they are in an additional field, `by_response`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ BY_RESPONSE: Final = "by_response"
 
 
 def write(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write the results and the samples; returns both files.
+    """Write the results and the samples and return both files.
 
     Raises:
         InputError: the name of the model or of the task cannot name a file.
@@ -111,7 +111,7 @@ def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[st
 
 
 def _documents(run: ExportedRun) -> Iterator[dict[str, Any]]:
-    """Yield a line for each problem and filter; one without metrics where nothing is judged."""
+    """Yield a line for each problem and filter, without metrics if nothing is scored."""
     for filter in run.view.filters or ("none",):
         for number, problem in enumerate(run.view.problems):
             if problem.samples:
@@ -128,7 +128,7 @@ def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) 
     ]
     right = [float(each.correct) for each in verdicts if each is not None]
     rows = run.view.report.metrics if run.view.report else ()
-    # The first metric of a filter is the mean of right and wrong.
+    # The first metric of a filter is the share of correct samples.
     metric = next((row.metric for row in rows if row.filter == filter), "exact_match")
     doc: dict[str, Any] = {
         "id": replace_surrogates(problem.id),

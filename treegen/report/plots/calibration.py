@@ -1,4 +1,4 @@
-"""Pictures of whether likely, agreed or short samples are right ones."""
+"""Plots of accuracy against probability, vote share and length."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# With fewer there is no shape to see.
+# Fewer samples would show no pattern.
 _LEAST: Final = 20
 _INTERVALS: Final = "with 95% intervals"
 
 
 def calibration_plots(view: RunView) -> list[Plot]:
-    """Return the pictures for which a judged run has numbers."""
+    """Return the plots for which a scored run has enough data."""
     filter = view.filters[0]
     rights = [verdict.correct for mine in view.verdicts(filter).values() for verdict in mine]
     if len(rights) < _LEAST or len(set(rights)) < 2:

@@ -1,4 +1,4 @@
-"""The pictures of two runs of the same problems."""
+"""The plots that compare two runs of the same problems."""
 
 from typing import TYPE_CHECKING
 

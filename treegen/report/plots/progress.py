@@ -1,4 +1,4 @@
-"""Pictures of how a run went: why and when samples ended, speed, and what sharing saved."""
+"""Plots of a run's progress: why and when samples ended, speed, and what sharing saved."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -34,6 +34,7 @@ _COLOURS: Final = {
 
 
 def finish_plot(view: RunView) -> Plot:
+    """Return the plot of finish reasons by outcome."""
     counts = finish_counts(view)
     told = "; ".join(f"{reason}: {sum(by.values()):,}" for reason, by in counts.items())
 
@@ -58,6 +59,7 @@ def finish_plot(view: RunView) -> Plot:
 
 
 def lengths_plot(view: RunView) -> Plot:
+    """Return the histogram of lengths by outcome."""
     found = lengths(view)
     everything = sorted(length for values in found.values() for length in values)
     middle = everything[len(everything) // 2]
@@ -67,7 +69,7 @@ def lengths_plot(view: RunView) -> Plot:
 
         axes = figure.subplots()
         names = list(found)
-        # Bins as wide as whole tokens, however few lengths there are.
+        # The width of bins is a whole number of tokens.
         width = 1 + (everything[-1] - everything[0]) // 30
         bins = range(everything[0], everything[-1] + width + 1, width)
         axes.hist(
@@ -89,6 +91,7 @@ def lengths_plot(view: RunView) -> Plot:
 
 
 def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
+    """Return the plot of tokens per second and rows over time, from a run's timeline."""
     parts = _parts(moments)
 
     def draw(figure: "Figure") -> None:
@@ -118,11 +121,11 @@ def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def _parts(moments: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the moments of each part of a run. Each part has a clock of its own."""
+    """Return the moments of each part of a run. Each part has its own clock."""
     parts: list[list[Mapping[str, Any]]] = []
     for moment in moments:
         before = parts[-1][-1] if parts else moment
-        # If a part was killed before its account was written, the next part has its number too.
+        # If a part was killed before its usage was written, the next part has the same number.
         anew = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
         if anew or not parts:
             parts.append([])
@@ -136,6 +139,7 @@ def _rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def sharing_plot(usage: Mapping[str, Any]) -> Plot:
+    """Return the plot of tokens computed and read with and without sharing."""
     pairs = [
         (
             "prompt tokens computed",

@@ -1,4 +1,4 @@
-"""The pictures of one run, and those of several beside each other."""
+"""The plots of one run, and those that show several runs together."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# With fewer samples there is little to save.
+# With fewer samples, early stopping saves little.
 _LEAST_VOTERS: Final = 16
-# With this many problems at most, each has a bar with its name.
+# Up to this many problems, each has a bar with its name.
 _NAMED: Final = 40
 
 
 @pause_gc()
 def run_plots(view: RunView) -> list[Plot]:
-    """Return every picture for which a run has numbers."""
+    """Return every plot for which a run has data."""
     plots: list[Plot] = []
     if view.filters and view.report is not None:
         headline = view.filters[0]
@@ -82,10 +82,10 @@ def run_plots(view: RunView) -> list[Plot]:
 
 
 def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
-    """Return the picture of pass@k and maj@k against k, for one run or several.
+    """Return the plot of pass@k and maj@k against k, for one run or several.
 
     Args:
-        curves_of: By the name of a run, its curves; without maj@k where answers do not vote.
+        curves_of: The curves by the name of the run; without maj@k if answers do not vote.
     """
     told = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
@@ -136,7 +136,7 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
 
 
 def _savings_plot(found: Sequence[Savings]) -> Plot:
-    """Return the picture of votes against tokens: all samples' majority, and stopping early."""
+    """Return the plot of votes against tokens: majority of all samples, and stopping early."""
     whole = found[0]
     best = whole.rules[-1]
     told = (
@@ -182,9 +182,10 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
-    """Return the picture of one metric of several runs.
+    """Return the plot of one metric of several runs.
 
     Args:
+        name: The name of the metric.
         rows: For each run its label, its value, and the bounds of its interval.
     """
     told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
@@ -262,7 +263,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         ("other wrong answers", [s.other for s in shares], YELLOW),
         ("no answer", [s.invalid for s in shares], GREY),
     ]
-    if not votes:  # no two programs agree, so there is no most frequent wrong one
+    if not votes:  # no two programs are the same, so no wrong one is most frequent
         wrong = [s.leading + s.other for s in shares]
         parts[1:3] = [("wrong", wrong, ORANGE)]
 

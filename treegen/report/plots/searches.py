@@ -1,4 +1,4 @@
-"""What searches came to for what they cost: a table of runs, and curves over tokens."""
+"""Results of searches against their cost: a table of runs, and curves over tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from treegen.report.view import RunView
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Names of costs in records, with their heads.
+# Names of costs in records, with their column heads.
 _COSTS = {
     "tokens_prefilled": "Prefilled",
     "tokens_reprompted": "Reprompted",
@@ -24,7 +24,7 @@ _COSTS = {
 
 
 def methods_of(views: Sequence[RunView]) -> list[str]:
-    """Return the search method of each run, with the settings in which runs of it differ."""
+    """Return the search method of each run, with the settings in which its runs differ."""
     names = [
         str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
         for view in views
@@ -39,7 +39,7 @@ def methods_of(views: Sequence[RunView]) -> list[str]:
 
 
 def _settings(view: RunView) -> dict[str, Any]:
-    """The settings of a run that shape its searches, apart from their budget."""
+    """Return the settings of a run that shape its searches, except their budget."""
     search = dict(_part(view, "search"))
     given = search.pop("arguments", None)
     more = dict(given) if isinstance(given, Mapping) else {}
@@ -48,7 +48,7 @@ def _settings(view: RunView) -> dict[str, Any]:
 
 
 def budget_of(view: RunView) -> str:
-    """Return what a search of a run may cost at most."""
+    """Return the limits on the cost of each search of a run."""
     limits = _part(view, "budget").items()
     told = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
     return ", ".join(told) or "none"
@@ -60,9 +60,9 @@ def _part(view: RunView, name: str) -> Mapping[str, Any]:
 
 
 def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estimate | None:
-    """Return the share of searches that are solved within some tokens, with the problem as unit.
+    """Return the share of searches solved within some tokens, as a mean over problems.
 
-    Several searches of a problem count with the mean of them. None if nothing is judged.
+    Several searches of a problem count by their mean. None if nothing is scored.
     """
     groups: dict[str, list[bool]] = {}
     for tree in trees:
@@ -73,7 +73,7 @@ def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estim
 
 
 def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
-    """Return one line for each run of searches: what it was allowed, found and spent."""
+    """Return one line for each search run: its budget, its solutions and its cost."""
     mine = [view for view in views if view.searched and view.trees]
     if not mine:
         return None
@@ -131,12 +131,12 @@ def _cost(trees: Sequence[StoredTree], name: str) -> str:
 
 
 def solved_plot(view: RunView) -> Plot | None:
-    """Return how many problems of a run are solved within so many tokens, if some are."""
+    """Return the plot of searches solved within a number of tokens; None if none is solved."""
     costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
     whole = solved_share(view.trees)
     if not costs or whole is None:
         return None
-    # Few enough steps for a picture.
+    # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
     most = max(tree.num_tokens for tree in view.trees)
     at = sorted({0, *steps, costs[-1], most})
@@ -168,7 +168,7 @@ def solved_plot(view: RunView) -> Plot | None:
 def methods_plot(views: Sequence[RunView]) -> Plot | None:
     """Return solved against tokens: a curve for each method, over the budgets of its runs.
 
-    Runs of a method that differ in anything else have curves of their own.
+    Runs of a method that differ in other settings have separate curves.
     """
     curves: dict[str, list[tuple[float, Estimate]]] = {}
     mine = [view for view in views if view.searched and view.trees]
