@@ -38,8 +38,8 @@ class AnswerType(Protocol):
 
 def answer_types(task: object) -> Mapping[str, AnswerType]:
     """Return the answer types that a task declares, by filter; may be empty."""
-    found: Mapping[str, AnswerType] = getattr(task, "answer_types", {})
-    return found
+    types: Mapping[str, AnswerType] = getattr(task, "answer_types", {})
+    return types
 
 
 def check_ready(task: object) -> None:

@@ -30,19 +30,19 @@ def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
     Raises:
         InputError: a text has another form, or a name has two values.
     """
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise InputError(f"a {of} argument must be name=value, got {text!r}")
-        if name in found and found[name] != value:
+        if name in arguments and arguments[name] != value:
             raise InputError(
-                f"{of} argument {name} is given twice, as {found[name]!r} and {value!r}; "
+                f"{of} argument {name} is given twice, as {arguments[name]!r} and {value!r}; "
                 "give it once"
             )
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def known_arguments(task: object) -> Mapping[str, str]:

@@ -60,8 +60,8 @@ def as_chat(
 def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list[Message]:
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
-        own: list[Any] = [message for content in contents for message in content]
-        return [*_turn("system", system or ""), *own]
+        turns: list[Any] = [message for content in contents for message in content]
+        return [*_turn("system", system or ""), *turns]
     if not all(isinstance(content, str) for content in contents):
         raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
     messages: list[Message] = []
@@ -75,8 +75,8 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
         elif role == "gap":
             continue
         elif multiturn and node.metadata.get(_TURNS):
-            for asked, answered in node.metadata[_TURNS]:
-                messages += [*_turn("user", user + asked), *_turn("assistant", answered)]
+            for question, answer in node.metadata[_TURNS]:
+                messages += [*_turn("user", user + question), *_turn("assistant", answer)]
                 user = ""
         else:
             user += text

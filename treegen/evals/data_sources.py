@@ -39,8 +39,8 @@ def describe_problems(data: str | None, source: str, num: int) -> str:
     """
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
-        own = "which comes with treegen; data= takes the published ones"
-        return f"problems: {num:,} of {name}, {own}"
+        origin = "which comes with treegen; data= takes the published ones"
+        return f"problems: {num:,} of {name}, {origin}"
     return f"problems: {num:,} of {source}"
 
 
@@ -51,8 +51,8 @@ def describe_examples(options: TaskOptions, num: int) -> str:
     if options.fewshot_data is not None:
         return f"examples: {num} drawn from {options.fewshot_data} with seed {options.seed}"
     if options.fewshot_file is not None:
-        own = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
-        return f"examples: the first {num} of {options.fewshot_file}{own}"
+        origin = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
+        return f"examples: the first {num} of {options.fewshot_file}{origin}"
     return (
         f"examples: {num} that come with treegen; fewshot_file= takes the published ones, "
         "fewshot_data= draws from a file"

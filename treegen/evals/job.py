@@ -76,7 +76,7 @@ class Job(AnyJob):
     def choices(self) -> dict[str, Problem]:
         """The problems whose texts are scored, by id; empty if samples are drawn."""
         scored = self.data.scored
-        return {each.id: each for each in self.data.problems if each.choices or scored}
+        return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
     def choice_prompts(self, tokenizer: Any) -> Sequence[ChoicePrompt]:
         """Return the tokens of the prompts with their choices."""
@@ -137,7 +137,7 @@ def load_job(settings: EvalSettings) -> Job:
             f"{len(data.problems)} problems with {settings.num_samples} samples each; "
             "mend its tree()"
         )
-    images = {each.id: [i.sha256 for i in each.images] for each in data.problems if each.images}
+    images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
 
 
@@ -183,7 +183,7 @@ def first_prompt(job: Job, facts: "ModelInfo") -> str:
     from treegen.prompts.tokens import prompt_text
 
     prompt = prompts_of(truncate_job(job, facts.tokenizer, facts.spec).tree)[0]
-    problem = next(each for each in job.data.problems if each.id == prompt.id)
+    problem = next(p for p in job.data.problems if p.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
         prompt_text(prompt, facts.tokenizer),

@@ -112,10 +112,10 @@ class _Waiting:
         """Add the scores of pairs and yield the prompts whose choices are now all scored."""
         for index, score in found:
             prompt = self._of_pair[index]
-            mine = self._known[prompt.id]
-            mine[index - self._first[prompt.id]] = score
-            if len(mine) == len(prompt.whole):
-                yield prompt, [mine[choice] for choice in range(len(mine))]
+            known = self._known[prompt.id]
+            known[index - self._first[prompt.id]] = score
+            if len(known) == len(prompt.whole):
+                yield prompt, [known[choice] for choice in range(len(known))]
 
 
 def _record(

@@ -59,7 +59,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     device = torch.device(places.device) if places else resolve_device(engine.device)
     config = read_config(engine.model, directory, **_source(engine))
     dtype = resolve_dtype(engine.dtype, config, device)
-    asked = engine.loading()["quantization"]
+    requested = engine.loading()["quantization"]
     if engine.adapter is not None:
         find_adapter(engine.adapter, weights=False)  # an unusable adapter fails at once
     stored = quantisation_of(config)
@@ -68,8 +68,8 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     if stored is not None and engine.adapter is None:
         from treegen.model.load import stays_fp8
 
-        stays = stays_fp8(stored, asked, device)
-    quantization = "fp8" if asked == "fp8" or stays else None
+        stays = stays_fp8(stored, requested, device)
+    quantization = "fp8" if requested == "fp8" or stays else None
     return ModelPrecision(directory, config, device, dtype, quantization)
 
 

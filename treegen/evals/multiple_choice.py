@@ -133,8 +133,8 @@ def choice_prompts(
         for leaf in _leaves(prompt, str(number), problems[prompt.id])
     ]
     tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
-    own: dict[str, Tokens] = {}
-    found = []
+    choice_tokens: dict[str, Tokens] = {}
+    prompts_with_choices = []
     for number, prompt in enumerate(prompts):
         problem = problems[prompt.id]
         before = [tokens[f"{number}:{at}"] for at in range(len(problem.openings) or 1)]
@@ -143,15 +143,15 @@ def choice_prompts(
         for index, choice in enumerate(problem.choices):
             joint = tokens.get(f"{number}/{index}")
             if joint is None:
-                if choice not in own:
+                if choice not in choice_tokens:
                     ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
-                    own[choice] = np.array(ids, dtype=np.int32)
-                joint = np.concatenate([contexts[index], own[choice]])
+                    choice_tokens[choice] = np.array(ids, dtype=np.int32)
+                joint = np.concatenate([contexts[index], choice_tokens[choice]])
             whole.append(joint)
         start = tuple(map(common_length, contexts, whole))
         shared = before[0][: min(common_length(before[0], other) for other in before)]
-        found.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
-    return found
+        prompts_with_choices.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
+    return prompts_with_choices
 
 
 def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[Request]:

@@ -35,15 +35,15 @@ def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
     directory = locate(given["model"], given.get("revision"), weights=False)
-    found = recommended_sampling(directory)
-    if not found:
+    recommended = recommended_sampling(directory)
+    if not recommended:
         raise InputError(
             f"{given['model']} recommends no sampling in a generation_config.json; leave out "
             "sampling_from=, or give temperature= and others yourself"
         )
     if note := difference_from_generate(directory):
         warnings.warn(note, ModelWarning, stacklevel=2)
-    return dict(found)
+    return dict(recommended)
 
 
 def sources_of(
@@ -62,20 +62,20 @@ def sources_of(
             record its sources, so parameters without a known source are left out.
     """
     chosen = (stored or {}).get("sources", {})
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in names:
         if name in asked:
-            found[name] = USER
+            sources[name] = USER
         elif name in recommended:
-            found[name] = CHECKPOINT
+            sources[name] = CHECKPOINT
         elif stored is None or name in chosen:
-            found[name] = chosen.get(name, TASK)
-    return found
+            sources[name] = chosen.get(name, TASK)
+    return sources
 
 
 def advice(sampling: SamplingParams, spec: ModelSpec) -> str | None:
     """Return a hint if the sampling differs from the checkpoint's recommendation, else None."""
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
-    told = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
-    return f"the checkpoint recommends {told}; sampling_from='recommended' takes it"
+    values = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
+    return f"the checkpoint recommends {values}; sampling_from='recommended' takes it"

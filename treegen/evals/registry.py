@@ -111,9 +111,9 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     known = list_tasks()
     if names:
-        own = {info.name: info for info in known}
+        by_name = {info.name: info for info in known}
         named = [(name, get_task_name(get_task(name))) for name in names]
-        known = [own.get(name, TaskInfo(name, place, "a file")) for name, place in named]
+        known = [by_name.get(name, TaskInfo(name, place, "a file")) for name, place in named]
     for info in known:
         document = {"name": info.name, "source": info.source, "target": info.target}
         try:
@@ -151,8 +151,8 @@ def get_task(name: str | Task) -> Task:
     if not isinstance(name, str):
         return _make(lambda: name, type(name).__name__)
     if is_lm_eval(name):
-        found: Task = resolve_name(_OF_LM_EVAL)(name)
-        return found
+        task: Task = resolve_name(_OF_LM_EVAL)(name)
+        return task
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
@@ -238,16 +238,16 @@ def _class_in_file(path: Path, class_name: str) -> object:
     if not path.is_file():
         raise InputError(describe_read_error(path, FileNotFoundError()))
     module = load_file(path)
-    found = getattr(module, class_name, None)
-    if found is None:
-        own = [
+    task_class = getattr(module, class_name, None)
+    if task_class is None:
+        classes = [
             key
             for key, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == module.__name__
         ]
-        hint = did_you_mean(class_name, own) or f"; it has {', '.join(own) or 'none'}"
+        hint = did_you_mean(class_name, classes) or f"; it has {', '.join(classes) or 'none'}"
         raise InputError(f"{path} has no class {class_name!r}{hint}")
-    return found
+    return task_class
 
 
 class _UncachedLoader(SourceFileLoader):

@@ -215,8 +215,8 @@ class _RoundFeeder:
     def go_on(self) -> None:
         """Add the samples that have become due."""
         due = self._rounds.take_due()
-        found = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
-        floors = {place: floor for place, floor in found if floor is not None}
+        pairs = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
+        floors = {place: floor for place, floor in pairs if floor is not None}
         if due:
             self._stream.add_work([(self._place[name], indices) for name, indices in due], floors)
         self._run.spared = self._rounds.spared

@@ -83,21 +83,21 @@ def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
         TaskError: `score` fails, or returns no Verdict for a filter.
     """
     try:  # as `wrap_task_method` does, which would create a function for each sample
-        found = task.score(problem, text)
+        verdicts = task.score(problem, text)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
         raise _failure("score", task.name, problem.id, error) from error
-    known = found if type(found) is dict or isinstance(found, Mapping) else {}
+    known = verdicts if type(verdicts) is dict or isinstance(verdicts, Mapping) else {}
     for name in task.filters:
         if not isinstance(known.get(name), Verdict):
             raise _wrong(
                 task,
                 f"score of problem {problem.id!r}",
-                f"gives {found!r:.80}; it must "
+                f"gives {verdicts!r:.80}; it must "
                 f"give a Verdict for each filter: {', '.join(task.filters)}",
             )
-    return found
+    return verdicts
 
 
 def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
@@ -117,10 +117,10 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
         return {name: Verdict(None, False) for name in task.filters}
     judge = getattr(task, "verdicts", None)
     if judge is not None:
-        found: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
+        verdicts: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
             problem, record
         )
-        return found
+        return verdicts
     return score_text(task, problem, get_answer_text(record))
 
 

@@ -12,21 +12,24 @@ from treegen.common.outputs import Thinking, answer_after
 
 def thinking_to_json(thinking: Thinking) -> dict[str, Any]:
     """Return the end of a sample's reasoning as JSON values."""
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "tokens": thinking.num_tokens,
         "end": thinking.end,
         "closed": thinking.is_closed,
     }
-    return found | ({"forced": True} if thinking.is_forced else {})
+    return document | ({"forced": True} if thinking.is_forced else {})
 
 
 def load_thinking(record: Mapping[str, Any]) -> Thinking | None:
     """Return the end of the reasoning in a stored sample; None if it has none."""
-    found = record.get("thinking")
-    if found is None or not isinstance(found, Mapping):
+    stored = record.get("thinking")
+    if stored is None or not isinstance(stored, Mapping):
         return None
     return Thinking(
-        int(found["tokens"]), int(found["end"]), bool(found["closed"]), bool(found.get("forced"))
+        int(stored["tokens"]),
+        int(stored["end"]),
+        bool(stored["closed"]),
+        bool(stored.get("forced")),
     )
 
 
@@ -48,14 +51,14 @@ class ThinkingTokens:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a stored sample."""
-        found = load_thinking(record)
-        mine = (
+        thinking = load_thinking(record)
+        counts = (
             (0, 0, 0, 0)
-            if found is None
-            else (1, found.is_closed, found.is_forced, found.num_tokens)
+            if thinking is None
+            else (1, thinking.is_closed, thinking.is_forced, thinking.num_tokens)
         )
-        each = (1, *mine, int(record["num_tokens"]) - mine[-1])
-        for name, count in zip(_COUNTS, each, strict=True):
+        row = (1, *counts, int(record["num_tokens"]) - counts[-1])
+        for name, count in zip(_COUNTS, row, strict=True):
             self._counts[name] += count
 
     def summary(self) -> dict[str, int] | None:

@@ -68,8 +68,8 @@ class BaseSettings(ABC):
         """Return settings that change no sample, or only data that identity has hashes of."""
         options = asdict(self.options)
         del options["seed"], options["kept"]
-        own = {name: getattr(self, name) for name in self.FREE}
-        return {"task": get_task_name(self.task), **options, **asdict(self.engine), **own}
+        free = {name: getattr(self, name) for name in self.FREE}
+        return {"task": get_task_name(self.task), **options, **asdict(self.engine), **free}
 
 
 class OpenRunOptions(TypedDict, total=False):
@@ -120,8 +120,8 @@ def merge_choices(
     """
     if "kept" in asked:  # it follows from the run's directory
         raise InputError("there is no setting 'kept'")
-    given: dict[str, Any] = dict(stored or {})
-    given.pop("trust_remote_code", None)
+    choices: dict[str, Any] = dict(stored or {})
+    choices.pop("trust_remote_code", None)
     asked = dict(asked)
     allowed = asked.pop(ALLOW_TASK_CODE, False)
     if stored and not allowed and "task" not in asked:
@@ -132,7 +132,7 @@ def merge_choices(
                 f"read it, then name it (task={task!r}) or give allow_task_code=True"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
-        place = str(given.get(name) or "")
+        place = str(choices.get(name) or "")
         if name not in asked and os.path.exists(place) and not _holds_data(place):
             raise InputError(
                 f"the run names {place} as its {name}, which is a pipe or a device; name the file "
@@ -141,29 +141,32 @@ def merge_choices(
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
             for name in pair:
-                given.pop(name, None)
+                choices.pop(name, None)
     for name, value in asked.items():
         is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
         is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
-        given[name] = absolute(value) if is_path else value
-    guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
+        choices[name] = absolute(value) if is_path else value
+    guesses = choices.get("draft_model") is not None or choices.get("speculate") not in (
+        None,
+        "off",
+    )
     if not guesses and "draft_tokens" not in asked:
-        given.pop("draft_tokens", None)  # it has no effect any more
+        choices.pop("draft_tokens", None)  # it has no effect any more
     check_choices(
-        {n: v for n, v in given.items() if n not in _names(BaseSettings)}, TaskOptions, kind
+        {n: v for n, v in choices.items() if n not in _names(BaseSettings)}, TaskOptions, kind
     )
     if "extra" in asked:
-        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
-    return given
+        choices["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return choices
 
 
 def check_no_unused(asked: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:
     """Raise InputError for a user's choice that has no effect on any of the runs."""
     for name in asked:
-        told = [each.explain_unused(name) for each in runs]
-        if told and all(told):
-            raise InputError(f"{name}= is of no use {told[0]}")
+        reasons = [settings.explain_unused(name) for settings in runs]
+        if reasons and all(reasons):
+            raise InputError(f"{name}= is of no use {reasons[0]}")
 
 
 def build_settings(
@@ -194,11 +197,11 @@ def build_settings(
             "name, or model='demo' for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, _names(EngineOptions)))
-    made: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
-    own = _take(given, [name for name in _names(kind) if name not in made])
-    settings = kind(**made, **own)
+    values: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
+    further = _take(given, [name for name in _names(kind) if name not in values])
+    settings = kind(**values, **further)
     if given:
-        known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
+        known = [name for source in (kind, TaskOptions, EngineOptions) for name in _names(source)]
         hint = hint_at(min(given), [*known, *also])
         hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
         raise InputError(f"there is no setting {min(given)!r}{hint}")
@@ -226,22 +229,24 @@ def last_choices(
         RunError: the run is not one of the command's.
     """
     latest = info.resumes[-1]["free"] if info.resumes else info.free
-    found = {**latest, **(absent or {})}
+    choices = {**latest, **(absent or {})}
     try:
         for group in groups:
-            found |= dict(info.identity[group])
-        return found | {name: info.identity[name] for name in names}
+            choices |= dict(info.identity[group])
+        return choices | {name: info.identity[name] for name in names}
     except (KeyError, TypeError, ValueError):
         searched = isinstance(info.identity, Mapping) and "search" in info.identity
         if searched == (command == "search"):
-            told = (
+            message = (
                 f"its run.json lacks settings of `treegen {command}`: it was changed; "
                 "restore it from a copy"
             )
         else:
             other = "search" if searched else "eval"
-            told = f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
-        raise RunError(told) from None
+            message = (
+                f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
+            )
+        raise RunError(message) from None
 
 
 def absolute_task(task: str | Task) -> str | Task:
@@ -280,12 +285,12 @@ def find_moved_files(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
 
     So a run can be given away together with its data.
     """
-    found = dict(stored)
+    choices = dict(stored)
     for name in ("data", "fewshot_file", "fewshot_data"):
         value = stored.get(name)
         # os.path, because a Path raises for names that are too long.
         if isinstance(value, str) and not os.path.exists(value):
-            own = Path(value).name
-            if is_path_component(own) and os.path.exists(path / own):
-                found[name] = str(path / own)
-    return found
+            name_in_run = Path(value).name
+            if is_path_component(name_in_run) and os.path.exists(path / name_in_run):
+                choices[name] = str(path / name_in_run)
+    return choices

@@ -122,8 +122,8 @@ class Rounds:
         unsure = record["finish_reason"] == STOPPED
         state.answers[index] = None if unsure else answer
         state.unsure += unsure
-        if found := record.get("confidence"):
-            state.lowest[index] = found["lowest"]
+        if confidence := record.get("confidence"):
+            state.lowest[index] = confidence["lowest"]
         self._changed[problem_id] = None
 
     def begin(self) -> None:
@@ -135,14 +135,14 @@ class Rounds:
 
     def take_due(self) -> list[tuple[str, list[int]]]:
         """Return the samples to draw now as problems and indices; each sample is returned once."""
-        found = []
+        due = []
         for problem_id in self._changed:
             state = self._states[problem_id]
             wanted = self._next_round(state)
             if wanted:
-                found.append((problem_id, wanted))
+                due.append((problem_id, wanted))
         self._changed = {}
-        return found
+        return due
 
     def _next_round(self, state: _State) -> list[int]:
         wanted: list[int] = []

@@ -155,18 +155,18 @@ class EvalSettings(BaseSettings):
     @property
     def drawing(self) -> SamplingParams:
         """The sampling parameters, with the confidence statistics to compute."""
-        told: dict[str, Any] = {"self_certainty": self.self_certainty}
+        statistics: dict[str, Any] = {"self_certainty": self.self_certainty}
         if self.confidence is not None:
-            told |= {
+            statistics |= {
                 "confidence": self.confidence.top,
                 "confidence_window": self.confidence.window,
             }
-        return replace(self.sampling, **told)
+        return replace(self.sampling, **statistics)
 
     def free_choices(self) -> dict[str, Any]:
         """Return the settings that change no sample, with the confidence settings as a mapping."""
-        own = asdict(self.confidence) if self.confidence else None
-        return {**super(EvalSettings, self).free_choices(), "confidence": own}
+        confidence = asdict(self.confidence) if self.confidence else None
+        return {**super(EvalSettings, self).free_choices(), "confidence": confidence}
 
     def _check_reasoning(self) -> None:
         check_reasoning(self.reasoning)
@@ -235,17 +235,17 @@ def resolve_eval_settings(
     """
     if isinstance(votes := asked.get("votes"), str):
         asked = {**asked, "votes": votes.split(",")}
-    given = merge_choices(EvalSettings, asked, stored)
-    if not given.get("task"):
+    choices = merge_choices(EvalSettings, asked, stored)
+    if not choices.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
-    defaults = configure_task(get_task(given["task"]), given.get("extra", {})).defaults
-    chat = given.get("apply_chat_template", False)
-    given.setdefault("fewshot_as_multiturn", chat)
-    if "system_instruction" in given and given["system_instruction"] == "":
-        given["system_instruction"] = None
+    defaults = configure_task(get_task(choices["task"]), choices.get("extra", {})).defaults
+    chat = choices.get("apply_chat_template", False)
+    choices.setdefault("fewshot_as_multiturn", chat)
+    if "system_instruction" in choices and choices["system_instruction"] == "":
+        choices["system_instruction"] = None
     names = (*SAMPLING, *_RARE, *_THINKING)
-    sampling = {name: given.pop(name) for name in names if name in given}
-    recommended = load_recommended(given.pop("sampling_from", None), given)
+    sampling = {name: choices.pop(name) for name in names if name in choices}
+    recommended = load_recommended(choices.pop("sampling_from", None), choices)
     sampling |= {name: value for name, value in recommended.items() if name not in asked}
     if "logit_bias" in (stored or {}) and "logit_bias" not in asked:  # JSON has text for keys
         biases = sampling["logit_bias"].items()
@@ -254,27 +254,27 @@ def resolve_eval_settings(
     for name in ("stop", "stop_token_ids", "bad_words"):
         if isinstance(sampling.get(name), list):
             sampling[name] = tuple(sampling[name])
-    if isinstance(given.get("confidence"), Mapping):
-        given["confidence"] = Confidence(**given["confidence"])
-    if "votes" in given:
-        given["votes"] = tuple(vote.strip() for vote in given["votes"] if vote.strip())
-        numbers = {vote.partition(":")[0] for vote in given["votes"]}
+    if isinstance(choices.get("confidence"), Mapping):
+        choices["confidence"] = Confidence(**choices["confidence"])
+    if "votes" in choices:
+        choices["votes"] = tuple(vote.strip() for vote in choices["votes"] if vote.strip())
+        numbers = {vote.partition(":")[0] for vote in choices["votes"]}
         if "certainty" in numbers:
-            given["self_certainty"] = True
-        if numbers & CONFIDENCES and given.get("confidence") is None:
-            given["confidence"] = Confidence()
+            choices["self_certainty"] = True
+        if numbers & CONFIDENCES and choices.get("confidence") is None:
+            choices["confidence"] = Confidence()
     for name in ("pass_ks", "maj_ks"):
-        if given.get(name) is not None:
-            given[name] = tuple(given[name])
+        if choices.get(name) is not None:
+            choices[name] = tuple(choices[name])
     drawn = default_sampling(defaults, chat=chat)
-    told = [name for name in names if name in SAMPLING or name in sampling]
-    given["sources"] = sources_of(told, asked, recommended, stored)
+    recorded = [name for name in names if name in SAMPLING or name in sampling]
+    choices["sources"] = sources_of(recorded, asked, recommended, stored)
     chosen = {
-        "num_samples": given.pop("num_samples", defaults.num_samples),
+        "num_samples": choices.pop("num_samples", defaults.num_samples),
         "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
     }
     return build_settings(
-        EvalSettings, given, chosen, data=seed, also=SamplingParams.__dataclass_fields__
+        EvalSettings, choices, chosen, data=seed, also=SamplingParams.__dataclass_fields__
     )
 
 

@@ -30,8 +30,8 @@ def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
     for kind in kinds:
         for name, value in given.items():
             if (hint := _hints(kind).get(name)) is not None and not _is(value, hint):
-                told = " or ".join(dict.fromkeys(_describe_type(hint)))
-                raise InputError(f"{name} must be {told}, got {value!r:.60}")
+                expected = " or ".join(dict.fromkeys(_describe_type(hint)))
+                raise InputError(f"{name} must be {expected}, got {value!r:.60}")
 
 
 @cache
@@ -49,7 +49,9 @@ def _is(value: Any, hint: Any) -> bool:
     if origin is typing.Literal:
         return isinstance(value, str) and value in parts
     if origin in (tuple, Sequence):
-        return isinstance(value, list | tuple) and all(_is(each, parts[0]) for each in value)
+        return isinstance(value, list | tuple) and all(
+            _is(item_value, parts[0]) for item_value in value
+        )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(
             _is(each, part)

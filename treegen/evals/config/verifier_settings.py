@@ -25,12 +25,12 @@ def verifier_settings(given: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         InputError: a name or a value cannot be used.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, text in known_settings(given).items():
         value = _value(name, text)
         if value != DEFAULTS[name]:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def known_settings(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def evaluate_adapters(
         raise InputError("the adapter is given twice; leave it out of --model-args")
     model = Path(str(asked.get("model", demo.NAME))).name
     whole = named_path(output, resume) or new_path("adapters", model)
-    folders = [file_name(Path(each).name) for each in adapters]
+    folders = [file_name(Path(adapter).name) for adapter in adapters]
     if len({*folders}) < len(folders):
         raise InputError(
             f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
@@ -63,12 +63,12 @@ def evaluate_adapters(
         find_adapter(adapter)
         if resume is None and (whole / folder).exists():
             raise InputError(f"{whole / folder} exists already; continue by --resume {whole}")
-    found = []
+    results = []
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):
-            given = {**asked, "adapter": adapter}
+            choices = {**asked, "adapter": adapter}
             path, again = str(whole / folder), None if resume is None else ""
-            found.append(
-                evaluate_all(tasks, given, models, listener, output=path, resume=again, **how)
+            results.append(
+                evaluate_all(tasks, choices, models, listener, output=path, resume=again, **how)
             )
-    return found
+    return results

@@ -120,11 +120,11 @@ def evaluate_all(
     Returns:
         The result of each evaluation.
     """
-    given = models.choices(dict(asked))
-    targets = destinations(tasks, given, output, resume)
+    choices = models.choices(dict(asked))
+    targets = destinations(tasks, choices, output, resume)
     check_no_unused(asked, [target.settings for target in targets])
     announce_demo_model(
-        given, [target.settings for target in targets if not target.resume], listener
+        choices, [target.settings for target in targets if not target.resume], listener
     )
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
     if check_judges is not None and "judged_by" not in asked:
@@ -137,16 +137,16 @@ def evaluate_all(
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def check(job: Job, facts: "ModelInfo") -> None:
-        if not any(job is each for each, _ in whole):
+        if not any(job is other for other, _ in whole):
             plan_job(job, facts)
-        told = advice(job.settings.sampling, facts.spec)
-        if told and not is_multiple_choice(job.data) and any(job is each for each in fresh):
-            listener.tell(told)
+        hint = advice(job.settings.sampling, facts.spec)
+        if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
+            listener.tell(hint)
         if show_prompts:
             listener.show_prompt(first_prompt(job, facts))
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
-        found = []
+        items = []
         for job, run in zip(jobs, runs, strict=True):
             restore_rounds(job, run)
             if run.missing <= 0:
@@ -154,8 +154,8 @@ def evaluate_all(
             judging = start_program_scoring(job, run, execution, listener)
             if judging:
                 stack.callback(judging.close)
-            found.append(_Work(job, run, judging=judging))
-        return found, ()
+            items.append(_Work(job, run, judging=judging))
+        return items, ()
 
     # Showing a prompt needs the tokenizer.
     wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)

@@ -105,29 +105,29 @@ class ModelLoader(Closeable):
         engine = self.given.facts.engine
         if callable(engine.speculate):  # a function changes no sample, and cannot be stored
             engine = replace(engine, speculate=None, draft_tokens=None)
-        own = asdict(engine)
-        for name in own:
+        options = asdict(engine)
+        for name in options:
             if name in asked:
                 raise InputError(
                     f"{name}= is for loading a model, and this one is loaded; leave it out"
                 )
-        return {**asked, **own}
+        return {**asked, **options}
 
     def facts(self, engine: EngineOptions) -> "ModelInfo":
         """Return a model's facts before it is loaded; raise if the machine cannot load it."""
         if self.given is not None:
             return self.given.facts
-        found = load_model_facts(engine, self.places)
+        facts = load_model_facts(engine, self.places)
         check_machine(engine, self.places)
-        return found
+        return facts
 
     def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
         """Return the settings that a job's run stores when it starts."""
-        engine, given = job.settings.engine, self.given
+        engine, loaded = job.settings.engine, self.given
         return run_settings(
             job,
             dtype=facts.dtype,
-            fingerprint=given.fingerprint if given is not None else weights_fingerprint(engine),
+            fingerprint=loaded.fingerprint if loaded is not None else weights_fingerprint(engine),
             device_type=facts.device_type,
             quantization=facts.quantization,
         )
@@ -185,9 +185,9 @@ class ModelLoader(Closeable):
         llm = self.given if self.given is not None else self._loaded
         if llm is None or self.on_workers or llm.fingerprint != fingerprint:
             return None
-        mine = llm.facts.engine if self._options is None else self._options
-        chosen = {name: getattr(mine, name) for name in _OF_WEIGHTS}
-        return llm if replace(engine, **chosen) == mine else None
+        loaded = llm.facts.engine if self._options is None else self._options
+        chosen = {name: getattr(loaded, name) for name in _OF_WEIGHTS}
+        return llm if replace(engine, **chosen) == loaded else None
 
     def __exit__(self, kind: object = None, *error: object) -> None:
         if kind is not None or not self.stays:
@@ -221,7 +221,7 @@ def announce_demo_model(
         settings: The settings of all runs.
         listener: Receives the message.
     """
-    if "model" not in asked and any(each.engine.model == demo.NAME for each in settings):
+    if "model" not in asked and any(s.engine.model == demo.NAME for s in settings):
         listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
 
 
@@ -254,17 +254,17 @@ def prepare_runs(
     Returns:
         The settings of each run.
     """
-    found = []
+    settings = []
     for job in jobs:
         tell_skipped(job, listener)
-        known = [info for each, info in whole if each is job]
+        known = [info for other, info in whole if other is job]
         if known:
-            found.append(models.settings_of_complete(job, known[0]))
+            settings.append(models.settings_of_complete(job, known[0]))
             continue
         facts = models.facts(job.settings.engine)
         check(job, facts)
-        found.append(models.settings(job, facts))
-    return found
+        settings.append(models.settings(job, facts))
+    return settings
 
 
 def execute_runs(
@@ -326,9 +326,11 @@ def _open_runs(
 ) -> list[_Run]:
     runs: list[_Run] = []
     with discard_on_error(runs):
-        for target, asked in zip(targets, wanted, strict=True):
+        for target, settings in zip(targets, wanted, strict=True):
             path = target.path
-            run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
+            run: _Run = (
+                kind.resume(path, settings) if target.resume else kind.create(path, settings)
+            )
             stack.enter_context(run)
             runs.append(run)
             for line in run.notices:

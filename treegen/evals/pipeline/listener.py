@@ -45,7 +45,7 @@ class Listener:
 
     def resume_command(self, path: Path | str, settings: "Sequence[BaseSettings]") -> str:
         """Return how the user resumes the run in a directory. settings: of all runs there."""
-        code = ", allow_task_code=True" if any(each.runs_code for each in settings) else ""
+        code = ", allow_task_code=True" if any(s.runs_code for s in settings) else ""
         return f"continue with resume={str(path)!r}{code}"
 
 
@@ -72,10 +72,10 @@ class BarListener(Listener):
                 bar = tqdm(desc=title, total=now.planned, initial=now.started, unit=f" {now.unit}")
             bar.total = now.planned
             bar.update(now.done - bar.n)
-            told = {"tokens/s": f"{now.tokens_per_second:,.0f}"} if now.num_pages else {}
+            postfix = {"tokens/s": f"{now.tokens_per_second:,.0f}"} if now.num_pages else {}
             if now.estimate is not None:
-                told["accuracy"] = f"{now.estimate.value:.3f}"
-            bar.set_postfix(told, refresh=False)
+                postfix["accuracy"] = f"{now.estimate.value:.3f}"
+            bar.set_postfix(postfix, refresh=False)
         if bar is not None:
             bar.close()
 

@@ -59,9 +59,9 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
         return
     for name in _OPTIONS:
         if getattr(execution, name) != getattr(ExecutionOptions(), name):
-            told = ", ".join(task.name for task in tasks)
+            names = ", ".join(task.name for task in tasks)
             verb = "runs" if len(tasks) == 1 else "run"
-            raise InputError(f"{name}= is of no use: {told} {verb} no programs; leave it out")
+            raise InputError(f"{name}= is of no use: {names} {verb} no programs; leave it out")
 
 
 def start_program_scoring(
@@ -164,6 +164,6 @@ def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None)
         return f"the samples are not scored; score them with: {again}"
     if not judging.missing:
         return None
-    told = judging.summary()["errors"]
-    reason = f" ({told[0]['detail']})" if told else ""
+    errors = judging.summary()["errors"]
+    reason = f" ({errors[0]['detail']})" if errors else ""
     return f"{judging.missing:,} samples could not be judged{reason}; try again with: {again}"

@@ -66,8 +66,8 @@ def rescore_run(
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json is left as it is: {error}")
-        told = describe_unscored(job, run, judging)
-        return EvaluationResult(path, results, report, max(run.missing, 0), told, again="")
+        complaint = describe_unscored(job, run, judging)
+        return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
 
 
 def score_run_with_verifier(

@@ -114,11 +114,11 @@ def search_all(
         InputError: the methods would not have the same problems and the same budget.
     """
     shared = _shared_arguments(dict(asked), methods)
-    given = models.choices(shared)
-    targets = search_destinations(methods, given, output, resume, compare=compare)
+    choices = models.choices(shared)
+    targets = search_destinations(methods, choices, output, resume, compare=compare)
     check_no_unused(asked, [target.settings for target in targets])
     announce_demo_model(
-        given, [target.settings for target in targets if not target.resume], listener
+        choices, [target.settings for target in targets if not target.resume], listener
     )
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
@@ -127,8 +127,8 @@ def search_all(
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
-        found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
-        return _load_value_function(found, models)
+        items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
+        return _load_value_function(items, models)
 
     return execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
@@ -142,8 +142,8 @@ def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[lis
     loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
     if models.on_workers:
         return work, list(loads.values())
-    found = {how: load() for how, load in loads.items()}
-    return [_Work(i.job, i.run, found.get(i.job.settings.evaluate)) for i in work], []
+    functions = {how: load() for how, load in loads.items()}
+    return [_Work(i.job, i.run, functions.get(i.job.settings.evaluate)) for i in work], []
 
 
 def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str
     check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
     if not given.get("arguments"):
         return given
-    known = sorted({each.name for name in methods for each in find_method(name).arguments})
+    known = sorted({argument.name for name in methods for argument in find_method(name).arguments})
     for name in given["arguments"]:
         if name not in known and name in EngineOptions.__dataclass_fields__:
             raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
@@ -184,10 +184,12 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
 
 def lacking(found: Sequence[SearchRunResult]) -> list[str]:
     """Return a sentence on the searches that are missing, if there are some."""
-    missing = sum(each.missing for each in found)
+    missing = sum(result.missing for result in found)
     if not missing:
         return []
-    told = f"{missing:,} problems were not searched"
-    if errors := [error for each in found for error in each.no_room]:
-        told += f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
-    return [f"{told}; {found[0].again}"]
+    message = f"{missing:,} problems were not searched"
+    if errors := [error for result in found for error in result.no_room]:
+        message += (
+            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
+        )
+    return [f"{message}; {found[0].again}"]

@@ -70,13 +70,13 @@ class _Kind(Generic[_Settings]):
             stored, identity = self.stored(run.info), run.info.identity
             whole = run.missing <= 0
             info = None if given.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
-        asked = {**given, **({self.by: name[0]} if name else {})}
-        if "task" in asked:
+        choices = {**given, **({self.by: name[0]} if name else {})}
+        if "task" in choices:
             task = identity["task"]["name"]
-            if get_task(asked["task"]).name != task:
-                told = f"{path} is a run of {task}, not of {get_task_name(asked['task'])}"
-                raise InputError(f"{told}; name another directory, or leave the task out")
-        settings = self.settle(asked, {**stored, "kept": path})
+            if get_task(choices["task"]).name != task:
+                message = f"{path} is a run of {task}, not of {get_task_name(choices['task'])}"
+                raise InputError(f"{message}; name another directory, or leave the task out")
+        settings = self.settle(choices, {**stored, "kept": path})
         return RunTarget(settings, path, True, whole, info)
 
     def among(
@@ -91,19 +91,19 @@ class _Kind(Generic[_Settings]):
             must: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
         below = sorted(path.glob("*")) if os.path.isdir(path) else []
-        there = {sub.name: sub for sub in below if is_run(sub)}
-        if not there and must:
+        existing = {sub.name: sub for sub in below if is_run(sub)}
+        if not existing and must:
             self.directory.open(path)  # raises RunError with the reason
-        if not there or not names:
-            return [self.resolve_resumed(sub, given) for sub in there.values()]
-        found = []
+        if not existing or not names:
+            return [self.resolve_resumed(sub, given) for sub in existing.values()]
+        targets = []
         for name in names:
             folder = self.folder(name)
-            if folder in there:
-                found.append(self.resolve_resumed(there[folder], given, name))
+            if folder in existing:
+                targets.append(self.resolve_resumed(existing[folder], given, name))
             else:
-                found.append(RunTarget(self.begin(given, name), path / folder, False))
-        return found
+                targets.append(RunTarget(self.begin(given, name), path / folder, False))
+        return targets
 
 
 def destinations(
@@ -129,12 +129,12 @@ def destinations(
                     f"{path} is the run of one task, but {len(tasks)} are named; name one"
                 )
             return [_EVAL.resolve_resumed(path, given, *tasks)]
-        if found := _EVAL.among(path, tasks, given, must=bool(resume)):
-            return found
+        if targets := _EVAL.among(path, tasks, given, must=bool(resume)):
+            return targets
     settings = [_EVAL.begin(given, task) for task in tasks] or [
         eval_settings.resolve_eval_settings(given)
     ]
-    names = [_task_folder(each.task) for each in settings]
+    names = [_task_folder(s.task) for s in settings]
     if path is None:
         first = names[0] if len(names) == 1 else "eval"
         path = new_path(first, Path(settings[0].engine.model).name)
@@ -142,7 +142,7 @@ def destinations(
         raise InputError(f"two of the tasks have the same name: {', '.join(names)}; run them apart")
     paths = [path] if len(names) == 1 else [path / name for name in names]
     _check_free(paths, path)
-    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
 
 
 def search_destinations(
@@ -169,13 +169,13 @@ def search_destinations(
             if compare:
                 raise InputError(f"{path} is the run of one method; compare= needs another path")
             return [_SEARCH.resolve_resumed(path, given, *methods)]
-        if found := _SEARCH.among(path, methods, given, must=bool(resume)):
-            return found
+        if targets := _SEARCH.among(path, methods, given, must=bool(resume)):
+            return targets
     settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
     if path is None:
         task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
         path = new_path(task, "compare" if compare else settings[0].method, model)
-    folders = [method_folder(each.method) for each in settings]
+    folders = [method_folder(s.method) for s in settings]
     if len(set(folders)) < len(folders):
         raise InputError(
             f"two of the methods have the same folder: {', '.join(folders)}; "
@@ -183,7 +183,7 @@ def search_destinations(
         )
     paths = [path / folder for folder in folders] if compare else [path]
     _check_free((path, *paths), path)
-    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
 
 
 def is_run(path: Path) -> bool:
@@ -213,13 +213,13 @@ def new_path(*words: str) -> Path:
 
 
 def _check_free(paths: Iterable[Path], path: Path) -> None:
-    for each in paths:
-        if is_run(each):
+    for directory in paths:
+        if is_run(directory):
             raise RunError(
-                f"{each} already holds a run; continue it with resume={str(path)!r}, or use "
+                f"{directory} already holds a run; continue it with resume={str(path)!r}, or use "
                 "another path"
             )
-        check_directory(each)
+        check_directory(directory)
 
 
 def _task_folder(task: str | Task) -> str:

@@ -55,7 +55,7 @@ def find_method(name: str) -> Method:
     path, colon, function_name = name.rpartition(":")
     if not colon:
         raise InputError(f"name the method's function too: {name}:function")
-    file, told = Path(path), short_name(name)
+    file, label = Path(path), short_name(name)
     try:
         source = hashlib.sha256(read_bytes(file)).hexdigest()[:32]
     except OSError as error:
@@ -65,18 +65,20 @@ def find_method(name: str) -> Method:
     module = load_file(file)
     function = getattr(module, function_name, None)
     if function is None:
-        own = [
+        functions = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
-        hint = did_you_mean(function_name, own) or f"; it has {', '.join(own) or 'none'}"
+        hint = (
+            did_you_mean(function_name, functions) or f"; it has {', '.join(functions) or 'none'}"
+        )
         raise InputError(f"{path} has no function {function_name!r}{hint}")
     if not _is_async(function):
         raise InputError(
-            f"{told} is no async function; write it as `async def {function_name}(root)`"
+            f"{label} is no async function; write it as `async def {function_name}(root)`"
         )
-    arguments = read_signature(function, f"method {told}", (TOOLS,))
+    arguments = read_signature(function, f"method {label}", (TOOLS,))
     return Method(
         _Run(function),
         (),
@@ -114,9 +116,9 @@ class _Run:
         # Solutions are then read from the tree. `tools.finish` returns [] if it found nothing.
         if returned is None or (isinstance(returned, list | tuple) and not returned):
             return await collect_outcome(on.root, on.done, on.evaluate, stopped)
-        if (found := to_outcome(returned)) is None:
+        if (outcome := to_outcome(returned)) is None:
             raise InputError(
                 f"the search returned {returned!r:.60}; return a node, nodes (the best first) or a "
                 "Found, or None for the solutions in the tree"
             )
-        return found
+        return outcome

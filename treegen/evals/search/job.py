@@ -68,17 +68,17 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
     Raises:
         InputError: two searches have one name.
     """
-    found: dict[str, tuple[str, int]] = {}
+    searches: dict[str, tuple[str, int]] = {}
     for repeat in range(repeats):
         for problem_id in problem_ids:
             name = f"{problem_id} #{repeat + 1}" if repeat else problem_id
-            if name in found:
+            if name in searches:
                 raise InputError(
                     f"a problem has the id {name!r}, which is the name of a search of another "
                     "problem; give it another id, or leave repeats= out"
                 )
-            found[name] = problem_id, repeat
-    return found
+            searches[name] = problem_id, repeat
+    return searches
 
 
 def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:

@@ -87,8 +87,8 @@ async def _bfs(on: MethodContext) -> "SearchOutcome":
 async def _dfs(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.tree_of_thoughts import dfs
 
-    given = on.knobs.prune_below
-    prune = -math.inf if given is None else given
+    threshold = on.knobs.prune_below
+    prune = -math.inf if threshold is None else threshold
     return await dfs(
         on.root,
         on.propose,

@@ -89,8 +89,8 @@ def run_searches(
     with closing(results):
         while results.has_work and not stopped:
             results.step()
-            found = results.take_results()
-            for number, result in enumerate(found, 1):
+            finished = results.take_results()
+            for number, result in enumerate(finished, 1):
                 if result.stopped_by in not_done:
                     continue
                 if isinstance(result.value, CacheFullError):
@@ -102,7 +102,7 @@ def run_searches(
                 tally.count(record["problem_id"], record["solved"])
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
-                unknown = results.num_unknown + len(found) - number
+                unknown = results.num_unknown + len(finished) - number
                 solved, status = (
                     _estimate_solved(tally, unknown, settings.repeats),
                     results.status(),
@@ -136,7 +136,7 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     problem_id, repeat = job.searches[result.name]
     problem = next(problem for problem in job.data.problems if problem.id == problem_id)
     text = result.best_text if result.best in result.candidates else None
-    found = result.to_json()
+    document = result.to_json()
     return {
         "problem_id": problem_id,
         "sample_index": repeat,
@@ -147,9 +147,9 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
         if text is None
         else wrap_task_method(task.answer, task.name, problem.id)(problem, text),
         "text": text,
-        **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
-        "usage": found["usage"],
-        "nodes": found["nodes"],
+        **{name: document[name] for name in ("best", "candidates", "votes", "stopped", "error")},
+        "usage": document["usage"],
+        "nodes": document["nodes"],
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
@@ -214,11 +214,13 @@ def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
     """
     if repeats == 1:
         return {}
-    found: dict[str, Any] = {}
+    estimates: dict[str, Any] = {}
     for k in sorted({*(2**i for i in range(repeats.bit_length())), repeats}):
-        values = [pass_at_k(len(each), sum(each), k) for each in solved if len(each) >= k]
-        found[str(k)] = asdict(estimate(values)) if values else None
-    return {"pass@k": found}
+        values = [
+            pass_at_k(len(searches), sum(searches), k) for searches in solved if len(searches) >= k
+        ]
+        estimates[str(k)] = asdict(estimate(values)) if values else None
+    return {"pass@k": estimates}
 
 
 def _sums(values: list[float]) -> Mapping[str, float | None]:

@@ -156,17 +156,17 @@ class Searcher:
         while True:
             self._check()
             spent = usage.tokens_decoded
-            found = await self._method.run(self, **self._arguments)
+            outcome = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
-                others = tuple(each for each in found.candidates if each is not right)
-                return replace(found, best=right, candidates=(right, *others), stopped=SOLVED)
+                others = tuple(each for each in outcome.candidates if each is not right)
+                return replace(outcome, best=right, candidates=(right, *others), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
-                found = vote(found, self.answer, self._weight)
+                outcome = vote(outcome, self.answer, self._weight)
             again = self.checkable and self.root.search.stopped is None
             # Proposed lists of steps do not vary, so a second search would repeat the first.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
-                return found
+                return outcome
             self.root.search.restart += 1
 
     def _right(self) -> SearchNode | None:

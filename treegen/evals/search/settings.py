@@ -152,49 +152,52 @@ def resolve_search_settings(
             raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
-    given = merge_choices(SearchSettings, asked, stored)
-    if not given.get("task"):
+    choices = merge_choices(SearchSettings, asked, stored)
+    if not choices.get("task"):
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
-    task = get_search_task(given["task"])
+    task = get_search_task(choices["task"])
     defaults = task.search_defaults
     for name in ("method", "place", "arguments", "source"):  # source: the file's present hash
-        given.pop(name, None)
-    also = given.pop("also_arguments", ())
+        choices.pop(name, None)
+    also = choices.pop("also_arguments", ())
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
     else:
         method = _method(asked, stored or {}, defaults.method, also)
     ways = (*EVALUATE, *defaults.evaluate)
-    evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
-    propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
+    evaluate = _way("evaluate", choices.pop("evaluate", defaults.evaluator), ways)
+    propose = _way("propose", choices.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
     names = (*_DRAW, *PENALTIES)
-    draw: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
+    draw: dict[str, Any] = {name: choices.pop(name) for name in names if name in choices}
     whole, step = (
         {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
     )
-    if "max_tokens" in given:
-        whole["max_tokens"] = given.pop("max_tokens")
-    if "step_tokens" in given:
-        check_int("step_tokens", steps := given.pop("step_tokens"), least=1)
+    if "max_tokens" in choices:
+        whole["max_tokens"] = choices.pop("max_tokens")
+    if "step_tokens" in choices:
+        check_int("step_tokens", steps := choices.pop("step_tokens"), least=1)
         step["max_tokens"] = steps
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
         **method,
-        "choose": _check_known("way to choose", given.pop("choose", "best"), CHOOSE),
+        "choose": _check_known("way to choose", choices.pop("choose", "best"), CHOOSE),
         "propose": propose,
         "evaluate": evaluate,
-        "prune_below": given.pop("prune_below", prune),
-        "verifier_args": known_settings(given.pop("verifier_args", {})),
-        "budget": _budget(given.pop("budget", None), defaults),
+        "prune_below": choices.pop("prune_below", prune),
+        "verifier_args": known_settings(choices.pop("verifier_args", {})),
+        "budget": _budget(choices.pop("budget", None), defaults),
         "step": replace(defaults.step, **step),
         "whole": replace(defaults.whole, **whole),
-        "num_samples": given.pop("num_samples", task.defaults.num_samples),
-        **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
+        "num_samples": choices.pop("num_samples", task.defaults.num_samples),
+        **{
+            name: choices.pop(name, getattr(defaults, name))
+            for name in ("width", "depth", "expand")
+        },
     }
     seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return build_settings(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
+    return build_settings(SearchSettings, choices, chosen, data=seed, also=(*names, "step_tokens"))
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
@@ -215,12 +218,12 @@ def _method(
     place, given = asked.get("method"), dict(asked.get("arguments", {}))
     if stored and place in (None, stored["method"]):
         given = {**stored.get("arguments", {}), **given}
-        there = stored.get("place") or stored["method"]
-        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(there):
-            place = there
+        stored_place = stored.get("place") or stored["method"]
+        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(stored_place):
+            place = stored_place
         elif place is None:
             raise InputError(
-                f"the run names a method with code of its own, {there}, which does not run "
+                f"the run names a method with code of its own, {stored_place}, which does not run "
                 "unasked; read it, then name it with method= or give allow_task_code=True"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
@@ -236,7 +239,7 @@ def _method(
 def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
     if isinstance(given, Budget):
         return given
-    known = {each.name for each in fields(Budget)}
+    known = {f.name for f in fields(Budget)}
     if given is not None and (not isinstance(given, Mapping) or given.keys() - known):
         raise InputError(
             f"budget must be a Budget or a mapping of {', '.join(sorted(known))}, got {given!r:.60}"

@@ -126,7 +126,7 @@ def get_search_task(name: str | Task) -> SearchTask:
                 )
         return task
     known = [info.name for info in list_tasks() if info.source == "treegen"]
-    able = [each for each in known if isinstance(get_task(each), SearchTask)]
+    able = [other for other in known if isinstance(get_task(other), SearchTask)]
     raise InputError(
         f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
     )

@@ -70,7 +70,7 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
     async def to_the_end(node: "SearchNode") -> "Sequence[SearchNode]":
         return await on.finish(node, 1)
 
-    found = await search(
+    outcome = await search(
         on.root,
         combine_proposers(on.propose, to_the_end),
         _choose_evaluator(on),
@@ -80,7 +80,7 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
         batch=batch,
         **get_tree_limits(on),
     )
-    return await mutual(found, on.answer, on.finish, checks=checks)
+    return await mutual(outcome, on.answer, on.finish, checks=checks)
 
 
 async def ab_mcts(

@@ -71,7 +71,7 @@ def general_value_function(
         verifier = load_verifier(name, memory=memory or MEMORY, **(verifier_args or {}))
         judge = by_verifier(verifier, question_of=question_of)
         return ValueFunction(judge, 0.0, 1.0, lambda value: value)
-    found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
-    if found is None:
+    function = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
+    if function is None:
         return None
-    return ValueFunction(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
+    return ValueFunction(function, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
