@@ -52,8 +52,8 @@ class Judgings:
 
     def tables(self) -> list[PrintableTable]:
         """Return the tables; each prints as Markdown, and a notebook shows it."""
-        tables = [each for summary in self.summaries for each in summary.tables]
-        return [table_listing(each) for each in (*tables, self.flagged) if each is not None]
+        tables = [table for summary in self.summaries for table in summary.tables]
+        return [table_listing(table) for table in (*tables, self.flagged) if table is not None]
 
     def needs(self, half_width: float) -> list[PrintableTable]:
         """Return tables of how many problems, answers, judges and so on narrow the interval.
@@ -70,11 +70,11 @@ class Judgings:
                 head,
                 [
                     [
-                        each.what,
-                        f"{each.now:g}",
-                        "no number" if each.needed is None else f"{each.needed:,}",
+                        need.what,
+                        f"{need.now:g}",
+                        "no number" if need.needed is None else f"{need.needed:,}",
                     ]
-                    for each in summary.needs(half_width)
+                    for need in summary.needs(half_width)
                 ],
                 (1, 2),
                 f"{summary.title}: for a mean +- {half_width:g}, the rest as it is",
@@ -84,12 +84,12 @@ class Judgings:
 
     def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
         """Return the content of `needs` as plain dicts and lists."""
-        return [[asdict(each) for each in summary.needs(half_width)] for summary in self.summaries]
+        return [[asdict(need) for need in summary.needs(half_width)] for summary in self.summaries]
 
     def to_json(self) -> dict[str, Any]:
         """Return the judgements as plain dicts and lists."""
         return {
-            "summaries": [each.to_json() for each in self.summaries],
+            "summaries": [summary.to_json() for summary in self.summaries],
             "flagged": None if self.flagged is None else asdict(self.flagged),
             "done": self.done,
             "planned": self.planned,
@@ -100,7 +100,7 @@ class Judgings:
         return "\n\n".join(map(str, self.tables())) + "\n"
 
     def _repr_html_(self) -> str:
-        return "".join(each._repr_html_() for each in self.tables())
+        return "".join(table._repr_html_() for table in self.tables())
 
 
 def judge(
@@ -177,32 +177,32 @@ def judge(
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
-        found = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
-        usual = getattr(found.jobs[0].task, "rubric", "correctness")
-        made = named or load_rubric("pairwise" if pairs else usual)
-        asked = _resolve_judge_settings(
-            made,
+        runs = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
+        usual = getattr(runs.jobs[0].task, "rubric", "correctness")
+        judge_rubric = named or load_rubric("pairwise" if pairs else usual)
+        settings = _resolve_judge_settings(
+            judge_rubric,
             wordings,
-            verdicts or _usual(made, repeats, stop_when),
+            verdicts or _usual(judge_rubric, repeats, stop_when),
             repeats=repeats,
             decided=stop_when == "decided",
             chat=chat,
             drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
         )
-        people = None if labels is None else _people(labels, made, found.answers)
-        looked = resolve_judges(judges, options or {})
+        people = None if labels is None else _people(labels, judge_rubric, runs.answers)
+        resolved = resolve_judges(judges, options or {})
         if models is None:
             models = stack.enter_context(JudgeLoader())
-        result = judge_all(found, looked, models, asked, follow, listener)
+        result = judge_all(runs, resolved, models, settings, follow, listener)
         summaries = []
         if any(each.judgements for each in result.judged):
             how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
-            summaries = [summarise(result.judged, groups=found.answers.groups, **how)]
+            summaries = [summarise(result.judged, groups=runs.answers.groups, **how)]
     work = {
         name: {each: getattr(done, each) for each in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = build_flagged_table(found.answers.all())
+    flagged = build_flagged_table(runs.answers.all())
     return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
 
 
@@ -222,10 +222,10 @@ def check_judges(
         verdicts: As for `judge`.
         options: As for `judge`.
     """
-    made = load_rubric(rubric or "correctness")
-    if made.pairs:
+    loaded = load_rubric(rubric or "correctness")
+    if loaded.pairs:
         raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
-    _resolve_judge_settings(made, wordings, verdicts or _usual(made, 1, None))
+    _resolve_judge_settings(loaded, wordings, verdicts or _usual(loaded, 1, None))
     resolve_judges(names_of(judge), options or {})
 
 
@@ -252,24 +252,24 @@ def judgings(
     """
     path = _path(run)
     with ExitStack() as stack:
-        found = open_runs([path], reading, stack)
+        runs = open_runs([path], reading, stack)
         groups = load_juries(path)
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
-    samples = [(problem, index) for problem, index, _ in found.answers.all()]
+    samples = [(problem, index) for problem, index, _ in runs.answers.all()]
     done, planned = count_judgements(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.asked.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = _people(labels, rubric, found.answers)
+            people = _people(labels, rubric, runs.answers)
         how: dict[str, Any] = {"labels": people}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
-        summaries.append(summarise(group, groups=found.answers.groups, **how))
-    flagged = build_flagged_table(found.answers.all())
+        summaries.append(summarise(group, groups=runs.answers.groups, **how))
+    flagged = build_flagged_table(runs.answers.all())
     return Judgings(path, tuple(summaries), flagged, done, planned)
 
 
@@ -283,7 +283,7 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
         return (judge,)  # type: ignore[return-value]
     several = isinstance(judge, list | tuple)
     if not several or not all(
-        isinstance(each, str) or hasattr(each, "score_stream") for each in judge
+        isinstance(name, str) or hasattr(name, "score_stream") for name in judge
     ):
         raise InputError(f"judge must be names of models, or LLMs, got {judge!r:.60}")
     return tuple(judge)
@@ -297,16 +297,16 @@ def _resolve_judge_settings(
     **how: Any,
 ) -> JudgeSettings:
     """Return the settings of a judge run. drawn: the user's sampling parameters."""
-    given: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
-    if given and verdicts == "likelihood":
+    sampling: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
+    if sampling and verdicts == "likelihood":
         raise InputError(
-            f"{next(iter(given))}= is of verdicts by samples; give verdicts='samples' too"
+            f"{next(iter(sampling))}= is of verdicts by samples; give verdicts='samples' too"
         )
     return JudgeSettings(
         rubric=rubric,
         wordings=len(rubric.wordings) if wordings is None else wordings,
         verdicts=verdicts,
-        **given,
+        **sampling,
         **how,
     )
 
@@ -317,10 +317,10 @@ def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tupl
         raise InputError(
             "labels= are of single answers, and this rubric compares pairs; leave them out"
         )
-    found = labels_of(given_path("labels", labels), rubric.choices)
-    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in found):
+    labelled = labels_of(given_path("labels", labels), rubric.choices)
+    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
         raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
-    return found
+    return labelled
 
 
 def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
@@ -335,9 +335,9 @@ def _path(run: "Frames | str | Path") -> Path:
 def _check_told(listener: object, follow: object, models: object) -> None:
     """Raise InputError if the listener, the follow function or the loader has the wrong type."""
     kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
-    for name, (given, kind) in kinds.items():
-        if given is not None and not isinstance(given, kind):
-            raise InputError(f"{name} must be a {kind.__name__} or None, got {given!r:.60}")
+    for name, (value, kind) in kinds.items():
+        if value is not None and not isinstance(value, kind):
+            raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.60}")
     if follow is not None and not callable(follow):
         raise InputError(f"follow must be a function or None, got {follow!r:.60}")
 

@@ -98,8 +98,8 @@ class Run(Frames):
         Raises:
             InputError: the runs have different problems, or are not scored or not finished.
         """
-        found = other if isinstance(other, Frames) else open_run(other)
-        return compare_runs(self.view, found.view, partial=partial)
+        other_run = other if isinstance(other, Frames) else open_run(other)
+        return compare_runs(self.view, other_run.view, partial=partial)
 
     def __str__(self) -> str:
         view = self.view
@@ -108,17 +108,17 @@ class Run(Frames):
 
     def __repr__(self) -> str:
         row, view = headline_of(self.view), self.view
-        told = "nothing judged"
+        headline = "nothing judged"
         if row is not None and row.value is not None:
-            told = f"{row.metric} {row.value:.3f}"
+            headline = f"{row.metric} {row.value:.3f}"
             if row.low is not None and row.high is not None:
-                told += f" ({row.low:.3f} to {row.high:.3f})"
+                headline += f" ({row.low:.3f} to {row.high:.3f})"
         done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
-        return f"Run({str(view.path)!r}): {view.task}, {done}, {told}"
+        return f"Run({str(view.path)!r}): {view.task}, {done}, {headline}"
 
     def _repr_html_(self) -> str:
         tables = "".join(table._repr_html_() for table in self.tables())
-        notices = "".join(f"<p>{escape(each)}</p>" for each in self.view.notices)
+        notices = "".join(f"<p>{escape(notice)}</p>" for notice in self.view.notices)
         return f"<p>{escape(repr(self))}</p>{tables}{notices}"
 
 
@@ -205,22 +205,22 @@ def evaluate(
         if not isinstance(task, str) or not task.startswith(LM_EVAL):
             raise InputError("include_path= is for a task that is named lm-eval:TASK; leave it out")
         task = f"{task}@{include_path}"
-    made = _instantiate_task(task)
-    asked, models = _choices(model, settings, task_args)
+    instance = _instantiate_task(task)
+    choices, models = _choices(model, settings, task_args)
     execution = make_execution_options(allow_code_execution, sandbox, num_workers)
     plan = None
     if judge is not None:
         plan = JudgingPlan.make(judge, rubric=rubric)
         if plan is not None:
             plan.check()  # raises errors before anything is sampled
-        asked["judged_by"] = None if plan is None else plan.to_json()
+        choices["judged_by"] = None if plan is None else plan.to_json()
     elif rubric is not None:
         raise InputError("rubric= is of no use without judge=; give judge= too")
     models.stays = True
-    with _OutputDirectory(output, resume, asked) as place, closing(models):
-        found = evaluate_all(
-            [] if made is None else [made],
-            asked,
+    with _OutputDirectory(output, resume, choices) as place, closing(models):
+        results = evaluate_all(
+            [] if instance is None else [instance],
+            choices,
             models,
             BarListener() if progress else Listener(),
             output=place.output,
@@ -228,18 +228,18 @@ def evaluate(
             execution=execution,
             check_judges=lambda kept: JudgingPlan.check_kept(kept, {}),
         )
-        if plan is None and found[0].judged_by is not None:
-            plan = JudgingPlan.of_json(found[0].judged_by, {})
+        if plan is None and results[0].judged_by is not None:
+            plan = JudgingPlan.of_json(results[0].judged_by, {})
         if plan is not None:
             with JudgeLoader(models) as judges:
                 plan.judge(
-                    found[0].path,
+                    results[0].path,
                     progress=progress,
                     models=judges,
-                    task=made,
+                    task=instance,
                     allow_task_code=True,
                 )
-    return place.run(found[0].path, made)
+    return place.run(results[0].path, instance)
 
 
 def search_task(
@@ -272,20 +272,20 @@ def search_task(
         InputError: an argument cannot be used, or is not known.
         TreegenError: as for the LLM, the data and the run directory.
     """
-    made = _instantiate_task(task)
-    asked, models = _choices(model, settings, task_args)
-    if made is not None:
-        asked["task"] = made
-    with _OutputDirectory(output, resume, asked) as place:
-        found = search_all(
+    instance = _instantiate_task(task)
+    choices, models = _choices(model, settings, task_args)
+    if instance is not None:
+        choices["task"] = instance
+    with _OutputDirectory(output, resume, choices) as place:
+        results = search_all(
             [] if method is None else [method],
-            asked,
+            choices,
             models,
             BarListener() if progress else Listener(),
             output=place.output,
             resume=place.resume,
         )
-    return place.run(found[0].path, made)
+    return place.run(results[0].path, instance)
 
 
 @overload
@@ -303,13 +303,13 @@ def _choices(
     model: object, settings: Mapping[str, Any], task_args: Mapping[str, object] | None
 ) -> tuple[dict[str, Any], ModelLoader]:
     """Return the user's choices by the names of settings, and the model."""
-    asked = {name: value for name, value in settings.items() if value is not None}
+    choices = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(task_args or {}, Mapping):
         raise InputError(f"task_args must be a mapping of names to values, got {task_args!r:.60}")
     if task_args:
-        asked["extra"] = {name: str(value) for name, value in task_args.items()}
+        choices["extra"] = {name: str(value) for name, value in task_args.items()}
     if model is None or isinstance(model, str | Path):
-        return asked if model is None else {**asked, "model": str(model)}, ModelLoader()
+        return choices if model is None else {**choices, "model": str(model)}, ModelLoader()
     from treegen.llm.base import BaseLLM
 
     if not isinstance(model, BaseLLM):
@@ -317,7 +317,7 @@ def _choices(
             f"model is a {type(model).__name__}; give a name, an LLM or a Cluster. "
             "LLM(from_module(module), tokenizer=tokenizer) makes an LLM of a module"
         )
-    return asked, ModelLoader(model)
+    return choices, ModelLoader(model)
 
 
 class _OutputDirectory:
@@ -326,9 +326,9 @@ class _OutputDirectory:
     def __init__(
         self, output: str | Path | None, resume: bool | str | Path, asked: Mapping[str, Any]
     ) -> None:
-        for name, given in (("output", output), ("resume", resume)):
-            if given is not None and not (name == "resume" and isinstance(given, bool)):
-                given_path(name, given)
+        for name, value in (("output", output), ("resume", resume)):
+            if value is not None and not (name == "resume" and isinstance(value, bool)):
+                given_path(name, value)
         self.resume = None if resume is False else "" if resume is True else str(resume)
         self._allowed = bool(asked.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None
@@ -347,8 +347,8 @@ class _OutputDirectory:
 
     def run(self, path: Path, task: str | Task | None) -> Run:
         """Return the run in a directory; a temporary directory is removed with the result."""
-        own = None if isinstance(task, str) and code_of(task) is None else task
-        run = open_run(path, task=own, allow_task_code=self._allowed)
+        custom = None if isinstance(task, str) and code_of(task) is None else task
+        run = open_run(path, task=custom, allow_task_code=self._allowed)
         if self._temporary is not None:
             weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
         return run

@@ -56,19 +56,19 @@ def bin_values(
         at = number * num // BINS
         first, last = (int(np.searchsorted(ranked, ranked[at], side)) for side in ("left", "right"))
         cuts.add(first if at - first <= last - at else last)
-    found = []
+    bins = []
     for start, stop in pairwise(sorted(cuts)):
-        mine = order[start:stop].tolist()
-        groups = None if clusters is None else [clusters[i] for i in mine]
-        share = estimate([right[i] for i in mine], groups)
-        found.append(Bin(float(ranked[start:stop].mean()), share, len(mine)))
-    return found
+        indices = order[start:stop].tolist()
+        groups = None if clusters is None else [clusters[i] for i in indices]
+        share = estimate([right[i] for i in indices], groups)
+        bins.append(Bin(float(ranked[start:stop].mean()), share, len(indices)))
+    return bins
 
 
 def expected_error(bins: Sequence[Bin]) -> float:
     """Return the mean distance between the number and the correct share (Guo et al. 2017)."""
-    total = sum(each.num for each in bins)
-    return math.fsum(abs(each.mean - each.right.value) * each.num for each in bins) / total
+    total = sum(b.num for b in bins)
+    return math.fsum(abs(b.mean - b.right.value) * b.num for b in bins) / total
 
 
 def token_probability(sample: Sample) -> float | None:
@@ -90,21 +90,21 @@ def get_scored_samples(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
 def by_probability(view: RunView, filter: str) -> list[Bin]:
     """Return the share of correct samples, in bins of the mean probability of their tokens."""
     known = ((token_probability(s), right, s) for s, right in get_scored_samples(view, filter))
-    found = [(value, right, sample) for value, right, sample in known if value is not None]
+    rows = [(value, right, sample) for value, right, sample in known if value is not None]
     return bin_values(
-        [value for value, _, _ in found],
-        [float(right) for _, right, _ in found],
-        _clusters(view, [sample for _, _, sample in found]),
+        [value for value, _, _ in rows],
+        [float(right) for _, right, _ in rows],
+        _clusters(view, [sample for _, _, sample in rows]),
     )
 
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
     """Return the share of correct samples, in bins of their number of tokens."""
-    found = get_scored_samples(view, filter)
+    scored = get_scored_samples(view, filter)
     return bin_values(
-        [float(sample.num_tokens) for sample, _ in found],
-        [float(right) for _, right in found],
-        _clusters(view, [sample for sample, _ in found]),
+        [float(sample.num_tokens) for sample, _ in scored],
+        [float(right) for _, right in scored],
+        _clusters(view, [sample for sample, _ in scored]),
     )
 
 
@@ -153,31 +153,31 @@ class ProblemPoint:
 def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
     """Return a point for each scored problem of a run."""
     verdicts = view.verdicts(filter)
-    found = []
+    points = []
     for place, problem in enumerate(view.problems):
-        if not (mine := verdicts.get(problem.id)):
+        if not (of_problem := verdicts.get(problem.id)):
             continue
-        votes = tally(mine)
-        num = len(mine)
+        votes = tally(of_problem)
+        num = len(of_problem)
         tokens = [s.num_tokens for s in problem.samples if filter in (s.verdicts or {})]
-        found.append(
+        points.append(
             ProblemPoint(
                 place=place,
-                right=sum(verdict.correct for verdict in mine) / num,
+                right=sum(verdict.correct for verdict in of_problem) / num,
                 top=max((*votes.correct, *votes.wrong), default=0) / num,
                 vote=votes.maj_at_k(num),
                 tokens=math.fsum(tokens) / num,
             )
         )
-    return found
+    return points
 
 
 def lengths_by_right(view: RunView, filter: str) -> tuple[list[int], list[int]]:
     """Return the numbers of tokens of correct and of wrong samples."""
-    found: tuple[list[int], list[int]] = ([], [])
+    lengths: tuple[list[int], list[int]] = ([], [])
     for sample, right in get_scored_samples(view, filter):
-        found[not right].append(sample.num_tokens)
-    return found
+        lengths[not right].append(sample.num_tokens)
+    return lengths
 
 
 def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:

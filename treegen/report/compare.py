@@ -192,7 +192,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     stops = a.voters is not None or b.voters is not None
     clusters = clusters_of(a.problems, ids)
     votes = all(view.report is not None and view.report.majority for view in (a, b))
-    found = []
+    differences = []
     for filter in shared:
         first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
         if missing := [p for p in ids if p not in first or p not in second]:
@@ -200,21 +200,23 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
                 f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
                 "score the runs first"
             )
-        own = _own_metrics([verdict for run in (first, second) for p in ids for verdict in run[p]])
-        for metric in own if own is not None else ["accuracy"]:
+        own_metrics = _own_metrics(
+            [verdict for run in (first, second) for p in ids for verdict in run[p]]
+        )
+        for metric in own_metrics if own_metrics is not None else ["accuracy"]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], clusters))
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
         least = min(len(run[p]) for run in (first, second) for p in ids)
         for metric in _of_many(most, votes=votes) if least >= most else ():
             values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], clusters))
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
-            place = sum(row.filter != filter for row in found) + 1
+            place = sum(row.filter != filter for row in differences) + 1
             row = _difference("vote", filter, values[0], values[1], clusters)
-            found.insert(place, row)
-    found += _compare_judgements(a, b, ids, clusters)
-    if not found:
+            differences.insert(place, row)
+    differences += _compare_judgements(a, b, ids, clusters)
+    if not differences:
         raise InputError(
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
             "so problems cannot be compared; compare the metrics that `treegen score` prints"
@@ -223,8 +225,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
-    adjusted = holm([row.p_value for row in found])
-    rows = tuple(replace(row, p_holm=p) for row, p in zip(found, adjusted, strict=True))
+    adjusted = holm([row.p_value for row in differences])
+    rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
     return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
 
 
@@ -232,15 +234,17 @@ def _compare_judgements(
     a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters
 ) -> list[Difference]:
     """Return the differences of the values that the same judges give by the same rubric."""
-    of_b = {each.key: each for each in b.summaries}
-    found = []
-    for each in a.summaries:
-        other = of_b.get(each.key)
-        if other is None or any(i not in each.by_problem or i not in other.by_problem for i in ids):
+    of_b = {summary.key: summary for summary in b.summaries}
+    differences = []
+    for first in a.summaries:
+        second = of_b.get(first.key)
+        if second is None or any(
+            i not in first.by_problem or i not in second.by_problem for i in ids
+        ):
             continue
-        values = [[summary.by_problem[i] for i in ids] for summary in (each, other)]
-        found.append(_difference("judged", each.title, values[0], values[1], clusters))
-    return found
+        values = [[summary.by_problem[i] for i in ids] for summary in (first, second)]
+        differences.append(_difference("judged", first.title, values[0], values[1], clusters))
+    return differences
 
 
 def _is_whole(view: RunView, problem: ProblemView) -> bool:
@@ -252,14 +256,14 @@ def _is_whole(view: RunView, problem: ProblemView) -> bool:
 
 def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
     """Return how correct the final vote of each problem is, from all samples that vote."""
-    found = []
+    votes = []
     verdicts = view.verdicts(filter)
     for problem_id in ids:
-        mine = verdicts[problem_id]
+        of_problem = verdicts[problem_id]
         if view.voters is not None:
-            mine = mine[: view.voters[problem_id]]
-        found.append(tally(mine).maj_at_k(len(mine)))
-    return found
+            of_problem = of_problem[: view.voters[problem_id]]
+        votes.append(tally(of_problem).maj_at_k(len(of_problem)))
+    return votes
 
 
 def _num_tokens(view: RunView) -> dict[str, int]:
@@ -314,10 +318,10 @@ def _lacks(view: RunView) -> str:
 
 def _own_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:
     """Return the task's own metrics that are from 0 to 1 for every sample; None if it has none."""
-    measures = [each.measures for each in verdicts if isinstance(each, MetricVerdict)]
+    measures = [verdict.measures for verdict in verdicts if isinstance(verdict, MetricVerdict)]
     if not measures or len(measures) < len(verdicts):
         return None
-    return [name for name in measures[0] if all(_is_share(each.get(name)) for each in measures)]
+    return [name for name in measures[0] if all(_is_share(values.get(name)) for values in measures)]
 
 
 def _is_share(value: object) -> bool:
@@ -327,10 +331,10 @@ def _is_share(value: object) -> bool:
 def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
     """Return the mean over the samples of a problem, of a task's own metric or of correctness."""
     values = [
-        float(each.measures[metric])
-        if isinstance(each, MetricVerdict) and metric in each.measures
-        else float(each.correct)
-        for each in verdicts
+        float(verdict.measures[metric])
+        if isinstance(verdict, MetricVerdict) and metric in verdict.measures
+        else float(verdict.correct)
+        for verdict in verdicts
     ]
     return math.fsum(values) / len(values)
 
@@ -392,14 +396,14 @@ def _student() -> Any:
 
 
 def _tokens_told(found: TokenDifference) -> str:
-    told = f"tokens: A {found.a:,}, B {found.b:,}"
+    line = f"tokens: A {found.a:,}, B {found.b:,}"
     if found.a != found.b:
-        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
+        line += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
     if found.low is None or found.high is None:
-        return told
+        return line
     bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
     p_value = _p_value(found.p_value)
-    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
+    return f"{line}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

@@ -96,7 +96,7 @@ def k_curves(
 
 def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
-    found = []
+    shares = []
     for problem_id, group in verdicts.items():
         counts = count_verdicts(count_distinct(group))
         votes: dict[str | None, int] = {}
@@ -107,7 +107,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
         wrong = [t for (answer, correct), t in counts.items() if not (correct or answer is None)]
         leading, num = max(wrong, default=0), len(group)
         num_right, num_wrong = sum(right.values()), sum(wrong)
-        found.append(
+        shares.append(
             VoteShares(
                 problem_id=problem_id,
                 right=num_right / num,
@@ -120,7 +120,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
                 won=not right.keys().isdisjoint(vote.tied),
             )
         )
-    return sorted(found, key=lambda share: (-share.right, share.leading, share.problem_id))
+    return sorted(shares, key=lambda share: (-share.right, share.leading, share.problem_id))
 
 
 def classify_sample(sample: Sample, filter: str) -> str:
@@ -148,7 +148,7 @@ def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
 def lengths(view: RunView) -> dict[str, list[int]]:
     """Return the lengths of samples in tokens by outcome; outcomes without samples are left out."""
     filter = view.filters[0] if view.filters else ""
-    found: dict[str, list[int]] = {name: [] for name in FATES}
+    by_outcome: dict[str, list[int]] = {name: [] for name in FATES}
     for sample in view.samples:
-        found[classify_sample(sample, filter)].append(sample.num_tokens)
-    return {name: values for name, values in found.items() if values}
+        by_outcome[classify_sample(sample, filter)].append(sample.num_tokens)
+    return {name: values for name, values in by_outcome.items() if values}

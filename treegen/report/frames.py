@@ -95,9 +95,9 @@ class Frames:
         report = self.view.report
         rows: list[dict[str, Any]] = []
         if report is not None:
-            found = report.to_json()
-            rows += found["metrics"]
-            rows += [{**row, "metric": f"maj@{row['k']}"} for row in found["majority"]]
+            document = report.to_json()
+            rows += document["metrics"]
+            rows += [{**row, "metric": f"maj@{row['k']}"} for row in document["majority"]]
         return _frame(rows, ["filter", "metric", "value"])
 
     def nodes(self) -> "pandas.DataFrame":

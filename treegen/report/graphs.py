@@ -46,12 +46,12 @@ def to_mermaid(tree: StoredTree) -> str:
         if node["parent_id"] is not None:
             arrow = "==>" if node["id"] in best else "-->"
             lines.append(f"  n{node['parent_id']} {arrow} n{node['id']}")
-    for name, style, mine in (
+    for name, style, ids in (
         ("best", "stroke-width:4px", [node["id"] for node in tree.nodes if node["id"] in best]),
         ("pruned", "stroke-dasharray:4", [node["id"] for node in tree.nodes if node["pruned"]]),
     ):
-        if mine:
-            names = ",".join(f"n{id}" for id in mine)
+        if ids:
+            names = ",".join(f"n{id}" for id in ids)
             lines += [f"  classDef {name} {style}", f"  class {names} {name}"]
     return "\n".join([*lines, ""])
 

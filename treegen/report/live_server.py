@@ -158,8 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
         if not self._is_asked_by_name():
-            told = f"this server is http://{HOST}:{self._port} and nothing else"
-            return self._send(HTTPStatus.FORBIDDEN, told.encode(), body=body)
+            message = f"this server is http://{HOST}:{self._port} and nothing else"
+            return self._send(HTTPStatus.FORBIDDEN, message.encode(), body=body)
         try:
             if path == "/":
                 return self._send(HTTPStatus.OK, self.watched.page(), "text/html", body=body)
@@ -167,8 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
                 state = json.dumps(self.watched.state()).encode()
                 return self._send(HTTPStatus.OK, state, "application/json", body=body)
         except TreegenError as error:
-            told = safe_text(f"{error}\n")
-            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, told.encode(), body=body)
+            message = safe_text(f"{error}\n")
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, message.encode(), body=body)
         return self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n", body=body)
 
     @property

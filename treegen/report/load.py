@@ -39,17 +39,17 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RunError: a path is not a run and contains none.
     """
-    found: list[Path] = []
+    directories: list[Path] = []
     for path in paths:
         # os.path, because a Path raises for names that are too long.
-        mine = [path / "run.json"] if os.path.exists(path / "run.json") else []
-        there = mine or (sorted(path.glob("*/run.json")) if os.path.isdir(path) else [])
-        if not there:
+        own_file = [path / "run.json"] if os.path.exists(path / "run.json") else []
+        run_files = own_file or (sorted(path.glob("*/run.json")) if os.path.isdir(path) else [])
+        if not run_files:
             RunDir.open(path).close()  # raises an error with the reason
-        for each in (file.parent for file in there):
-            if each.resolve() not in [other.resolve() for other in found]:
-                found.append(each)
-    return found
+        for directory in (file.parent for file in run_files):
+            if directory.resolve() not in [other.resolve() for other in directories]:
+                directories.append(directory)
+    return directories
 
 
 @pause_gc()
@@ -109,15 +109,15 @@ def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
 def _images(path: Path, notices: list[str]) -> RunImages:
     """Return the images of a run. notices: receives a sentence for missing images."""
     try:
-        found = RunImages.read(path)
+        images = RunImages.read(path)
     except RunError as error:
         notices.append(f"images are not shown: {error}")
         return RunImages(path)
-    if left_out := found.num_left_out:
+    if left_out := images.num_left_out:
         notices.append(
-            f"{left_out:,} of {len(found.images):,} images are not kept in the run, and not shown"
+            f"{left_out:,} of {len(images.images):,} images are not kept in the run, and not shown"
         )
-    return found
+    return images
 
 
 def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None":
@@ -146,18 +146,18 @@ def _judge(
     )
     from treegen.evals.scoring.vote_tables import VoteInputs
 
-    found = _Problems(run, job, images)
+    collected = _Problems(run, job, images)
     if job is None:
         for record in run.records():
-            found.add(record, None)
-        return found.views(), _stored_report(run), None
+            collected.add(record, None)
+        return collected.views(), _stored_report(run), None
     scores: list[SampleScore] = []
     unjudged = 0
     known = {problem.id: problem for problem in job.data.problems}
 
     def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
         nonlocal unjudged
-        found.add(record, verdicts)
+        collected.add(record, verdicts)
         if verdicts is None:
             unjudged += 1
         else:
@@ -176,7 +176,7 @@ def _judge(
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
     report = aggregate(job, scores, rounds, VoteInputs.of(run.path)) if scores else None
-    return found.views(), report, rounds
+    return collected.views(), report, rounds
 
 
 def _load_judgements(
@@ -189,7 +189,7 @@ def _load_judgements(
 
     samples = [(p.id, s.index) for p in problems for s in p.samples]
     summaries = load_summaries(path, {p.id: p.group for p in problems}, samples, notices)
-    tables = [table for each in summaries for table in each.tables]
+    tables = [table for summary in summaries for table in summary.tables]
     texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
     flagged = build_flagged_table(texts) if summaries else None
     return tuple(summaries), (*tables, *([flagged] if flagged else []))
@@ -198,16 +198,16 @@ def _load_judgements(
 def _stored_report(run: RunDir) -> Report | None:
     """Return the report in results.json; None if it is missing or unreadable."""
     with suppress(RunError, KeyError, TypeError):
-        found = run.results()["report"]
+        stored = run.results()["report"]
         return Report(
-            metrics=tuple(MetricRow(**row) for row in found["metrics"]),
-            majority=tuple(MajorityRow(**row) for row in found["majority"]),
-            num_problems=found["num_problems"],
-            num_samples=found["num_samples"],
-            incomplete=tuple(Incomplete(**row) for row in found["incomplete"]),
-            tables=tuple(_make_row(Table, row) for row in found["tables"]),
-            grids=tuple(_make_row(Grid, row) for row in found["grids"]),
-            label=str(found.get("label", "")),
+            metrics=tuple(MetricRow(**row) for row in stored["metrics"]),
+            majority=tuple(MajorityRow(**row) for row in stored["majority"]),
+            num_problems=stored["num_problems"],
+            num_samples=stored["num_samples"],
+            incomplete=tuple(Incomplete(**row) for row in stored["incomplete"]),
+            tables=tuple(_make_row(Table, row) for row in stored["tables"]),
+            grids=tuple(_make_row(Grid, row) for row in stored["grids"]),
+            label=str(stored.get("label", "")),
         )
     return None
 

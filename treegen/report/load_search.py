@@ -98,15 +98,15 @@ def _problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
     known = {problem.id: problem for problem in job.data.problems} if job else {}
-    found: dict[str, list[StoredTree]] = {}
+    of_problem: dict[str, list[StoredTree]] = {}
     for tree in trees:
-        found.setdefault(tree.problem_id, []).append(tree)
+        of_problem.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
             question=known[problem_id].question if problem_id in known else "",
             answer=known[problem_id].answer if problem_id in known else "",
-            samples=tuple(map(_sample, found.get(problem_id, ()))),
+            samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
     )
@@ -136,8 +136,8 @@ def _verdict(tree: StoredTree) -> Verdict:
 
 def _asked_fewshot(info: "RunInfo") -> int | None:
     """Return the number of solved examples that the user chose; None if the task chose."""
-    asked = info.free.get("num_fewshot")
-    return None if asked is None else int(asked)
+    num_fewshot = info.free.get("num_fewshot")
+    return None if num_fewshot is None else int(num_fewshot)
 
 
 def _report(

@@ -120,11 +120,13 @@ def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:
     """Return the runs with unique names: equal names are prefixed by the parent folder."""
     names = Counter(view.name for view in views)
-    found = []
+    renamed = []
     for view in views:
         above = view.path.resolve().parent.name
-        found.append(view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}"))
-    return found
+        renamed.append(
+            view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}")
+        )
+    return renamed
 
 
 def _render(
@@ -220,8 +222,8 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
     rows = []
     for view in views:
-        mine = {card.label: card.value for card in cards(view)}
-        rows.append([view.name, view.task, *(mine.get(label, "") for label in labels)])
+        values = {card.label: card.value for card in cards(view)}
+        rows.append([view.name, view.task, *(values.get(label, "") for label in labels)])
     return {
         "head": ["Run", "Task", *labels],
         "rows": rows,
@@ -229,5 +231,5 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
         "plots": across,
         "costs": cost_listing(views),
         # Only pictures of two runs have spots, which link to the first run's problems by index.
-        "spots": {p.plot.name: [each.to_json() for each in p.spots] for p in across if p.spots},
+        "spots": {p.plot.name: [s.to_json() for s in p.spots] for p in across if p.spots},
     }

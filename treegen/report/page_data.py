@@ -72,7 +72,7 @@ def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
         images: The images of the run.
         most: The largest total size in bytes. Once it is reached, no further image is shown.
     """
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     size = 0
     for image in images.images.values():
         try:
@@ -85,8 +85,8 @@ def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
         size += len(url)
         if size > most:
             break
-        found[image.sha256] = url
-    return found
+        urls[image.sha256] = url
+    return urls
 
 
 def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> Iterator[PageData]:
@@ -114,7 +114,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "asked": [_beginning(problem.question) for problem in view.problems],
                 **_images(view.problems, list(shown)),
             },
-            "spots": {plot: [spot.to_json() for spot in mine] for plot, mine in spots.items()},
+            "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
             "samples": _columns(view, samples),
             "finishes": _names(sample.ended for sample in samples),
             "filters": [_filter(view, filter) for filter in view.filters],
@@ -251,17 +251,20 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
     known: dict[int, tuple[str, int, int]] = {}
-    found: list[tuple[str, int, int]] = []
+    readings: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        if (mine := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+        if (reading := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
             verdict = (sample.verdicts or {}).get(name)
-            read, told = verdict.answer if verdict else None, getattr(verdict, "outcome", "")
-            mine = known[id(sample.verdicts)] = (
+            read, outcome_name = (
+                verdict.answer if verdict else None,
+                getattr(verdict, "outcome", ""),
+            )
+            reading = known[id(sample.verdicts)] = (
                 _DIGITS[classify_sample(sample, name)],
                 -1 if read is None else answers.setdefault(read, len(answers)),
-                outcomes.setdefault(told, len(outcomes)) if told else -1,
+                outcomes.setdefault(outcome_name, len(outcomes)) if outcome_name else -1,
             )
-        found.append(mine)
+        readings.append(reading)
     votes, best, first = [], [], 0
     shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
@@ -272,11 +275,11 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     of_problems = [shares.get(problem.id) for problem in view.problems]
     return {
         "name": safe_text(name),
-        "status": "".join([status for status, _, _ in found]),
+        "status": "".join([status for status, _, _ in readings]),
         "answers": [safe_text(text) for text in answers],
-        "answer": [answer for _, answer, _ in found],
+        "answer": [answer for _, answer, _ in readings],
         "outcomes": [safe_text(text) for text in outcomes],
-        "outcome": [outcome for _, _, outcome in found] if outcomes else [],
+        "outcome": [outcome for _, _, outcome in readings] if outcomes else [],
         "vote": votes,
         "best": best,
         "right": [None if share is None else round(share.right, 4) for share in of_problems],
@@ -290,8 +293,8 @@ def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[in
         return _NO_VOTE, None
     if share.answer is None:
         return _LOST, None
-    found = ((sample.verdicts or {}).get(name) for sample in problem.samples)
-    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == share.answer)
+    verdicts = ((sample.verdicts or {}).get(name) for sample in problem.samples)
+    chosen, verdict = next((i, v) for i, v in enumerate(verdicts) if v and v.answer == share.answer)
     if share.tied:
         return _TIED, chosen
     return (_WON if verdict.correct else _LOST), chosen
@@ -331,11 +334,11 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
     filter = view.filters[0] if view.filters else ""
     sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
     for number in range(len(nodes) - 1, -1, -1):
-        mine, node = sums[number], nodes[number]
+        total, node = sums[number], nodes[number]
         for sample in view.problems[node["problem"]].samples if "problem" in node else ():
             verdict = (sample.verdicts or {}).get(filter)
             logprob = 0.0 if sample.logprob is None else sample.logprob
-            each = (
+            addends = (
                 1,
                 sample.num_tokens,
                 verdict is not None,
@@ -343,10 +346,10 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
                 logprob,
                 sample.logprob is not None,
             )
-            mine[:] = [a + b for a, b in zip(mine, each, strict=True)]
+            total[:] = [a + b for a, b in zip(total, addends, strict=True)]
         for below in node["below"]:
-            mine[:] = [a + b for a, b in zip(mine, sums[below], strict=True)]
-        samples, tokens, judged, right, logprobs, known = mine
+            total[:] = [a + b for a, b in zip(total, sums[below], strict=True)]
+        samples, tokens, judged, right, logprobs, known = total
         node |= {
             "samples": samples,
             "tokens": tokens,
@@ -373,14 +376,14 @@ def _tree(tree: StoredTree) -> dict[str, Any]:
 
 def _search_fields(node: TreeNode) -> dict[str, Any]:
     """Return the fields of a node that only some searches record; older records lack them."""
-    found: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     for name in ("visits", "prior", "restart"):
         if isinstance(node.get(name), int | float):
-            found[name] = node[name]
+            optional[name] = node[name]
     if isinstance(node.get("scores"), Mapping):
-        found["scores"] = {safe_text(str(name)): each for name, each in node["scores"].items()}
+        optional["scores"] = {safe_text(str(name)): score for name, score in node["scores"].items()}
     if node.get("pruned_because"):
-        found["pruned_because"] = safe_text(str(node["pruned_because"]))
+        optional["pruned_because"] = safe_text(str(node["pruned_because"]))
     if node.get("data") is not None:
-        found["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
-    return found
+        optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
+    return optional

@@ -84,7 +84,7 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
         for view in views
         if view.filters and view.report is not None
     }
-    if curves := {name: found for name, found in curves.items() if found}:
+    if curves := {name: of_run for name, of_run in curves.items() if of_run}:
         plots.append(curves_plot(curves))
     if (methods := methods_plot(views)) is not None:
         plots.append(methods)

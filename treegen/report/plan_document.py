@@ -22,7 +22,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
         facts: The facts about its model.
         plan: The plan of the job's prompts.
     """
-    spec, each = facts.spec, plan.token_bytes
+    spec, token_bytes = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
@@ -46,7 +46,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
             "context_length": spec.context_length,
             "dtype": facts.dtype,
             "kv_cache_dtype": job.settings.engine.kv_cache_dtype,
-            "kv_bytes_per_token": each,
+            "kv_bytes_per_token": token_bytes,
             "recurrent_layers": len(spec.states),
             "state_bytes": spec.state_bytes,
             "latents": spec.latent is not None,
@@ -59,11 +59,14 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
         "longest_prompt": longest,
         "max_tokens": job.settings.sampling.max_tokens,
         "prompt_tokens": {"shared": plan.stored_tokens, "unshared": unshared},
-        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": unshared * each},
+        "kv_bytes": {
+            "shared": plan.stored_tokens * token_bytes,
+            "unshared": unshared * token_bytes,
+        },
         "key_tokens_per_step": {"shared": plan.read_tokens, "unshared": plan.unshared_read_tokens},
         "kv_bytes_per_step": {
-            "shared": plan.read_tokens * each,
-            "unshared": plan.unshared_read_tokens * each,
+            "shared": plan.read_tokens * token_bytes,
+            "unshared": plan.unshared_read_tokens * token_bytes,
         },
         "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
         "memory": facts.memory,

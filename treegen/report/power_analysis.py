@@ -68,15 +68,15 @@ class PowerQuery:
 
     def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
         """Return the problems needed, and the available ones' power, by number of samples."""
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for k in ks:
             needed = problems_for(spread, self.difference, k, self.power, self.alpha)
             row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
             if (num := self.num_problems) is not None:
                 row["power"] = power(spread, self.difference, num, k, self.alpha)
                 row["difference_found"] = difference_for(spread, num, k, self.power, self.alpha)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
         """Return the rows as a table."""
@@ -96,12 +96,15 @@ class PowerQuery:
 
 
 def _format_difference(row: dict[str, Any]) -> str:
-    found = row["difference_found"]
-    return "none" if found is None else f"{found:.4f}"
+    difference = row["difference_found"]
+    return "none" if difference is None else f"{difference:.4f}"
 
 
 def _rights(view: RunView) -> dict[str, tuple[int, int]]:
     if not view.filters:
         raise InputError(f"the samples of {view.path} are not judged; score the run first")
     verdicts = view.verdicts(view.filters[0], fixed=True)
-    return {i: (sum(v.correct for v in mine), len(mine)) for i, mine in verdicts.items()}
+    return {
+        i: (sum(v.correct for v in of_problem), len(of_problem))
+        for i, of_problem in verdicts.items()
+    }

@@ -47,7 +47,7 @@ def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
         "problems": [
             {"id": s.problem_id, "right": s.right, "tied": s.tied, "won": s.won} for s in shares
         ],
-        **({"judged": [each.to_json() for each in view.summaries]} if view.summaries else {}),
+        **({"judged": [summary.to_json() for summary in view.summaries]} if view.summaries else {}),
         "trees": [
             {"id": t.problem_id, "index": t.repeat, "solved": t.solved, "answer": t.answer}
             for t in view.trees
@@ -217,9 +217,9 @@ def trees_of(view: RunView, problem: ProblemView, filter: str) -> list[StoredTre
         problem: The problem.
         filter: The filter that reads the answers of samples.
     """
-    found = [tree for tree in view.trees if tree.problem_id == problem.id]
-    found.sort(key=lambda tree: tree.repeat)
-    return found or [prompt_tree(view.tree, problem, filter)]
+    trees = [tree for tree in view.trees if tree.problem_id == problem.id]
+    trees.sort(key=lambda tree: tree.repeat)
+    return trees or [prompt_tree(view.tree, problem, filter)]
 
 
 def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, Any]:
@@ -241,6 +241,6 @@ def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, An
 
 def tree_title(tree: StoredTree, name: str) -> str:
     """Return the line above a drawn tree: its size and its answer."""
-    told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
+    outcome = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
     answer = "" if tree.answer is None else f", answer {tree.answer}"
-    return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}")
+    return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{outcome}{answer}")

@@ -112,18 +112,18 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             f"{view.path} has stopped by itself, so what it would have drawn is not known; draw "
             "the rest with --resume and --stop-when never"
         )
-    found = {}
+    complete = {}
     for problem in view.problems:
-        mine = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
-        if len(mine) >= max(view.num_samples, 2):
-            verdicts = [(sample.verdicts or {})[filter] for sample in mine]
-            found[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in mine])
-    if not found:
+        scored = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
+        if len(scored) >= max(view.num_samples, 2):
+            verdicts = [(sample.verdicts or {})[filter] for sample in scored]
+            complete[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in scored])
+    if not complete:
         raise InputError(
             f"no problem of {view.path} has all its samples, two or more, for a vote; "
             "draw more with num_samples="
         )
-    return found
+    return complete
 
 
 def savings(
@@ -165,12 +165,14 @@ class _ReplayCache:
     ) -> None:
         self.drawn = drawn
         self._clusters = clusters_of(problems, list(drawn))
-        self._votes = {i: tally(each.verdicts) for i, each in drawn.items()}
+        self._votes = {i: tally(problem.verdicts) for i, problem in drawn.items()}
         self._plain: dict[tuple[str, int], RuleOutcome] = {}
         self._decided: dict[tuple[str, float], RuleOutcome] = {}
-        for i, each in drawn.items():
-            found = replay_early_stopping(each, chances, batch)
-            self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
+        for i, problem in drawn.items():
+            outcomes = replay_early_stopping(problem, chances, batch)
+            self._decided |= {
+                (i, chance): end for chance, end in zip(chances, outcomes, strict=True)
+            }
 
     def clusters(self, ids: Sequence[str]) -> Clusters:
         """Return the clusters of some problems; None if no problem has a group."""

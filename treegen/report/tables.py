@@ -58,7 +58,9 @@ class PrintableTable:
             words: The columns that are not numbers.
             lines: Sentences below the table; equal ones are shown once.
         """
-        shown = [each.format if isinstance(each, str) else each for each in columns.values()]
+        shown = [
+            column.format if isinstance(column, str) else column for column in columns.values()
+        ]
         rows = [[show(item) for show in shown] for item in items]
         numbers = [place for place, title in enumerate(columns) if title not in words]
         return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
@@ -72,11 +74,11 @@ class PrintableTable:
     def _repr_html_(self) -> str:
         def row(cells: Sequence[str], tag: str) -> str:
             sides = ("right" if i in self.numbers else "left" for i in range(len(cells)))
-            told = (
+            tags = (
                 f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>'
                 for cell, side in zip(cells, sides, strict=True)
             )
-            return f"<tr>{''.join(told)}</tr>"
+            return f"<tr>{''.join(tags)}</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)
         table = f"<table><thead>{row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
@@ -92,38 +94,44 @@ def headline_of(view: RunView) -> MetricRow | None:
 
 def cards(view: RunView) -> list[Card]:
     """Return the headline numbers of a run."""
-    found: list[Card] = []
+    headline_cards: list[Card] = []
     report, first = view.report, headline_of(view)
     if report is not None and first is not None:
-        mine = [row for row in report.metrics if row.filter == first.filter]
-        passes = [row for row in mine if row.metric.startswith("pass@")]
-        found.append(_card(_name(first.metric), first))
+        headline_rows = [row for row in report.metrics if row.filter == first.filter]
+        passes = [row for row in headline_rows if row.metric.startswith("pass@")]
+        headline_cards.append(_card(_name(first.metric), first))
         votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
         if votes:
             last = votes[-1]
-            found.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
-        found += [_card(row.metric, row) for row in passes[-1:]]
+            headline_cards.append(
+                Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high))
+            )
+        headline_cards += [_card(row.metric, row) for row in passes[-1:]]
         rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
         seen = {row.metric: row for row in reversed(rates)}
-        found += [_card(name, seen[name]) for name in ("invalid", "truncated") if name in seen]
+        headline_cards += [
+            _card(name, seen[name]) for name in ("invalid", "truncated") if name in seen
+        ]
     usage = view.usage
     if thoughts := [s for s in view.samples if s.thinking is not None]:
         tokens = sum(s.thinking.num_tokens for s in thoughts if s.thinking is not None)
         answers = sum(s.num_tokens for s in thoughts) - tokens
-        each = f"tokens each; answers {answers / len(thoughts):,.0f}"
-        found.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", each))
+        note = f"tokens each; answers {answers / len(thoughts):,.0f}"
+        headline_cards.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", note))
     if usage.get("decoded_tokens"):
         speed = f"{usage['tokens_per_second']:,.0f}"
-        found.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
+        headline_cards.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
     if usage.get("accepted_tokens"):
         share = usage["accepted_tokens"] / usage["decoded_tokens"]
-        found.append(Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens"))
+        headline_cards.append(
+            Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens")
+        )
     if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"] > 0:
         computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
-        found.append(
+        headline_cards.append(
             Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")
         )
-    return found
+    return headline_cards
 
 
 def metrics(view: RunView, *, first: bool) -> PrintableTable:
@@ -134,23 +142,23 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
         first: Take the metrics of the headline filter and those without a filter; else the others.
     """
     top = headline_of(view)
-    mine = ("none",) if top is None else ("none", top.filter)
+    headline_filters = ("none",) if top is None else ("none", top.filter)
     rows: list[list[str]] = []
     for row in view.report.metrics if view.report else ():
-        if (row.filter in mine) == first:
+        if (row.filter in headline_filters) == first:
             better = "" if row.higher_is_better else " (lower is better)"
             rows.append([row.filter, f"{row.metric}{better}", *_format_metric(row)])
     for vote in view.report.majority if view.report else ():
-        if (vote.filter in mine) == first:
+        if (vote.filter in headline_filters) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
             rows.append([vote.filter, f"maj@{vote.k}{ties}", *_format_metric(vote)])
     return PrintableTable(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
 
 
 def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
-    told = number(row.value) if row.reason is None else f"n/a: {row.reason}"
+    value = number(row.value) if row.reason is None else f"n/a: {row.reason}"
     stderr = "" if row.stderr is None else number(row.stderr)
-    return [told, interval(row.low, row.high), stderr]
+    return [value, interval(row.low, row.high), stderr]
 
 
 def other_tables(view: RunView) -> list[PrintableTable]:
@@ -180,8 +188,8 @@ def sharing(view: RunView) -> PrintableTable | None:
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
         return None
-    told = format_sharing(usage)
-    lines = [f"{told[0].upper()}{told[1:]}."]
+    sentence = format_sharing(usage)
+    lines = [f"{sentence[0].upper()}{sentence[1:]}."]
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:
         size = plan["token_bytes"]
@@ -274,10 +282,10 @@ def _level(level: Mapping[str, Any], impl: str) -> list[str]:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, item in value.items():
         if isinstance(item, Mapping):
-            found += _flat(item, f"{prefix}{name}.")
+            pairs += _flat(item, f"{prefix}{name}.")
         elif item not in (None, [], ()):
-            found.append((f"{prefix}{name}", str(item)))
-    return found
+            pairs.append((f"{prefix}{name}", str(item)))
+    return pairs

@@ -164,9 +164,9 @@ class RunView:
             ]
             for problem in self.problems
         }
-        found = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, most] = found
-        return found
+        kept = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
+        self._verdicts[filter, most] = kept
+        return kept
 
 
 def task_name(info: "RunInfo") -> str:

@@ -54,13 +54,11 @@ def _is(value: Any, hint: Any) -> bool:
         )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(
-            _is(each, part)
-            for item in value.items()
-            for each, part in zip(item, parts, strict=True)
+            _is(v, part) for item in value.items() for v, part in zip(item, parts, strict=True)
         )
     if is_dataclass(hint) and isinstance(value, Mapping):
         known = _hints(typing.cast(type, hint))
-        return all(name in known and _is(each, known[name]) for name, each in value.items())
+        return all(name in known and _is(v, known[name]) for name, v in value.items())
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)

@@ -44,16 +44,16 @@ def export_run(
         InputError: the format is not known, the run has no content for it, a package is not
             installed, or `data` or `task` are not the run's problems or task.
     """
-    given = given_path("run", run)
+    directory = given_path("run", run)
     if not isinstance(to, str) or to not in _WRITERS:
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}")
     target = None if path is None else given_path("path", path)
-    whole = read_whole(given, **asked)
+    whole = read_whole(directory, **asked)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
-        check_no_link(given, target := given / default.format(name=whole.view.name))
+        check_no_link(directory, target := directory / default.format(name=whole.view.name))
     try:
         return write(whole, target)
     except OSError as error:

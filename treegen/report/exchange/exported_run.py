@@ -35,15 +35,15 @@ class ExportedRun:
     @cached_property
     def model(self) -> str:
         """The name of the model: the last part of a directory's path."""
-        asked = str(self.view.info.free.get("model") or "unknown")
-        return Path(asked).name if Path(asked).is_absolute() else asked
+        model = str(self.view.info.free.get("model") or "unknown")
+        return Path(model).name if Path(model).is_absolute() else model
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
         """The sampling parameters, by the names of `SamplingParams`."""
         identity = self.view.info.identity
-        found: Mapping[str, Any] = identity.get("sampling") or identity.get("draw") or {}
-        return found
+        sampling: Mapping[str, Any] = identity.get("sampling") or identity.get("draw") or {}
+        return sampling
 
     @cached_property
     def version(self) -> str:
@@ -53,8 +53,8 @@ class ExportedRun:
 
     def digest(self, what: str) -> bytes:
         """Return a hash that identifies this run's export, the same each time."""
-        told = f"{self.view.info.fingerprint} {self.view.info.created} {what}"
-        return hashlib.sha256(told.encode()).digest()
+        content = f"{self.view.info.fingerprint} {self.view.info.created} {what}"
+        return hashlib.sha256(content.encode()).digest()
 
 
 def read_whole(path: Path, **asked: Unpack[OpenRunOptions]) -> ExportedRun:

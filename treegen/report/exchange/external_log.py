@@ -173,7 +173,7 @@ def _check_free(path: Path) -> None:
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
-    if os.path.exists(path) and any(not _is_scratch(each) for each in os.listdir(path)):
+    if os.path.exists(path) and any(not _is_scratch(entry) for entry in os.listdir(path)):
         raise RunError(f"{path} is not empty; name another directory")
 
 
@@ -188,7 +188,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
     Scratch folders of interrupted imports are removed too. Directories that were made here are
     removed if they are empty at the end.
     """
-    missing = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    missing = [directory for directory in (path, *path.parents) if not os.path.exists(directory)]
     try:
         path.mkdir(parents=True, exist_ok=True)
         for pattern in _LEFT:
@@ -200,14 +200,14 @@ def _new_directory(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     finally:
-        for each in missing:  # from the innermost
+        for directory in missing:  # from the innermost
             with suppress(OSError):  # the directory is not empty
-                each.rmdir()
+                directory.rmdir()
 
 
 def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
     """Write a log as a run in a scratch folder. path: the final directory of the run."""
-    rows = "".join(f"{json.dumps(_row(each))}\n" for each in log.problems)
+    rows = "".join(f"{json.dumps(_row(problem))}\n" for problem in log.problems)
     (scratch / PROBLEMS).write_text(rows, encoding="ascii")
     job = _job(log, path, scratch)
     with RunDir.create(scratch, _settings(log, job)) as run:
@@ -228,8 +228,8 @@ def _move(scratch: Path, path: Path) -> None:
             os.rename(scratch / name, target)
             moved.append(target)
     except BaseException:
-        for each in moved:
-            each.unlink(missing_ok=True)
+        for file in moved:
+            file.unlink(missing_ok=True)
         raise
 
 
@@ -250,7 +250,7 @@ def _check(log: ExternalLog) -> None:
     known = {problem.id for problem in log.problems}
     if len(known) < len(log.problems):
         ids = [problem.id for problem in log.problems]
-        twice = next(each for each in ids if ids.count(each) > 1)
+        twice = next(i for i in ids if ids.count(i) > 1)
         raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")
     seen: set[tuple[str, int]] = set()
     for sample in log.samples:
@@ -266,7 +266,7 @@ def _row(problem: ForeignProblem) -> dict[str, str]:
 
 
 def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
-    given = {
+    choices = {
         "task": "imported",
         "data": str((scratch / PROBLEMS).absolute()),
         "model": log.model or "unknown",
@@ -279,7 +279,7 @@ def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
         },
         **log.sampling,
     }
-    job = load_job(resolve_eval_settings(given))
+    job = load_job(resolve_eval_settings(choices))
     place = str((path / PROBLEMS).absolute())
     options = replace(job.settings.options, data=place)
     settings = replace(job.settings, options=options)
@@ -310,8 +310,8 @@ def _record(sample: ExternalSample) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "prompt_tokens": sample.prompt_tokens,
         "verdicts": {
-            name: each.model_dump(exclude_defaults=True) | {"answer": each.answer}
-            for name, each in sample.verdicts.items()
+            name: verdict.model_dump(exclude_defaults=True) | {"answer": verdict.answer}
+            for name, verdict in sample.verdicts.items()
         },
     }
     if sample.thinking:

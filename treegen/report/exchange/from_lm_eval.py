@@ -104,8 +104,8 @@ class _Line:
 
 def is_results(path: Path) -> bool:
     """Return whether a JSON file is lm-eval's results and not an Inspect log."""
-    found = _json(path)
-    return isinstance(found, dict) and "results" in found and "configs" in found
+    content = _json(path)
+    return isinstance(content, dict) and "results" in content and "configs" in content
 
 
 def newest_results(folder: Path) -> Path:
@@ -114,12 +114,12 @@ def newest_results(folder: Path) -> Path:
     Raises:
         InputError: there is none.
     """
-    found = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
-    if not found:
+    files = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
+    if not files:
         raise InputError(
             f"{folder} has no results_TIME.json of lm-eval; name lm-eval's --output_path"
         )
-    return max(found, key=lambda path: path.name)
+    return max(files, key=lambda path: path.name)
 
 
 def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
@@ -158,12 +158,12 @@ def _json(path: Path) -> Any:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     except (ValueError, RecursionError) as error:
-        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{path} cannot be read as JSON: {told}; copy it again") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path} cannot be read as JSON: {reason}; copy it again") from None
 
 
 def _lines(path: Path) -> list[_Line]:
-    found: list[_Line] = []
+    lines: list[_Line] = []
     seen: dict[tuple[int, str], str] = {}
     first: dict[int, _Line] = {}
     try:
@@ -181,18 +181,18 @@ def _lines(path: Path) -> list[_Line]:
                         f"{before}; remove one of them"
                     )
                 _check_same(line, first.setdefault(key[0], line))
-                found.append(line)
+                lines.append(line)
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
-    return found
+    return lines
 
 
 def _parse_json(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{where} cannot be read as JSON: {told}; remove the line") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{where} cannot be read as JSON: {reason}; remove the line") from None
 
 
 def _check(line: _Line) -> None:
@@ -211,10 +211,10 @@ def _check(line: _Line) -> None:
         raise InputError(f"{line.where}: {BY_RESPONSE} and resps must have as many responses")
     if len(row.metrics) > 1:
         raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
-    if len({each.index for each in row.by_response}) < len(row.by_response):
+    if len({response.index for response in row.by_response}) < len(row.by_response):
         raise InputError(f"{line.where}: {BY_RESPONSE} has two responses of one index")
-    for each in row.by_response:
-        if each.correct and each.answer is None:
+    for response in row.by_response:
+        if response.correct and response.answer is None:
             raise InputError(f"{line.where}: {BY_RESPONSE} has a right response without an answer")
 
 
@@ -230,8 +230,8 @@ def _check_same(line: _Line, first: _Line) -> None:
 
 def _facts(row: _Row) -> str:
     """Return the compared fields as text, because NaN does not equal itself."""
-    told = [(each.index, each.tokens, each.finish_reason) for each in row.by_response or ()]
-    return json.dumps([row.doc, row.target, row.resps, told], sort_keys=True)
+    responses = [(r.index, r.tokens, r.finish_reason) for r in row.by_response or ()]
+    return json.dumps([row.doc, row.target, row.resps, responses], sort_keys=True)
 
 
 def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
@@ -287,20 +287,20 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     lm-eval takes the mean over the documents that have a metric. A document whose value is not a
     number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
     """
-    found: dict[tuple[str, str], bool] = {}
+    only_shares: dict[tuple[str, str], bool] = {}
     for line in lines:
         for name, value in line.values.items():
             key = line.row.filter, name
-            found[key] = found.get(key, True) and (_is_nan(value) or _is_share(value))
+            only_shares[key] = only_shares.get(key, True) and (_is_nan(value) or _is_share(value))
     none = {
         key
-        for key in found
+        for key in only_shares
         if not any(
             line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
         )
     }
-    pairs = [key for key, is_share in found.items() if is_share and key not in none]
-    for name in sorted({name for _, name in found} - {name for _, name in pairs}):
+    pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
+    for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
         notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
     return pairs
 
@@ -335,45 +335,45 @@ def _problem(line: _Line) -> ForeignProblem:
     if question is None:
         question = json.dumps(doc, sort_keys=True)
     # Documents are identified by number, as in lm-eval; treegen's exports also contain their ids.
-    own = doc.get("id") if row.by_response is not None else None
-    found = {
-        "id": str(row.doc_id if own is None else own),
+    doc_id = doc.get("id") if row.by_response is not None else None
+    fields = {
+        "id": str(row.doc_id if doc_id is None else doc_id),
         "question": question,
         "answer": str(row.target),
     }
     group = doc.get("group") if row.by_response is not None else None
     return validate(
-        ForeignProblem, found | ({"group": group} if isinstance(group, str) else {}), line.where
+        ForeignProblem, fields | ({"group": group} if isinstance(group, str) else {}), line.where
     )
 
 
 def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
     row = line.row
-    own = {
+    scored = {
         name: (names[row.filter, name], value)
         for name, value in line.values.items()
         if (row.filter, name) in names and not _is_nan(value)
     }
     problem_id = _problem(line).id
     if row.by_response is not None:
-        for told, text in zip(row.by_response, row.resps[0], strict=True):
+        for response, text in zip(row.by_response, row.resps[0], strict=True):
             verdict = (
                 {}
-                if told.correct is None
+                if response.correct is None
                 else {
                     name: ForeignVerdict(
-                        answer=told.answer, correct=told.correct, credit=told.credit
+                        answer=response.answer, correct=response.correct, credit=response.credit
                     )
-                    for name, _ in own.values()
+                    for name, _ in scored.values()
                 }
             )
             yield {
                 "problem_id": problem_id,
-                "index": told.index,
+                "index": response.index,
                 "text": text,
                 "verdicts": verdict,
-                "num_tokens": told.tokens,
-                "finish_reason": told.finish_reason or "",
+                "num_tokens": response.tokens,
+                "finish_reason": response.finish_reason or "",
             }
         return
     answer: str | None
@@ -387,7 +387,9 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
         "problem_id": problem_id,
         "index": 0,
         "text": text,
-        "verdicts": {name: score_to_verdict(value, answer, text) for name, value in own.values()},
+        "verdicts": {
+            name: score_to_verdict(value, answer, text) for name, value in scored.values()
+        },
     }
 
 
@@ -395,30 +397,30 @@ def _likeliest(line: _Line) -> tuple[str, str]:
     """Return the likeliest of a document's choices, as text and answer."""
     row = line.row
     try:
-        found = [float(each[0][0]) for each in row.resps]
+        logprobs = [float(response[0][0]) for response in row.resps]
     except (TypeError, ValueError, LookupError):
         raise InputError(
             f"{line.where}: resps must hold texts, or pairs of a log-probability and whether it is "
             "the likeliest; remove the line"
         ) from None
-    asked = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
-    best = max(range(len(found)), key=found.__getitem__)
-    given = asked[best] if best < len(asked) else None
-    text = str(given.get("arg_1", best)) if isinstance(given, dict) else str(best)
+    arguments = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
+    best = max(range(len(logprobs)), key=logprobs.__getitem__)
+    chosen = arguments[best] if best < len(arguments) else None
+    text = str(chosen.get("arg_1", best)) if isinstance(chosen, dict) else str(best)
     return text, text.strip()
 
 
 def _sampling(told: _Generation | None) -> dict[str, Any]:
     if told is None:
         return {}
-    found: dict[str, Any] = {
+    sampling: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "top_k")
         if (value := getattr(told, name)) is not None
     }
     if told.do_sample is False:
-        found["temperature"] = 0.0
+        sampling["temperature"] = 0.0
     if told.max_gen_toks:
-        found["max_tokens"] = told.max_gen_toks
+        sampling["max_tokens"] = told.max_gen_toks
     stops = (told.until,) if isinstance(told.until, str) else tuple(told.until or ())
-    return found | ({"stop": stops} if stops else {})
+    return sampling | ({"stop": stops} if stops else {})

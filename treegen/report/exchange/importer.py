@@ -54,9 +54,9 @@ def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]
         return read_lm_eval(log, tasks)
     from treegen.report.exchange.from_inspect import read_inspect
 
-    found = read_inspect(log)
-    if tasks and found.task not in tasks:
+    inspect_log = read_inspect(log)
+    if tasks and inspect_log.task not in tasks:
         raise InputError(
-            f"{log} is of the task {found.task}, not of {', '.join(tasks)}; leave --task out"
+            f"{log} is of the task {inspect_log.task}, not of {', '.join(tasks)}; leave --task out"
         )
-    return [found]
+    return [inspect_log]

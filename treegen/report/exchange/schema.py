@@ -59,7 +59,7 @@ def validate(kind: type[_Kind], found: Any, where: str) -> _Kind:
         place = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
         more = f" ({len(others)} more faults)" if others else ""
-        told = first["msg"][:1].lower() + first["msg"][1:]
+        message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
-            f"{where}: {place or 'it'}: {told}{got}{more}; mend or remove it"
+            f"{where}: {place or 'it'}: {message}{got}{more}; mend or remove it"
         ) from None

@@ -167,8 +167,8 @@ def _rows(run: ExportedRun, results: Mapping[str, Any]) -> Iterator[dict[str, An
     """Yield a row for each sample and filter, joined to the filter's first metric."""
     first = {}
     for name in run.view.filters:
-        mine = [key for key in results if key.startswith(f"{name}:")]
-        first[name] = mine[0] if mine else None
+        keys = [key for key in results if key.startswith(f"{name}:")]
+        first[name] = keys[0] if keys else None
     for problem in run.view.problems:
         for sample in problem.samples:
             for name, verdict in (sample.verdicts or {}).items():

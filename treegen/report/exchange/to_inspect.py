@@ -90,7 +90,7 @@ def _log(run: ExportedRun) -> EvalLog:
         _sample(run, problem, sample) for problem in view.problems for sample in problem.samples
     ]
     usage = {run.model: _total(samples)}
-    ended = [each.completed_at for each in samples if each.completed_at]
+    ended = [s.completed_at for s in samples if s.completed_at]
     started = min([info.created, *ended])
     params = {
         key: value for key, value in run.sampling.items() if value is not None and key != "seed"
@@ -145,23 +145,23 @@ def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
     for name in run.view.filters if report else ():
         assert report is not None
         rows = [row for row in report.metrics if row.filter == name]
-        found: dict[str, EvalMetric] = {}
+        metrics: dict[str, EvalMetric] = {}
         for row in rows:
             if row.value is not None:
                 bounds = {"stderr": row.stderr, "low": row.low, "high": row.high}
-                found[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
+                metrics[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
         if rows and rows[0].value is not None and rows[0].stderr is not None:
-            found["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
-        for each in report.majority:
-            if each.filter == name and each.value is not None:
-                found[f"maj@{each.k}"] = EvalMetric(name=f"maj@{each.k}", value=each.value)
+            metrics["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
+        for vote in report.majority:
+            if vote.filter == name and vote.value is not None:
+                metrics[f"maj@{vote.k}"] = EvalMetric(name=f"maj@{vote.k}", value=vote.value)
         scored = sum(bool(sample.scores) for sample in samples)
         scores.append(
             EvalScore(
                 name=name,
                 scorer=name,
                 reducer="mean",
-                metrics=found,
+                metrics=metrics,
                 scored_samples=scored,
                 unscored_samples=len(samples) - scored,
             )
@@ -174,8 +174,8 @@ def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
 def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSample:
     record = run.records.get((sample.problem_id, sample.index), {})
     prompt = run.prompts.get(problem.id, problem.question)
-    asked: str | list[ChatMessage]
-    asked = (
+    prompt_content: str | list[ChatMessage]
+    prompt_content = (
         replace_surrogates(prompt) if isinstance(prompt, str) else [_turn(turn) for turn in prompt]
     )
     thinking, answer = sample.parts
@@ -207,7 +207,11 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     )
     metadata = {name: record[name] for name in kept if record.get(name) is not None}
     ended = record.get("time")
-    turns = [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
+    turns = (
+        [ChatMessageUser(content=prompt_content)]
+        if isinstance(prompt_content, str)
+        else prompt_content
+    )
     tree = (
         next(
             (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)),
@@ -219,7 +223,7 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     return EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
-        input=asked,
+        input=prompt_content,
         target=replace_surrogates(problem.answer),
         messages=[*turns, reply],
         output=ModelOutput(

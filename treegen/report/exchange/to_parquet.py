@@ -44,7 +44,7 @@ def _one_type(column: Any) -> Any:
     column = column.astype(object)
     known = [value for value in column if value is not None and value == value]
     kinds = {type(value) for value in known}
-    if kinds == {list} and len({type(each) for value in known for each in value}) < 2:
+    if kinds == {list} and len({type(item) for value in known for item in value}) < 2:
         return column
 
     def to_text(value: Any) -> str | None:

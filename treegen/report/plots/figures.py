@@ -51,7 +51,7 @@ class PlotLink:
 
     def to_json(self) -> list[float | int | str]:
         """Return the box and the place as one list."""
-        return [*(round(each, 5) for each in self.box), self.place]
+        return [*(round(side, 5) for side in self.box), self.place]
 
 
 def spot(

@@ -81,8 +81,8 @@ def draw_grid(figure: Any, grid: Grid) -> None:
                 axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
             else:  # low values have a dark background
                 ink = "white" if value < 0.55 else "black"
-                told = f"{100 * value:.0f}"
-                axes.text(j, i, told, ha="center", va="center", fontsize=8, color=ink)
+                percent = f"{100 * value:.0f}"
+                axes.text(j, i, percent, ha="center", va="center", fontsize=8, color=ink)
 
 
 def _figure(grid: Grid) -> Any:

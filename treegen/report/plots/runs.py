@@ -87,7 +87,7 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
     Args:
         curves_of: The curves by the name of the run; without maj@k if answers do not vote.
     """
-    told = "; ".join(
+    description = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
         f"{c.values[-1].value:.3f} at k={c.ks[-1]}"
         for name, curves in curves_of.items()
@@ -132,14 +132,14 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         axes.legend()
 
     metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
-    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", told, draw)
+    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", description, draw)
 
 
 def _savings_plot(found: Sequence[Savings]) -> Plot:
     """Return the plot of votes against tokens: majority of all samples, and stopping early."""
     whole = found[0]
     best = whole.rules[-1]
-    told = (
+    description = (
         f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
         f"{whole.majority[-1].name}, which has {whole.majority[-1].vote.value:.3f}"
     )
@@ -178,7 +178,7 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
 
     size = max(6.4, 2.6 * len(found)), 3.4
     title = "Votes against tokens, with 95% intervals"
-    return Plot("votes_over_tokens", title, told, draw, size)
+    return Plot("votes_over_tokens", title, description, draw, size)
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
@@ -188,12 +188,12 @@ def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float 
         name: The name of the metric.
         rows: For each run its label, its value, and the bounds of its interval.
     """
-    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
+    description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
 
     def draw(figure: "Figure") -> None:
         _bars(figure.subplots(), rows)
 
-    return Plot("runs", f"{name}, with 95% intervals", told, draw, _bars_size(len(rows)))
+    return Plot("runs", f"{name}, with 95% intervals", description, draw, _bars_size(len(rows)))
 
 
 def _has_bars(table: Table) -> bool:
@@ -206,14 +206,14 @@ def _table_plot(index: int, table: Table) -> Plot:
         if isinstance(value, float):
             bounds = [bound if isinstance(bound, float) else None for bound in (low, high)]
             rows.append((f"{plain_label(str(label))} ({num:,})", value, bounds[0], bounds[1]))
-    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
+    description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
 
     def draw(figure: "Figure") -> None:
         _bars(figure.subplots(), rows)
 
-    told = f"by {plain_label(table.columns[0])}, problems in brackets; {told}"
+    description = f"by {plain_label(table.columns[0])}, problems in brackets; {description}"
     return Plot(
-        f"table_{index + 1}", plain_label(table.title, 80), told, draw, _bars_size(len(rows))
+        f"table_{index + 1}", plain_label(table.title, 80), description, draw, _bars_size(len(rows))
     )
 
 
@@ -244,11 +244,13 @@ def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | N
 def _grid_plot(index: int, grid: Grid) -> Plot:
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     known = [v for row in grid.values for v in row if v is not None]
-    told = f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+    description = (
+        f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+    )
     return Plot(
         f"heat_map_{index + 1}",
         plain_label(grid.title, 80),
-        told,
+        description,
         lambda figure: draw_grid(figure, grid),
         size,
     )
@@ -299,9 +301,9 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         axes.margins(x=0.01)
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
-    told = f"{len(shares):,} problems"
+    description = f"{len(shares):,} problems"
     if votes:
-        told += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
+        description += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
 
     def spots(figure: "Figure") -> list[PlotLink]:
         return [
@@ -309,7 +311,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
             for at, share in enumerate(shares)
         ]
 
-    return Plot("votes", "Answers per problem", told, draw, (6.4, 4.4), spots)
+    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), spots)
 
 
 def _solved_plot(right: Sequence[float]) -> Plot:
@@ -325,7 +327,7 @@ def _solved_plot(right: Sequence[float]) -> Plot:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="x", visible=False)
 
-    told = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
+    description = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
 
     def spots(figure: "Figure") -> list[PlotLink]:
         top = figure.axes[0].get_ylim()[1]
@@ -337,4 +339,4 @@ def _solved_plot(right: Sequence[float]) -> Plot:
             spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
         ]
 
-    return Plot("difficulty", "How hard the problems are", told, draw, (6.4, 3.0), spots)
+    return Plot("difficulty", "How hard the problems are", description, draw, (6.4, 3.0), spots)
