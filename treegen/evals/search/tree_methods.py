@@ -31,9 +31,9 @@ async def mcts(
         on: The problem and its functions.
         batch: Visits to the tree per batch.
         virtual: What a visit in progress counts as; see `MCTSRules`.
-        reward: How the reward of a leaf follows from the values on its path; see `MCTSRules`.
-        backup: How a node's value follows from the rewards of its visits; see `MCTSRules`.
-        output: By what the best solution is chosen; see `MCTSRules`.
+        reward: What a visit counts for each node of its path; see `MCTSRules`.
+        backup: Whether a node's value is the mean or the maximum of its visits.
+        output: How the first solution is chosen; see `MCTSRules`.
         priors: Prior probabilities of children: none, or by their likelihood.
     """
     from treegen.search.strategies.mcts import mcts as search
