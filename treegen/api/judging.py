@@ -127,7 +127,7 @@ def judge(
     models: JudgeLoader | None = None,
     **reading: Any,
 ) -> Judgings:
-    """Judge the samples of a run by models, as `treegen judge` does, and return the judgements.
+    """Have models judge the samples of a run and return the judgements, as `treegen judge` does.
 
     Each judgement is stored as it is made; the same call continues after an interruption.
 
