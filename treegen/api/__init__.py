@@ -1,1 +1,1 @@
-"""Runs judged by models: the call that judges them, and its tables."""
+"""The Python interface: evaluate, search, judge and open runs."""

@@ -1,4 +1,4 @@
-"""How the samples of a run are to be judged, as the run remembers it until they are."""
+"""The plan to judge a run's samples, which the run stores until they are judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 NOBODY: Final = "none"
-"""In place of a judge: what a run remembers of its judges is dropped."""
-# How a judge is loaded. Trust in a model's code is not among them: a run may be somebody else's.
+"""Used instead of a judge to remove the judges that a run stores."""
+# Loading options that a run stores. Trust in a model's code is not stored, because a run may come
+# from somebody else.
 _LOADING: Final = ("device", "memory", "max_rows", "reproducible", "eager")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingPlan:
-    """Which models judge a run's samples, and how.
+    """The models that judge a run's samples, and how they judge.
 
     Attributes:
-        judges: models by directory or hub name, or loaded ones.
+        judges: models by directory or hub name, or loaded models.
         rubric: as `treegen.judge` takes it; None for the task's own.
         wordings: how many wordings of the rubric to use; None for all.
-        verdicts: "likelihood" or "samples"; None for what the rubric asks for.
+        verdicts: "likelihood" or "samples"; None for the rubric's default.
         options: how the judges are loaded, by the names of LLM's arguments.
     """
 
@@ -39,15 +40,15 @@ class JudgingPlan:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise InputError or ModelError for what `judge` would refuse before a run is drawn."""
+        """Raise the InputError or ModelError that `judge` would raise, before a run is sampled."""
         check_judges(self.judges, self.rubric, self.wordings, self.verdicts, self.options)
 
     def judge(self, run: Path, **how: Any) -> Judgings:
         """Judge a run.
 
         Args:
-            run: the directory of the run.
-            how: further arguments of `treegen.judge`, such as `models` and `listener`.
+            run: The directory of the run.
+            how: Further arguments of `treegen.judge`, such as `models` and `listener`.
         """
         return judge(
             run,
@@ -60,7 +61,7 @@ class JudgingPlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what run.json keeps. A loaded model is kept by its name, a file by its content."""
+        """Return the plan as run.json stores it: loaded models by name, rubric files by content."""
         rubric = self.rubric
         if rubric is not None and not (isinstance(rubric, str) and rubric in BUILT_IN):
             rubric = load_rubric(rubric).to_json()
@@ -77,14 +78,14 @@ class JudgingPlan:
     def make(
         cls, judge: "str | BaseLLM | Sequence[str | BaseLLM]", **how: Any
     ) -> "JudgingPlan | None":
-        """Return the plan that a user asks for; None if nobody is to judge.
+        """Return the plan that a user asks for; None if the judge is "none".
 
         Args:
-            judge: as `treegen.judge` takes it, or "none".
-            how: the other fields.
+            judge: As `treegen.judge` takes it, or "none".
+            how: The other fields.
 
         Raises:
-            InputError: the judge is no model.
+            InputError: the judge is not a model.
         """
         judges = names_of(judge)
         if NOBODY not in judges:
@@ -95,7 +96,7 @@ class JudgingPlan:
 
     @classmethod
     def check_kept(cls, found: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """Raise TreegenError if the judges that a run remembers cannot judge it; see `of_json`."""
+        """Raise TreegenError if the judges that a run stores cannot judge it; see `of_json`."""
         plan = cls.of_json(found, options)
         try:
             plan.check()
@@ -107,17 +108,17 @@ class JudgingPlan:
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any], options: Mapping[str, Any]) -> "JudgingPlan":
-        """Return the plan that a run remembers.
+        """Return the plan that a run stores.
 
         Args:
-            found: what run.json keeps.
-            options: how the judges are loaded now, beside what the run keeps of that.
+            found: The plan in run.json.
+            options: How the judges are loaded now; these options override the stored ones.
 
         Raises:
-            InputError: run.json was changed, and this is no plan.
+            InputError: run.json was changed, and this is not a plan.
         """
         judges, kept = found.get("judge"), found.get("options", {})
-        rubric = found.get("rubric")  # a file is kept by its content, so no path is taken from here
+        rubric = found.get("rubric")  # files are stored by content, so a path is not accepted here
         whole = (
             isinstance(judges, list)
             and judges

@@ -1,4 +1,4 @@
-"""Runs judged by models, from Python: `judge`, and what judgements come to."""
+"""Judge runs from Python: `judge`, `judgings` and the result of judging."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judgings:
-    """What models say of a run's samples. In a notebook it shows its tables.
+    """The judgements of a run's samples by models. In a notebook it shows its tables.
 
     path: the directory of the run.
-    summaries: of each rubric, and each way in which it was used; its judges are one jury.
-    flagged: answers of the run that seem to speak to their judge; None if none does.
-    done, planned: judgements of the call that returned it, or of all that is stored.
-    work: by judging, the tokens that the call computed.
+    summaries: one for each rubric and each way in which it was used; its judges are one jury.
+    flagged: answers of the run that seem to address their judge; None if there are none.
+    done, planned: the number of judgements of the call that returned it, or of all that are stored.
+    work: the tokens that the call computed, by judge run.
     """
 
     path: Path
@@ -47,16 +47,19 @@ class Judgings:
 
     @property
     def complaints(self) -> list[str]:
-        """What lacks, one sentence each."""
+        """Sentences on missing judgements."""
         return describe_missing(self.done, self.planned)
 
     def tables(self) -> list[PrintableTable]:
         """Return the tables; each prints as Markdown, and a notebook shows it."""
-        tables = [each for summary in self.summaries for each in summary.tables]
-        return [table_listing(each) for each in (*tables, self.flagged) if each is not None]
+        tables = [table for summary in self.summaries for table in summary.tables]
+        return [table_listing(table) for table in (*tables, self.flagged) if table is not None]
 
     def needs(self, half_width: float) -> list[PrintableTable]:
-        """Return how many of what make the mean's interval this narrow on either side, as tables.
+        """Return tables of how many problems, answers, judges and so on narrow the interval.
+
+        Args:
+            half_width: The wanted distance from the mean to either end of the interval.
 
         Raises:
             InputError: no verdict can be read.
@@ -67,11 +70,11 @@ class Judgings:
                 head,
                 [
                     [
-                        each.what,
-                        f"{each.now:g}",
-                        "no number" if each.needed is None else f"{each.needed:,}",
+                        need.what,
+                        f"{need.now:g}",
+                        "no number" if need.needed is None else f"{need.needed:,}",
                     ]
-                    for each in summary.needs(half_width)
+                    for need in summary.needs(half_width)
                 ],
                 (1, 2),
                 f"{summary.title}: for a mean +- {half_width:g}, the rest as it is",
@@ -80,13 +83,13 @@ class Judgings:
         ]
 
     def needs_json(self, half_width: float) -> list[list[dict[str, Any]]]:
-        """Return what `needs` tells as plain dicts and lists."""
-        return [[asdict(each) for each in summary.needs(half_width)] for summary in self.summaries]
+        """Return the content of `needs` as plain dicts and lists."""
+        return [[asdict(need) for need in summary.needs(half_width)] for summary in self.summaries]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists."""
+        """Return the judgements as plain dicts and lists."""
         return {
-            "summaries": [each.to_json() for each in self.summaries],
+            "summaries": [summary.to_json() for summary in self.summaries],
             "flagged": None if self.flagged is None else asdict(self.flagged),
             "done": self.done,
             "planned": self.planned,
@@ -97,7 +100,7 @@ class Judgings:
         return "\n\n".join(map(str, self.tables())) + "\n"
 
     def _repr_html_(self) -> str:
-        return "".join(each._repr_html_() for each in self.tables())
+        return "".join(table._repr_html_() for table in self.tables())
 
 
 def judge(
@@ -124,33 +127,34 @@ def judge(
     models: JudgeLoader | None = None,
     **reading: Any,
 ) -> Judgings:
-    """Have models judge the samples of a run, and return what they say, as `treegen judge`.
+    """Have models judge the samples of a run and return the judgements, as `treegen judge` does.
 
-    Each judgement is stored as it comes; the same call goes on where it was stopped.
+    Each judgement is stored as it is made; the same call continues after an interruption.
 
     Args:
-        run: A finished run, or one under way, by directory or as `evaluate` returns it.
-        rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping as a file has
-            it. By default that of the run's task, or correctness; pairwise where there are pairs.
+        run: A finished run, or one in progress, by directory or as `evaluate` returns it.
+        rubric: "correctness", "rating", "pairwise", "simpleqa", a file, or a mapping with the
+            content of such a file. Default: the rubric of the run's task, or correctness; pairwise
+            if there are pairs.
         judge: A model by directory or hub name, "demo", an LLM, or several, which are a jury.
         wordings: How many wordings of the rubric to use; None for all.
-        repeats: Verdicts of each wording on each answer, by samples.
+        repeats: The number of sampled verdicts for each wording and answer.
         verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
             reasons. None is samples with repeats, and likelihood without.
         stop_when: "decided" draws no further repeats once the majority of all of them is settled.
         pairs: Directories of further runs of the same problems; answers are compared in both
             orders.
-        temperature: Of samples; by default 1, 512 and 0.
-        max_tokens: Of samples; by default 1, 512 and 0.
-        seed: Of samples; by default 1, 512 and 0.
-        chat: Whether prompts are in the judge's chat format; None where it has one.
+        temperature: Sampling temperature of verdicts by samples. Default: 1.
+        max_tokens: The largest number of tokens of a sampled verdict. Default: 512.
+        seed: The seed of sampled verdicts. Default: 0.
+        chat: Whether prompts are in the judge's chat format; None uses it if the judge has one.
         labels: A JSONL file of people's labels, which correct the mean.
-        weights: How a jury's value is made: "mean" or "majority", weighted.
-        combine: How a jury's value is made: "mean" or "majority", weighted.
+        weights: One positive weight per judge of a jury; None weights all equally.
+        combine: How a jury's value is computed from its judges' values: "mean" or "majority".
         progress: Whether to draw a bar and print notices to stderr.
         options: How models are loaded, by the names of LLM's arguments.
-        listener: What gets the progress, in place of a bar.
-        follow: What gets the progress, in place of a bar.
+        listener: Receives notices and handles Ctrl-C. Default: prints notices, if `progress`.
+        follow: Consumes the steps and shows their progress. Default: a bar, if `progress`.
         models: Keeps a judge loaded for further calls.
         reading: data=, task= and allow_task_code=, as for `open_run`.
 
@@ -173,32 +177,32 @@ def judge(
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
-        found = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
-        usual = getattr(found.jobs[0].task, "rubric", "correctness")
-        made = named or load_rubric("pairwise" if pairs else usual)
-        asked = _resolve_judge_settings(
-            made,
+        runs = open_runs([path, *(given_path("pairs", each) for each in pairs)], reading, stack)
+        usual = getattr(runs.jobs[0].task, "rubric", "correctness")
+        judge_rubric = named or load_rubric("pairwise" if pairs else usual)
+        settings = _resolve_judge_settings(
+            judge_rubric,
             wordings,
-            verdicts or _usual(made, repeats, stop_when),
+            verdicts or _usual(judge_rubric, repeats, stop_when),
             repeats=repeats,
             decided=stop_when == "decided",
             chat=chat,
             drawn={"temperature": temperature, "max_tokens": max_tokens, "seed": seed},
         )
-        people = None if labels is None else _people(labels, made, found.answers)
-        looked = resolve_judges(judges, options or {})
+        people = None if labels is None else _people(labels, judge_rubric, runs.answers)
+        resolved = resolve_judges(judges, options or {})
         if models is None:
             models = stack.enter_context(JudgeLoader())
-        result = judge_all(found, looked, models, asked, follow, listener)
+        result = judge_all(runs, resolved, models, settings, follow, listener)
         summaries = []
         if any(each.judgements for each in result.judged):
             how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
-            summaries = [summarise(result.judged, groups=found.answers.groups, **how)]
+            summaries = [summarise(result.judged, groups=runs.answers.groups, **how)]
     work = {
         name: {each: getattr(done, each) for each in done.__slots__}
         for name, done in result.work.items()
     }
-    flagged = build_flagged_table(found.answers.all())
+    flagged = build_flagged_table(runs.answers.all())
     return Judgings(path, tuple(summaries), flagged, result.done, result.planned, work)
 
 
@@ -209,14 +213,19 @@ def check_judges(
     verdicts: Verdicts | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise InputError or ModelError for what `judge` would refuse before a run is drawn.
+    """Raise the InputError or ModelError that `judge` would raise, before a run is sampled.
 
-    The arguments are those of `judge`.
+    Args:
+        judge: As for `judge`.
+        rubric: As for `judge`; None for correctness.
+        wordings: As for `judge`.
+        verdicts: As for `judge`.
+        options: As for `judge`.
     """
-    made = load_rubric(rubric or "correctness")
-    if made.pairs:
+    loaded = load_rubric(rubric or "correctness")
+    if loaded.pairs:
         raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
-    _resolve_judge_settings(made, wordings, verdicts or _usual(made, 1, None))
+    _resolve_judge_settings(loaded, wordings, verdicts or _usual(loaded, 1, None))
     resolve_judges(names_of(judge), options or {})
 
 
@@ -228,9 +237,14 @@ def judgings(
     combine: Combine = "mean",
     **reading: Any,
 ) -> Judgings:
-    """Return what is stored of a run's judgements, scored again without a model.
+    """Return the stored judgements of a run, summarised again without a model.
 
-    The arguments are those of `judge`.
+    Args:
+        run: The run, as for `judge`.
+        labels: A JSONL file of people's labels, which correct the mean.
+        weights: One positive weight per judge of a jury; None weights all equally.
+        combine: How a jury's value is computed from its judges' values: "mean" or "majority".
+        reading: data=, task= and allow_task_code=, as for `open_run`.
 
     Raises:
         InputError: nothing is stored, or an argument cannot be used.
@@ -238,24 +252,24 @@ def judgings(
     """
     path = _path(run)
     with ExitStack() as stack:
-        found = open_runs([path], reading, stack)
+        runs = open_runs([path], reading, stack)
         groups = load_juries(path)
     if not groups:
         raise InputError(f"{path} has no judgements; name a model with judge=")
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
-    samples = [(problem, index) for problem, index, _ in found.answers.all()]
+    samples = [(problem, index) for problem, index, _ in runs.answers.all()]
     done, planned = count_judgements(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.asked.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = _people(labels, rubric, found.answers)
+            people = _people(labels, rubric, runs.answers)
         how: dict[str, Any] = {"labels": people}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
-        summaries.append(summarise(group, groups=found.answers.groups, **how))
-    flagged = build_flagged_table(found.answers.all())
+        summaries.append(summarise(group, groups=runs.answers.groups, **how))
+    flagged = build_flagged_table(runs.answers.all())
     return Judgings(path, tuple(summaries), flagged, done, planned)
 
 
@@ -263,13 +277,13 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     """Return the judges that a user names, as a tuple.
 
     Raises:
-        InputError: one is neither a name nor a loaded model.
+        InputError: a judge is neither a name nor a loaded model.
     """
     if isinstance(judge, str) or hasattr(judge, "score_stream"):
         return (judge,)  # type: ignore[return-value]
     several = isinstance(judge, list | tuple)
     if not several or not all(
-        isinstance(each, str) or hasattr(each, "score_stream") for each in judge
+        isinstance(name, str) or hasattr(name, "score_stream") for name in judge
     ):
         raise InputError(f"judge must be names of models, or LLMs, got {judge!r:.60}")
     return tuple(judge)
@@ -282,17 +296,17 @@ def _resolve_judge_settings(
     drawn: Mapping[str, float | None] | None = None,
     **how: Any,
 ) -> JudgeSettings:
-    """Return how a run is to be judged. drawn: what the user said of samples."""
-    given: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
-    if given and verdicts == "likelihood":
+    """Return the settings of a judge run. drawn: the user's sampling parameters."""
+    sampling: dict[str, Any] = {n: value for n, value in (drawn or {}).items() if value is not None}
+    if sampling and verdicts == "likelihood":
         raise InputError(
-            f"{next(iter(given))}= is of verdicts by samples; give verdicts='samples' too"
+            f"{next(iter(sampling))}= is of verdicts by samples; give verdicts='samples' too"
         )
     return JudgeSettings(
         rubric=rubric,
         wordings=len(rubric.wordings) if wordings is None else wordings,
         verdicts=verdicts,
-        **given,
+        **sampling,
         **how,
     )
 
@@ -303,10 +317,10 @@ def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tupl
         raise InputError(
             "labels= are of single answers, and this rubric compares pairs; leave them out"
         )
-    found = labels_of(given_path("labels", labels), rubric.choices)
-    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in found):
+    labelled = labels_of(given_path("labels", labels), rubric.choices)
+    if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
         raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
-    return found
+    return labelled
 
 
 def _usual(rubric: Rubric, repeats: int, stop_when: str | None) -> Verdicts:
@@ -319,11 +333,11 @@ def _path(run: "Frames | str | Path") -> Path:
 
 
 def _check_told(listener: object, follow: object, models: object) -> None:
-    """Raise InputError for what cannot be told of the progress, or keep a judge."""
+    """Raise InputError if the listener, the follow function or the loader has the wrong type."""
     kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
-    for name, (given, kind) in kinds.items():
-        if given is not None and not isinstance(given, kind):
-            raise InputError(f"{name} must be a {kind.__name__} or None, got {given!r:.60}")
+    for name, (value, kind) in kinds.items():
+        if value is not None and not isinstance(value, kind):
+            raise InputError(f"{name} must be a {kind.__name__} or None, got {value!r:.60}")
     if follow is not None and not callable(follow):
         raise InputError(f"follow must be a function or None, got {follow!r:.60}")
 

@@ -1,4 +1,4 @@
-"""Evaluations and searches from Python: `evaluate`, `search_task`, and the run that they return."""
+"""Evaluations and searches from Python: `evaluate`, `search_task`, and the `Run` they return."""
 
 import shutil
 import tempfile
@@ -39,13 +39,13 @@ TaskLike = str | Task | type
 
 
 class Run(Frames):
-    """A run as it stands in its directory: its metrics, its samples, and how it compares.
+    """The current state of a run in its directory: its metrics, its samples, and comparisons.
 
     In a notebook it shows its metrics as a table. `metrics`, `samples`, `problems`, `nodes` and
-    `progress` give pandas frames.
+    `progress` return pandas frames.
 
     path: its directory.
-    view: the run that was read; see `treegen.report.view.RunView`.
+    view: the loaded run; see `treegen.report.view.RunView`.
     """
 
     @property
@@ -61,7 +61,7 @@ class Run(Frames):
 
     @property
     def accuracy(self) -> float | None:
-        """The first metric of the run's report; None if nothing is judged."""
+        """The first metric of the run's report; None if nothing is scored."""
         row = headline_of(self.view)
         return None if row is None else row.value
 
@@ -76,11 +76,11 @@ class Run(Frames):
         ]
 
     def report(self, path: str | Path | None = None, *, plots: bool = False) -> Path:
-        """Write a page to look through the run, and return its path.
+        """Write an HTML page that shows the run, and return its path.
 
         Args:
-            path: Of the page; by default report.html in the run's directory.
-            plots: Whether to write plots beside it.
+            path: The path of the page; by default report.html in the run's directory.
+            plots: Whether to write plots next to the page.
 
         Raises:
             InputError: the page cannot be written.
@@ -92,13 +92,14 @@ class Run(Frames):
         """Return how the other run differs from this one, on the same problems.
 
         Args:
+            other: The other run, or its directory.
             partial: Leave out problems that a run has not finished.
 
         Raises:
-            InputError: the runs have different problems, or are not judged or not finished.
+            InputError: the runs have different problems, or are not scored or not finished.
         """
-        found = other if isinstance(other, Frames) else open_run(other)
-        return compare_runs(self.view, found.view, partial=partial)
+        other_run = other if isinstance(other, Frames) else open_run(other)
+        return compare_runs(self.view, other_run.view, partial=partial)
 
     def __str__(self) -> str:
         view = self.view
@@ -107,17 +108,17 @@ class Run(Frames):
 
     def __repr__(self) -> str:
         row, view = headline_of(self.view), self.view
-        told = "nothing judged"
+        headline = "nothing judged"
         if row is not None and row.value is not None:
-            told = f"{row.metric} {row.value:.3f}"
+            headline = f"{row.metric} {row.value:.3f}"
             if row.low is not None and row.high is not None:
-                told += f" ({row.low:.3f} to {row.high:.3f})"
+                headline += f" ({row.low:.3f} to {row.high:.3f})"
         done = f"{view.num_done:,} of {view.info.planned:,} {view.unit}"
-        return f"Run({str(view.path)!r}): {view.task}, {done}, {told}"
+        return f"Run({str(view.path)!r}): {view.task}, {done}, {headline}"
 
     def _repr_html_(self) -> str:
         tables = "".join(table._repr_html_() for table in self.tables())
-        notices = "".join(f"<p>{escape(each)}</p>" for each in self.view.notices)
+        notices = "".join(f"<p>{escape(notice)}</p>" for notice in self.view.notices)
         return f"<p>{escape(repr(self))}</p>{tables}{notices}"
 
 
@@ -128,13 +129,14 @@ def open_run(
     task: TaskLike | None = None,
     allow_task_code: bool = False,
 ) -> Run:
-    """Read the run in a directory, also while it is under way; no lock is taken.
+    """Read the run in a directory, even while it is in progress; no lock is taken.
 
     Args:
-        data: Where the problems are now, if they are neither where they were nor in the run's own
-            directory.
+        path: The directory of the run.
+        data: Where the problems are now, if they are neither at their stored path nor in the run's
+            own directory.
         task: A task that does not come with treegen, by path/to/file.py:Class or as an object. A
-            run that names such a task does not run its code, so its samples are not judged unless
+            run that names such a task does not run its code, so its samples are not scored unless
             it is given.
         allow_task_code: Whether to run the code that the run names.
 
@@ -166,36 +168,34 @@ def evaluate(
     rubric: str | Path | Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
-    """Sample the problems of a task, score the samples, and return the run: all of `treegen eval`.
+    """Sample the problems of a task, score the samples, and return the run, as `treegen eval` does.
 
     Every sample is stored as it ends. If the call is interrupted or fails, the run stays, and the
     error says how to continue it.
 
     Args:
-        task: A name, path/to/file.py:Class, `lm-eval:TASK`, path/to/task.yaml of lm-eval's kind, or
-            a task of your own, as an object or a class.
+        task: A name, path/to/file.py:Class, `lm-eval:TASK`, path/to/task.yaml in lm-eval's format,
+            or a custom task, as an object or a class.
         model: A directory, a hub name, "demo", an LLM or a Cluster. Without it, tasks that the demo
-            model knows are tried with that.
-        output: The directory of the run. Without one it is in a temporary directory, which is
-            removed with the object that is returned.
-        resume: True continues the run in output if there is one; a directory continues the run
-            there, with the settings that it has and those given here.
+            model knows use the demo model.
+        output: The directory of the run. Default: a temporary directory, which is removed with the
+            object that is returned.
+        resume: True resumes the run in `output` if there is one; a directory resumes the run
+            there, with its stored settings and those given here.
         progress: Whether to draw a bar, and print notices to stderr.
         task_args: Arguments that only this task has, by name.
-        include_path: A folder of YAML files that has the task, for one that is named
+        include_path: The folder of YAML files that contains the task, for a task that is named
             `lm-eval:TASK`.
-        allow_code_execution: Run programs that the model wrote, where scoring needs that.
-        sandbox: How they run; see `treegen eval --help`.
-        num_workers: How they run; see `treegen eval --help`.
+        allow_code_execution: Run programs that the model wrote, if scoring needs that.
+        sandbox: The sandbox of these programs; see `treegen eval --help`.
+        num_workers: The number of these programs that run at once; see `treegen eval --help`.
         judge: A model, or several, that judge the samples by a rubric; see `treegen.judge`. A model
-            that was loaded for the samples judges too if it is named, and is else given back first.
-            The run remembers both, so a call that resumes it judges too; judge="none" drops them.
-        rubric: A model, or several, that judge the samples by a rubric; see `treegen.judge`. A
-            model that was loaded for the samples judges too if it is named, and is else given back
-            first. The run remembers both, so a call that resumes it judges too; judge="none" drops
-            them.
-        settings: By the names in run.json: num_samples, temperature, max_tokens, seed, limit, data,
-            num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
+            that was loaded for the samples also judges if it is named, and is otherwise unloaded
+            first. The run stores judge and rubric, so a call that resumes it judges too;
+            judge="none" removes them.
+        rubric: The rubric of the judges, as for `treegen.judge`.
+        settings: Settings by their names in run.json: num_samples, temperature, max_tokens, seed,
+            limit, data, num_fewshot, apply_chat_template and so on; docs/notebooks.md lists them.
 
     Raises:
         InputError: an argument cannot be used, or is not known.
@@ -205,22 +205,22 @@ def evaluate(
         if not isinstance(task, str) or not task.startswith(LM_EVAL):
             raise InputError("include_path= is for a task that is named lm-eval:TASK; leave it out")
         task = f"{task}@{include_path}"
-    made = _instantiate_task(task)
-    asked, models = _choices(model, settings, task_args)
+    instance = _instantiate_task(task)
+    choices, models = _choices(model, settings, task_args)
     execution = make_execution_options(allow_code_execution, sandbox, num_workers)
     plan = None
     if judge is not None:
         plan = JudgingPlan.make(judge, rubric=rubric)
         if plan is not None:
-            plan.check()  # what is wrong is told before anything is sampled
-        asked["judged_by"] = None if plan is None else plan.to_json()
+            plan.check()  # raises errors before anything is sampled
+        choices["judged_by"] = None if plan is None else plan.to_json()
     elif rubric is not None:
         raise InputError("rubric= is of no use without judge=; give judge= too")
     models.stays = True
-    with _OutputDirectory(output, resume, asked) as place, closing(models):
-        found = evaluate_all(
-            [] if made is None else [made],
-            asked,
+    with _OutputDirectory(output, resume, choices) as place, closing(models):
+        results = evaluate_all(
+            [] if instance is None else [instance],
+            choices,
             models,
             BarListener() if progress else Listener(),
             output=place.output,
@@ -228,18 +228,18 @@ def evaluate(
             execution=execution,
             check_judges=lambda kept: JudgingPlan.check_kept(kept, {}),
         )
-        if plan is None and found[0].judged_by is not None:
-            plan = JudgingPlan.of_json(found[0].judged_by, {})
+        if plan is None and results[0].judged_by is not None:
+            plan = JudgingPlan.of_json(results[0].judged_by, {})
         if plan is not None:
             with JudgeLoader(models) as judges:
                 plan.judge(
-                    found[0].path,
+                    results[0].path,
                     progress=progress,
                     models=judges,
-                    task=made,
+                    task=instance,
                     allow_task_code=True,
                 )
-    return place.run(found[0].path, made)
+    return place.run(results[0].path, instance)
 
 
 def search_task(
@@ -253,28 +253,39 @@ def search_task(
     task_args: Mapping[str, object] | None = None,
     **settings: Any,
 ) -> Run:
-    """Search for solutions of a task's problems, and return the run: all of `treegen search`.
+    """Search for solutions of a task's problems, and return the run, as `treegen search` does.
 
     Args:
-        method: Such as "beam" or "tot-dfs", or path/to/file.py:function; by default the task's.
-        settings: By the names in run.json: budget (such as `{"tokens": 2000}`), width, depth,
-            expand, evaluate, verifier, arguments (of the method), temperature, seed, limit and so
-            on. The rest is as for `evaluate`, as are the errors.
+        task: As for `evaluate`, but a task with steps.
+        model: As for `evaluate`.
+        method: A name such as "beam" or "tot-dfs", or path/to/file.py:function; by default the
+            task's.
+        output: As for `evaluate`.
+        resume: As for `evaluate`.
+        progress: Whether to draw a bar, and print notices to stderr.
+        task_args: Arguments that only this task has, by name.
+        settings: Settings by their names in run.json: budget (such as `{"tokens": 2000}`), width,
+            depth, expand, evaluate, verifier, arguments (of the method), temperature, seed, limit
+            and so on.
+
+    Raises:
+        InputError: an argument cannot be used, or is not known.
+        TreegenError: as for the LLM, the data and the run directory.
     """
-    made = _instantiate_task(task)
-    asked, models = _choices(model, settings, task_args)
-    if made is not None:
-        asked["task"] = made
-    with _OutputDirectory(output, resume, asked) as place:
-        found = search_all(
+    instance = _instantiate_task(task)
+    choices, models = _choices(model, settings, task_args)
+    if instance is not None:
+        choices["task"] = instance
+    with _OutputDirectory(output, resume, choices) as place:
+        results = search_all(
             [] if method is None else [method],
-            asked,
+            choices,
             models,
             BarListener() if progress else Listener(),
             output=place.output,
             resume=place.resume,
         )
-    return place.run(found[0].path, made)
+    return place.run(results[0].path, instance)
 
 
 @overload
@@ -284,21 +295,21 @@ def _instantiate_task(task: Task | type) -> Task: ...
 @overload
 def _instantiate_task(task: TaskLike | None) -> str | Task | None: ...
 def _instantiate_task(task: TaskLike | None) -> str | Task | None:
-    """Return an object of a task's class, and anything else as it is."""
+    """Return an object of a task's class, and any other value unchanged."""
     return get_task(task()) if isinstance(task, type) else task
 
 
 def _choices(
     model: object, settings: Mapping[str, Any], task_args: Mapping[str, object] | None
 ) -> tuple[dict[str, Any], ModelLoader]:
-    """Return what was asked for by the names of settings, and the model."""
-    asked = {name: value for name, value in settings.items() if value is not None}
+    """Return the user's choices by the names of settings, and the model."""
+    choices = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(task_args or {}, Mapping):
         raise InputError(f"task_args must be a mapping of names to values, got {task_args!r:.60}")
     if task_args:
-        asked["extra"] = {name: str(value) for name, value in task_args.items()}
+        choices["extra"] = {name: str(value) for name, value in task_args.items()}
     if model is None or isinstance(model, str | Path):
-        return asked if model is None else {**asked, "model": str(model)}, ModelLoader()
+        return choices if model is None else {**choices, "model": str(model)}, ModelLoader()
     from treegen.llm.base import BaseLLM
 
     if not isinstance(model, BaseLLM):
@@ -306,18 +317,18 @@ def _choices(
             f"model is a {type(model).__name__}; give a name, an LLM or a Cluster. "
             "LLM(from_module(module), tokenizer=tokenizer) makes an LLM of a module"
         )
-    return asked, ModelLoader(model)
+    return choices, ModelLoader(model)
 
 
 class _OutputDirectory:
-    """Where a run goes. A temporary directory stays if there is an error, for it has samples."""
+    """The directory of a run. After an error a temporary directory is kept for its samples."""
 
     def __init__(
         self, output: str | Path | None, resume: bool | str | Path, asked: Mapping[str, Any]
     ) -> None:
-        for name, given in (("output", output), ("resume", resume)):
-            if given is not None and not (name == "resume" and isinstance(given, bool)):
-                given_path(name, given)
+        for name, value in (("output", output), ("resume", resume)):
+            if value is not None and not (name == "resume" and isinstance(value, bool)):
+                given_path(name, value)
         self.resume = None if resume is False else "" if resume is True else str(resume)
         self._allowed = bool(asked.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None
@@ -332,12 +343,12 @@ class _OutputDirectory:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and self._temporary is not None:
             with suppress(OSError):
-                self._temporary.rmdir()  # if nothing was begun
+                self._temporary.rmdir()  # succeeds only if it is empty
 
     def run(self, path: Path, task: str | Task | None) -> Run:
-        """Return the run in a directory, with which a temporary one is removed."""
-        own = None if isinstance(task, str) and code_of(task) is None else task
-        run = open_run(path, task=own, allow_task_code=self._allowed)
+        """Return the run in a directory; a temporary directory is removed with the result."""
+        custom = None if isinstance(task, str) and code_of(task) is None else task
+        run = open_run(path, task=custom, allow_task_code=self._allowed)
         if self._temporary is not None:
             weakref.finalize(run, shutil.rmtree, self._temporary, ignore_errors=True)
         return run

@@ -1,1 +1,1 @@
-"""From a task to a finished run directory: what was asked for, drawing, scoring, the report."""
+"""From a task to a finished run directory: settings, sampling, scoring and the report."""

@@ -1,15 +1,15 @@
 """Answers that are equal without being equal strings, such as 1/2 and 0.5.
 
-A task says of a filter what kind of answers it reads: its answer type. Then a run's verdicts are
-put in order before anything counts votes. Equal answers of a problem get one string, their class's
-representative. So every vote, table and report sees classes, and none of them knows of it.
+The answer type of a filter decides which answers are equal. Before votes are counted, each answer
+of a problem is replaced by the representative of its class, so votes, tables and reports only see
+classes.
 
-The classes of some answers are the connected parts of the graph in which an edge joins two answers
-that are equal in either order. So they do not depend on the order of the samples. They are defined
-even where equality is not transitive, as with rounding: then a chain of equal answers is one class.
-Right and wrong answers are never in one class: classes are made of the right ones and of the wrong
-ones apart. A representative is the shortest of its class, of equally short ones the first in the
-order of strings.
+The classes are the connected components of the graph in which an edge joins two answers that are
+equal in either order. So they do not depend on the order of the samples, and they are defined even
+where equality is not transitive, as with rounding: a chain of equal answers is one class. Correct
+and wrong answers are never in one class, because each group is divided into classes separately. A
+representative is the shortest answer of its class; among equally short ones, the first in string
+order.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,29 +21,29 @@ from treegen.evals.verdict import Verdict
 
 @runtime_checkable
 class AnswerType(Protocol):
-    """What kind of answer a filter reads; treegen.tasks.answers has some.
+    """The kind of answer that a filter reads; treegen.tasks.answers has some.
 
-    One more member is optional: a method `ready`, which raises InputError if what the type needs is
-    not installed. It is called before a model is loaded.
+    One more member is optional: a method `ready`, which raises InputError if something that the
+    type needs is not installed. It is called before a model is loaded.
     """
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
-        """Return what a text gives as its answer, and whether it equals one of the references."""
+        """Return the answer in a text, and whether it equals one of the references."""
         ...
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
-        """Return for each of some answers the one string that stands for its class."""
+        """Return the representative string of each answer's class, by answer."""
         ...
 
 
 def answer_types(task: object) -> Mapping[str, AnswerType]:
-    """Return the answer types that a task declares, by filter; it need not have any."""
-    found: Mapping[str, AnswerType] = getattr(task, "answer_types", {})
-    return found
+    """Return the answer types that a task declares, by filter; may be empty."""
+    types: Mapping[str, AnswerType] = getattr(task, "answer_types", {})
+    return types
 
 
 def check_ready(task: object) -> None:
-    """Raise InputError if an answer type of a task lacks what it needs."""
+    """Raise InputError if something that a task's answer types need is not installed."""
     for kind in answer_types(task).values():
         ready = getattr(kind, "ready", None)
         if ready is not None:
@@ -53,12 +53,13 @@ def check_ready(task: object) -> None:
 def group_equal_answers(
     answers: Collection[str], same: Callable[[str, str], bool]
 ) -> dict[str, str]:
-    """Return for each answer the representative of its class.
+    """Return the representative of each answer's class, by answer.
 
     Args:
-        same: Whether two answers are equal; it may depend on their order. It is asked about pairs
-            in an order that follows from the answers alone, and not about pairs whose class is
-            known to be one.
+        answers: The answers to divide into classes.
+        same: Whether two answers are equal; it may depend on their order. It is called for pairs in
+            an order that follows from the answers alone, and not for pairs already known to be in
+            one class.
     """
     ranked = sorted(set(answers), key=lambda answer: (len(answer), answer))
     above = {answer: answer for answer in ranked}
@@ -81,11 +82,11 @@ def group_equal_answers(
 def unify_answers(
     found: Sequence[tuple[str, Mapping[str, Verdict]]], types: Mapping[str, AnswerType]
 ) -> list[dict[str, Verdict]]:
-    """Return verdicts on a run's samples, equal answers of a problem as equal strings.
+    """Return the verdicts on a run's samples with equal answers of a problem as equal strings.
 
     Args:
-        found: For each sample its problem's id and its verdicts by filter.
-        types: Answer types by filter; verdicts of other filters stay as they are.
+        found: The problem's id and the verdicts by filter, for each sample.
+        types: Answer types by filter; verdicts of other filters stay unchanged.
     """
     groups: dict[tuple[str, str, bool], set[str]] = {}
     for problem_id, verdicts in found:
@@ -95,6 +96,13 @@ def unify_answers(
     known = {key: types[key[1]].representatives(answers) for key, answers in groups.items()}
 
     def canonicalize(problem_id: str, name: str, verdict: Verdict) -> Verdict:
+        """Return a verdict whose answer is the representative of its class.
+
+        Args:
+            problem_id: The problem's id.
+            name: The filter's name.
+            verdict: The verdict to change.
+        """
         if verdict.answer is None or name not in types:
             return verdict
         answer = known[problem_id, name, verdict.correct][verdict.answer]

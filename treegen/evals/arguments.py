@@ -1,4 +1,4 @@
-"""Read and check the arguments that one task alone knows, given as name=value."""
+"""Read and check arguments of a single task, given as name=value."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,12 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
 TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-"""The words for true and false that users may give, in lower case."""
+"""The words for true and false that users may write, in lower case."""
 _Task = TypeVar("_Task")
 
 
 def configure_task(task: _Task, given: Mapping[str, str]) -> _Task:
-    """Return the task. Tell it its arguments first if its defaults depend on them."""
+    """Pass a task its arguments if its defaults depend on them, and return the task."""
     configure = getattr(task, "configure", None)
     if configure is not None:
         configure(given)
@@ -24,24 +24,25 @@ def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
     """Return the arguments in texts of the form name=value; a value may be any text.
 
     Args:
+        texts: The texts, such as "size=3".
         of: Whose arguments they are, for messages.
 
     Raises:
         InputError: a text has another form, or a name has two values.
     """
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or not name:
             raise InputError(f"a {of} argument must be name=value, got {text!r}")
-        if name in found and found[name] != value:
+        if name in arguments and arguments[name] != value:
             raise InputError(
-                f"{of} argument {name} is given twice, as {found[name]!r} and {value!r}; "
+                f"{of} argument {name} is given twice, as {arguments[name]!r} and {value!r}; "
                 "give it once"
             )
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def known_arguments(task: object) -> Mapping[str, str]:
@@ -51,7 +52,13 @@ def known_arguments(task: object) -> Mapping[str, str]:
 
 
 def check_arguments(task: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise InputError for an argument that the task does not know."""
+    """Raise InputError for an argument that the task does not know.
+
+    Args:
+        task: The task's name, for the message.
+        given: Names of the arguments that the user gave.
+        known: Names of the arguments that the task knows.
+    """
     names = list(known)
     for name in given:
         if name not in names:
@@ -75,7 +82,17 @@ def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
 
 
 def one_of(arguments: Mapping[str, str], name: str, known: Sequence[str], default: str) -> str:
-    """Return an argument that must be one of the words in `known`; raise InputError if not."""
+    """Return an argument that must be one of several words.
+
+    Args:
+        arguments: All arguments of the task, by name.
+        name: The argument's name.
+        known: The words that it may be.
+        default: Its value if it is not given.
+
+    Raises:
+        InputError: it is none of these words.
+    """
     text = arguments.get(name, default).strip()
     if text not in known:
         hint = did_you_mean(text, known)
@@ -86,6 +103,6 @@ def one_of(arguments: Mapping[str, str], name: str, known: Sequence[str], defaul
 
 
 def words(arguments: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Return the parts of an argument that has commas between them; empty if it is not given."""
+    """Return the comma-separated parts of an argument; empty if it is not given."""
     parts = [part.strip() for part in arguments.get(name, "").split(",")]
     return tuple(part for part in parts if part)

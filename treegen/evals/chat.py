@@ -1,6 +1,6 @@
 """A task's prompts as chat messages: each solved example as two turns, or all in one turn.
 
-The forms are those of lm-eval, with and without its --fewshot_as_multiturn.
+The formats are lm-eval's, with and without its --fewshot_as_multiturn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ Turn = tuple[str, str]
 
 
 def with_turns(node: Node, turns: Iterable[Turn]) -> Node:
-    """Return a node of solved examples that also has them as turns, in the order of its text."""
+    """Return a node of solved examples that also stores them as turns, in the order of its text."""
     return replace(node, metadata={**node.metadata, _TURNS: tuple(turns)})
 
 
 def with_role(node: Node, role: str) -> Node:
-    """Return a node with a role: its text is the system's, or begins the assistant's reply.
+    """Return a node with a role: "system" for system text, "assistant" for the start of the reply.
 
-    A "gap" is text that only parts the others where there is no chat.
+    A "gap" is text that only separates other nodes where there is no chat.
     """
     return replace(node, metadata={**node.metadata, _ROLE: role})
 
@@ -39,8 +39,10 @@ def as_chat(
     alike are rendered alike, and the plan finds what is shared in the tokens.
 
     Args:
-        multiturn: Make a user's and an assistant's turn of each solved example, if the task tells
-            them apart.
+        tree: The prompt tree of a task.
+        system: The text of the system turn; None for none.
+        multiturn: Make a user's and an assistant's turn of each solved example, if the task
+            separates them.
         template: Arguments of the chat template.
     """
     leaves = [
@@ -58,8 +60,8 @@ def as_chat(
 def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list[Message]:
     contents = [node.content for node in path if node.content]
     if contents and all(node.has_messages for node in path if node.content):
-        own: list[Any] = [message for content in contents for message in content]
-        return [*_turn("system", system or ""), *own]
+        turns: list[Any] = [message for content in contents for message in content]
+        return [*_turn("system", system or ""), *turns]
     if not all(isinstance(content, str) for content in contents):
         raise InputError("apply_chat_template needs a task whose prompts are text or chat messages")
     messages: list[Message] = []
@@ -73,8 +75,8 @@ def _messages(path: Sequence[Node], system: str | None, multiturn: bool) -> list
         elif role == "gap":
             continue
         elif multiturn and node.metadata.get(_TURNS):
-            for asked, answered in node.metadata[_TURNS]:
-                messages += [*_turn("user", user + asked), *_turn("assistant", answered)]
+            for question, answer in node.metadata[_TURNS]:
+                messages += [*_turn("user", user + question), *_turn("assistant", answer)]
                 user = ""
         else:
             user += text
@@ -87,6 +89,6 @@ def _turn(role: str, text: str) -> list[Message]:
 
 
 def _join_system_texts(above: str, text: str) -> str:
-    """Return two system texts with a blank line between them, unless there is space already."""
+    """Join two system texts by a blank line, unless there is whitespace between them already."""
     blank = not above or not text or above[-1].isspace() or text[0].isspace()
     return f"{above}{'' if blank else chr(10) * 2}{text}"

@@ -1,4 +1,4 @@
-"""Say where the problems and solved examples of a score come from."""
+"""Describe where the problems and solved examples of a score come from."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +10,7 @@ EXAMPLES = "bundled examples"
 
 
 def is_bundled(data: str | None) -> bool:
-    """Return whether problems come with treegen; they are not the published ones of their name."""
+    """Return whether the problems come with treegen instead of being the published ones."""
     return data is None or Path(data).absolute().is_relative_to(_home())
 
 
@@ -18,34 +18,41 @@ def make_data_label(data: str | None, *, own_examples: bool = False) -> str:
     """Return the label that tables show after the task's name; "" for published or a user's data.
 
     Args:
-        own_examples: Whether solved examples that come with treegen stand before the problems.
+        data: The data that the user chose, as in `TaskOptions`; None for the bundled problems.
+        own_examples: Whether the prompts contain solved examples that come with treegen.
     """
     return LABEL if is_bundled(data) else EXAMPLES if own_examples else ""
 
 
 def own_examples(options: TaskOptions, num: int) -> bool:
-    """Return whether so many examples, which no split or file of the user gives, are treegen's."""
+    """Return whether the examples are treegen's own, not from a split or a file of the user."""
     return num > 0 and options.fewshot_data is None and is_bundled(options.fewshot_file)
 
 
 def describe_problems(data: str | None, source: str, num: int) -> str:
-    """Return one line that says where the problems come from."""
+    """Return one line that describes where the problems come from.
+
+    Args:
+        data: The data that the user chose, as in `TaskOptions`.
+        source: Where the task read the problems from.
+        num: The number of problems.
+    """
     if is_bundled(data):
         name = source.removeprefix("bundled ").rpartition("/")[2]
-        own = "which comes with treegen; data= takes the published ones"
-        return f"problems: {num:,} of {name}, {own}"
+        origin = "which comes with treegen; data= takes the published ones"
+        return f"problems: {num:,} of {name}, {origin}"
     return f"problems: {num:,} of {source}"
 
 
 def describe_examples(options: TaskOptions, num: int) -> str:
-    """Return one line that says where the solved examples come from."""
+    """Return one line that describes where the solved examples come from."""
     if not num:
         return "examples: none"
     if options.fewshot_data is not None:
         return f"examples: {num} drawn from {options.fewshot_data} with seed {options.seed}"
     if options.fewshot_file is not None:
-        own = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
-        return f"examples: the first {num} of {options.fewshot_file}{own}"
+        origin = ", which comes with treegen" if is_bundled(options.fewshot_file) else ""
+        return f"examples: the first {num} of {options.fewshot_file}{origin}"
     return (
         f"examples: {num} that come with treegen; fewshot_file= takes the published ones, "
         "fewshot_data= draws from a file"

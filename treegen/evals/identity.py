@@ -1,4 +1,4 @@
-"""What makes a run the same run: what it stores when it begins, and a resume must agree on."""
+"""The identity of a run: what it stores at its start and what a resumed run must match."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir, RunInfo, RunSettings, model_identity
 
-# How a user sets a field of run.json, if not by an argument that has the field's name.
+# How a user sets a field of run.json, if the argument's name differs from the field's.
 _ARGUMENTS: Final = {
     "task.name": "task=",
     "task.version": "",
@@ -44,14 +44,15 @@ def run_settings(
     quantization: str | None = None,
     computing: Mapping[str, str] | None = None,
 ) -> RunSettings:
-    """Return the settings that a run of a job stores and, when it is resumed, compares.
+    """Return the settings that a run stores and that a resumed run compares.
 
     Args:
+        job: The job of the run.
         dtype: The name of the type that the model computes in.
-        fingerprint: Of the weights.
-        device_type: The kind of device, cpu or cuda, where workers of a cluster compute.
-        quantization: Of `ModelInfo`.
-        computing: As `computed_on` gives it; by default that of this machine.
+        fingerprint: The hash of the model's weights.
+        device_type: The kind of device, cpu or cuda, if workers of a cluster compute.
+        quantization: As in `ModelInfo`.
+        computing: As `computed_on` returns it; by default the values of this machine.
     """
     kept_in = job.settings.engine.kv_cache_dtype
     keys = None if kept_in == "auto" else kept_in
@@ -71,7 +72,7 @@ def run_settings(
 
 
 def build_content_identity(job: AnyJob) -> dict[str, Any]:
-    """Return what a run stores of its task and of its problems, by which runs are compared."""
+    """Return the hashes of a job's task and problems that a run stores and runs are compared by."""
     problems = [problem.content for problem in job.data.problems]
     return {
         "task": {"name": job.task.name, "version": job.task.version},
@@ -80,7 +81,7 @@ def build_content_identity(job: AnyJob) -> dict[str, Any]:
 
 
 def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]:
-    """What the last bits of logits depend on beside weights, dtype and versions."""
+    """Return what the last bits of logits depend on besides weights, dtype and versions."""
     import torch
 
     from treegen.model.config import resolve_device
@@ -89,7 +90,7 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
     ranks = {"tensor_parallel_size": str(engine.tensor_parallel_size)}
     if device.type == "cpu":
         return {"device": "cpu", **ranks}
-    # The machine of a cluster's coordinator may have no GPU.
+    # A cluster's coordinator may run on a machine without a GPU.
     named = torch.cuda.is_available()
     compiled = not engine.eager if engine.compile is None else engine.compile
     return {
@@ -101,20 +102,21 @@ def _computing(engine: EngineOptions, device_type: str | None) -> dict[str, str]
 
 
 def computed_on(info: RunInfo) -> dict[str, str]:
-    """Return what the last bits of a run's logits depended on when it last went on."""
+    """Return what the last bits of a run's logits depended on when it was last resumed."""
     last = info.resumes[-1]["versions"] if info.resumes else info.versions
     return {name: last[name] for name in _COMPUTING if name in last}
 
 
 def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
-    """Return the job of a stored run, to be scored.
+    """Return the job of a stored run, for scoring.
 
     Args:
-        asked: What the reader says of it, by the names of `OpenRunOptions` and of settings.
+        asked: The user's choices, by the names of `OpenRunOptions` and of settings.
+        run: The stored run.
 
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
-        reader does not name.
+        user does not name.
     """
     stored = find_moved_files(run.path, stored_choices(run.info))
     job = load_job(
@@ -126,17 +128,24 @@ def load_stored_job(asked: Mapping[str, Any], run: RunDir) -> Job:
 
 
 def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
-    """Raise InputError unless a job's task is that of a stored run; see `check_same_data`."""
+    """Raise InputError unless a job's task is that of a stored run.
+
+    Args:
+        job: The job that the user asks for.
+        stored: The identity of the run.
+        name: The run's name in the message.
+    """
     if job.task.name != (was := stored["task"]["name"]):
         raise InputError(f"{name} is a run of {was}, not of {job.task.name}; name another run")
 
 
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
-    """Raise InputError unless a job's problems are those that a run was begun with.
+    """Raise InputError unless a job's problems are those that a stored run started with.
 
     Args:
+        job: The job that the user asks for.
         stored: The identity of the run.
-        name: What to call it.
+        name: The run's name in the message.
     """
     now = _hash([problem.content for problem in job.data.problems])
     if now != stored["data"]["problems"]:

@@ -1,4 +1,4 @@
-"""One evaluation before weights are loaded: its problems, its prompts and their plan."""
+"""An evaluation before weights are loaded: its problems, its prompts and their plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnyJob:
-    """One task made ready with its problems, for a run of any kind."""
+    """A task with its problems, ready for a run of any kind."""
 
     settings: BaseSettings
     task: Task
@@ -44,20 +44,20 @@ class AnyJob:
 
     @property
     def planned(self) -> int:
-        """Records of the finished run."""
+        """The number of records in the finished run."""
         return len(self.data.problems)
 
 
 @dataclass(frozen=True, slots=True)
 class Job(AnyJob):
-    """One task with its problems and their prompt tree.
+    """A task with its problems and their prompt tree.
 
-    settings: what was asked for.
+    settings: the settings of the run.
     tree: the prompts as they are run, with chat format and system text.
     bare: the tree as the task made it.
     dropped: by problem id, how many nodes were left out to make the prompt fit.
-    own: what the model is asked, if the task makes the tokens itself and they are known.
-    images: by problem id, the hashes of its images; of problems that have some.
+    own: the requests to the model, if the task tokenizes its prompts itself and has done so.
+    images: the hashes of a problem's images, by problem id; only problems with images.
     """
 
     settings: EvalSettings
@@ -69,14 +69,14 @@ class Job(AnyJob):
 
     @property
     def planned(self) -> int:
-        """Samples of the finished run."""
+        """The number of samples in the finished run."""
         return len(self.data.problems) * self.settings.num_samples
 
     @property
     def choices(self) -> dict[str, Problem]:
-        """The problems whose texts are scored, by id; empty where samples are drawn."""
+        """The problems whose texts are scored, by id; empty if samples are drawn."""
         scored = self.data.scored
-        return {each.id: each for each in self.data.problems if each.choices or scored}
+        return {problem.id: problem for problem in self.data.problems if problem.choices or scored}
 
     def choice_prompts(self, tokenizer: Any) -> Sequence[ChoicePrompt]:
         """Return the tokens of the prompts with their choices."""
@@ -86,11 +86,11 @@ class Job(AnyJob):
 
     @property
     def drawing(self) -> SamplingParams | list[SamplingParams]:
-        """How samples are drawn: all in one way, or those of each problem in its own."""
+        """The sampling parameters: one for all samples, or a list with one for each problem."""
         return self.settings.drawing if self.own is None else list(self.own.params)
 
     def annotate_record(self, record: dict[str, Any]) -> None:
-        """Note in a sample's record its images, and how many nodes its prompt was left without."""
+        """Add a sample's images, and how many nodes its prompt was left without, to its record."""
         if images := self.images.get(record["problem_id"]):
             record["images"] = list(images)
         if dropped := self.dropped.get(record["problem_id"]):
@@ -113,7 +113,7 @@ def load_task_data(task: Task, options: TaskOptions) -> TaskData:
 
 
 def load_job(settings: EvalSettings) -> Job:
-    """Return a task with its problems and tree.
+    """Load a task with its problems and its prompt tree.
 
     Raises:
         DataError, InputError: the data or settings cannot be used.
@@ -137,7 +137,7 @@ def load_job(settings: EvalSettings) -> Job:
             f"{len(data.problems)} problems with {settings.num_samples} samples each; "
             "mend its tree()"
         )
-    images = {each.id: [i.sha256 for i in each.images] for each in data.problems if each.images}
+    images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
 
 
@@ -159,7 +159,7 @@ def plan_job(job: Job, facts: "ModelInfo") -> Plan:
 
     Raises:
         CapacityError: a prompt is too long for the model, or does not fit in memory even alone.
-        InputError: samples must have a structure that the model's tokenizer cannot give them.
+        InputError: the model's tokenizer does not support the structure required of samples.
     """
     _check_structure(job, facts)
     try:
@@ -179,11 +179,11 @@ def _check_structure(job: Job, facts: "ModelInfo") -> None:
 
 
 def first_prompt(job: Job, facts: "ModelInfo") -> str:
-    """Return a text for people: a job's first prompt as the model gets it, and its reference."""
+    """Return a job's first prompt as the model gets it, and its reference, as text for people."""
     from treegen.prompts.tokens import prompt_text
 
     prompt = prompts_of(truncate_job(job, facts.tokenizer, facts.spec).tree)[0]
-    problem = next(each for each in job.data.problems if each.id == prompt.id)
+    problem = next(p for p in job.data.problems if p.id == prompt.id)
     lines = [
         f"{job.task.name}: the prompt of {prompt.id}, from the next line on",
         prompt_text(prompt, facts.tokenizer),
@@ -198,7 +198,7 @@ def _plan_truncated(job: Job, facts: "ModelInfo") -> Plan:
     from treegen.prompts.plan.requests import build_sample_requests
     from treegen.prompts.thinking import thinking_of
 
-    thinking_of(job.settings.sampling, facts.tokenizer)  # refuses a budget without tags
+    thinking_of(job.settings.sampling, facts.tokenizer)  # raises for a budget without tags
     job = truncate_job(job, facts.tokenizer, facts.spec)
     if job.choices:
         return facts.plan(choice_requests(job.choice_prompts(facts.tokenizer), facts.spec))
@@ -206,7 +206,13 @@ def _plan_truncated(job: Job, facts: "ModelInfo") -> Plan:
 
 
 def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
-    """Return a job whose prompts are ready: too long ones are shortened, as its task allows."""
+    """Return a job with its final prompts; too long ones are shortened as the task allows.
+
+    Args:
+        job: The job. A task that tokenizes its prompts itself makes its requests now.
+        tokenizer: The model's tokenizer.
+        spec: The model's specification, whose context length is the limit.
+    """
     requests = getattr(job.task, "requests", None)
     if requests is not None:
         own = wrap_task_method(requests, job.task.name)(job.data, job.settings, tokenizer, spec)
@@ -230,7 +236,7 @@ def truncate_job(job: Job, tokenizer: Any, spec: "ModelSpec") -> Job:
 
 
 def _apply_chat_format(tree: Node, settings: EvalSettings) -> Node:
-    """Return a task's tree with the chat format and system text that settings ask for."""
+    """Return a task's tree with the chat format and system text of the settings."""
     if settings.apply_chat_template:
         return as_chat(
             tree,

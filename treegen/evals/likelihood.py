@@ -1,6 +1,6 @@
-"""Runs by likelihood: the sample of a problem is the likeliest of its choices after its prompt.
+"""Likelihood runs: the sample of a problem is the likeliest of its choices after its prompt.
 
-Nothing is drawn, so a problem has one sample. Records, resuming, scoring and reports are as with
+Nothing is drawn, so a problem has one sample. Records, resuming, scoring and reports work as with
 sampling.
 """
 
@@ -28,10 +28,16 @@ if TYPE_CHECKING:
 def sample_choices(
     job: Job, run: RunDir, llm: "BaseLLM", *, stop: Callable[[], object] = lambda: None
 ) -> Iterator[RunProgress]:
-    """Score the choices of the problems that a run lacks; store the likeliest of each problem.
+    """Score the choices of a run's missing problems and store the likeliest of each problem.
 
     Args:
-        stop: Polled after every step; see `treegen.evals.sampling.sample`.
+        job: The job of the run.
+        run: The run directory that records are appended to.
+        llm: The model that scores the choices.
+        stop: Called after every step; see `treegen.evals.sampling.sample`.
+
+    Yields:
+        The progress of the run after every step.
     """
     problems, score = job.choices, job.settings.score
     done = {problem_id for problem_id, _ in run.done}
@@ -84,7 +90,7 @@ def sample_choices(
                 timeline.note(now, last=last)
                 yield now
         except BaseException:
-            # What went wrong first is what the user must hear of, as on a full disk.
+            # The user must see the first error, such as a full disk, not its consequences.
             with suppress(RunError):
                 account.save(now=True)
             raise
@@ -103,13 +109,13 @@ class _Waiting:
         self._known: dict[str, dict[int, Score]] = {prompt.id: {} for prompt in prompts}
 
     def add(self, found: Sequence[tuple[int, Score]]) -> Iterator[tuple[ChoicePrompt, list[Score]]]:
-        """Take scores of pairs; yield the prompts that have all of theirs now."""
+        """Add the scores of pairs and yield the prompts whose choices are now all scored."""
         for index, score in found:
             prompt = self._of_pair[index]
-            mine = self._known[prompt.id]
-            mine[index - self._first[prompt.id]] = score
-            if len(mine) == len(prompt.whole):
-                yield prompt, [mine[choice] for choice in range(len(mine))]
+            known = self._known[prompt.id]
+            known[index - self._first[prompt.id]] = score
+            if len(known) == len(prompt.whole):
+                yield prompt, [known[choice] for choice in range(len(known))]
 
 
 def _record(

@@ -1,4 +1,4 @@
-"""The model of a run: what its files tell before its weights are loaded, and loading it."""
+"""The model of a run: facts from its files before the weights are loaded, and loading it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelPrecision:
-    """In which numbers a model computes, by its configuration alone; fields as in `ModelInfo`."""
+    """The number formats of a model, from its configuration alone; fields as in `ModelInfo`."""
 
     directory: Path
     config: "PretrainedConfig"
@@ -40,14 +40,15 @@ class ModelPrecision:
 
 
 def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) -> ModelPrecision:
-    """Return in which numbers a model computes: all that resuming a finished run needs of it.
+    """Return the number formats of a model: all that resuming a finished run needs of it.
 
     Args:
+        engine: The engine options, which name the model.
         places: As for `load_model_facts`.
     """
     from treegen.model.checkpoint.files import locate
 
-    directory = locate(engine.model, engine.revision, weights=False)  # a wrong path is told at once
+    directory = locate(engine.model, engine.revision, weights=False)  # a wrong path fails at once
 
     import torch
 
@@ -58,17 +59,17 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     device = torch.device(places.device) if places else resolve_device(engine.device)
     config = read_config(engine.model, directory, **_source(engine))
     dtype = resolve_dtype(engine.dtype, config, device)
-    asked = engine.loading()["quantization"]
+    requested = engine.loading()["quantization"]
     if engine.adapter is not None:
-        find_adapter(engine.adapter, weights=False)  # one that cannot be used is told at once
+        find_adapter(engine.adapter, weights=False)  # an unusable adapter fails at once
     stored = quantisation_of(config)
     stays = False
-    # What loads and runs models takes seconds to import, and a finished run needs none of it.
+    # The code that loads and runs models takes seconds to import. A finished run does not need it.
     if stored is not None and engine.adapter is None:
         from treegen.model.load import stays_fp8
 
-        stays = stays_fp8(stored, asked, device)
-    quantization = "fp8" if asked == "fp8" or stays else None
+        stays = stays_fp8(stored, requested, device)
+    quantization = "fp8" if requested == "fp8" or stays else None
     return ModelPrecision(directory, config, device, dtype, quantization)
 
 
@@ -77,10 +78,12 @@ def _source(engine: EngineOptions) -> dict[str, Any]:
 
 
 def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -> "ModelInfo":
-    """Return the facts about a model that its configuration and tokenizer tell.
+    """Return the facts about a model that its configuration and tokenizer contain.
 
     Args:
-        places: Of workers that do the work, on devices that this machine need not have.
+        engine: The engine options, which name the model.
+        places: The placement of the workers that compute, on devices that this machine need not
+            have; None if this machine computes.
     """
     numbers = resolve_precision(engine, places)
     device, dtype = numbers.device, numbers.torch_dtype
@@ -98,7 +101,7 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
     spec = load_spec(
         engine.model,
         dtype,
-        device="cpu",  # dtype is settled
+        device="cpu",  # the dtype is already resolved
         kv_cache_dtype=engine.kv_cache_dtype,
         ranks=ranks,
         **source,
@@ -145,7 +148,7 @@ def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -
 
 
 def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> None:
-    """Raise InputError or CapacityError for what this machine cannot do, whatever the model.
+    """Raise InputError or CapacityError for options that this machine cannot support at all.
 
     Workers check their own machines.
     """
@@ -157,7 +160,7 @@ def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> N
 
 
 def weights_fingerprint(engine: EngineOptions) -> str:
-    """Return a hash that stands for a model's weights; raise ModelError if there are none."""
+    """Return a hash that identifies a model's weights; raise ModelError if there are none."""
     from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 
     directory: Path = locate(engine.model, engine.revision, weights=True)
@@ -178,8 +181,11 @@ def load_llm(
     """Load a model.
 
     Args:
-        places: Of workers. What is returned is then a Cluster, to be closed.
-        before: What each worker calls before it loads the model.
+        engine: The engine options, which name the model.
+        fingerprint: The hash that `weights_fingerprint` returned for the model.
+        places: The placement of workers. With it the function returns a Cluster, which the caller
+            must close.
+        before: Functions that each worker calls before it loads the model.
 
     Raises:
         ModelError: its files changed since `weights_fingerprint`, or it cannot be used.

@@ -1,4 +1,4 @@
-"""Token ids of prompts that are followed by each of several choices."""
+"""Token ids of prompts that are each followed by one of several choices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoicePrompt:
-    """One problem's prompt and its choices.
+    """A problem's prompt and its choices.
 
     id: the problem's id.
-    context: the tokens of the prompt; with openings, those that all choices have before them.
-    whole: for each choice, the tokens of the prompt with its opening and the choice after it.
-    start: for each choice, how many first tokens of `whole` are not the choice's.
+    context: the tokens of the prompt; with openings, the tokens that all choices share before them.
+    whole: for each choice, the tokens of the prompt, its opening and the choice.
+    start: for each choice, the number of tokens of `whole` before the choice.
     """
 
     id: str
@@ -36,16 +36,16 @@ class ChoicePrompt:
 
     @property
     def longest(self) -> int:
-        """Tokens of the prompt with its longest choice."""
+        """The number of tokens of the prompt with its longest choice."""
         return max(map(len, self.whole))
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and its choices; shared tokens count once."""
+        """The number of tokens of the prompt and its choices; shared tokens count once."""
         return num_distinct(self.whole)
 
     def pairs(self) -> list[tuple[list[int], list[int]]]:
-        """Context and continuation of each choice, as `LLM.score` takes them."""
+        """Return context and continuation of each choice, as `LLM.score` takes them."""
         return [
             (whole[:start].tolist(), whole[start:].tolist())
             for whole, start in zip(self.whole, self.start, strict=True)
@@ -53,7 +53,11 @@ class ChoicePrompt:
 
 
 def is_multiple_choice(data: TaskData) -> bool:
-    """Return whether nothing is drawn; raise InputError if only some problems have choices."""
+    """Return whether choices are scored and nothing is drawn.
+
+    Raises:
+        InputError: only some problems have choices, or a problem's choices or openings are invalid.
+    """
     if data.scored:
         return True
     with_choices = [problem for problem in data.problems if problem.choices]
@@ -76,9 +80,9 @@ def is_multiple_choice(data: TaskData) -> bool:
 def pick_length_normalized(problem: Problem, logprobs: Sequence[float]) -> str:
     """Return the candidate with the highest log-probability per character of its choice.
 
-    Of equal ones it is the first. lm-eval's acc_norm goes by it. As there, the one space that parts
-    a choice from the prompt is no character of it, and all others are. Without the division a long
-    choice loses for its length.
+    Of equal ones it is the first. lm-eval's acc_norm uses the same rule. As there, the one space
+    that separates a choice from the prompt does not count as a character, and all others do.
+    Without the division a long choice loses because of its length.
     """
     per_character = [
         logprob / max(len(choice.removeprefix(" ")), 1)
@@ -93,13 +97,16 @@ def check_settings(
     """Raise InputError for sampling settings of a user, because nothing is drawn.
 
     Args:
-        default: The task's own settings.
+        task: The task, for the message.
+        num_samples: The number of samples per problem; must be 1.
+        sampling: The sampling parameters of the run.
+        default: The task's own sampling parameters.
     """
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:
         raise InputError(f"{why}: 1 sample per problem, not {num_samples}; leave num_samples= out")
     for name in SamplingParams.__dataclass_fields__:
-        # The seed may also draw examples.
+        # The seed may also select solved examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):
             raise InputError(f"{why}; leave {name}= out")
 
@@ -111,6 +118,11 @@ def choice_prompts(
 
     A choice is tokenised together with the text before it. After chat messages it begins the
     assistant's turn, so it is tokenised on its own, without the spaces that it starts with.
+
+    Args:
+        tree: The prompt tree.
+        problems: The problems by id, with their choices and openings.
+        tokenizer: The model's tokenizer.
     """
     from treegen.prompts.tokens import tokenize
 
@@ -121,8 +133,8 @@ def choice_prompts(
         for leaf in _leaves(prompt, str(number), problems[prompt.id])
     ]
     tokens = {p.id: p.tokens for p in tokenize(Node("", children=leaves, samples=0), tokenizer)}
-    own: dict[str, Tokens] = {}
-    found = []
+    choice_tokens: dict[str, Tokens] = {}
+    prompts_with_choices = []
     for number, prompt in enumerate(prompts):
         problem = problems[prompt.id]
         before = [tokens[f"{number}:{at}"] for at in range(len(problem.openings) or 1)]
@@ -131,15 +143,15 @@ def choice_prompts(
         for index, choice in enumerate(problem.choices):
             joint = tokens.get(f"{number}/{index}")
             if joint is None:
-                if choice not in own:
+                if choice not in choice_tokens:
                     ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
-                    own[choice] = np.array(ids, dtype=np.int32)
-                joint = np.concatenate([contexts[index], own[choice]])
+                    choice_tokens[choice] = np.array(ids, dtype=np.int32)
+                joint = np.concatenate([contexts[index], choice_tokens[choice]])
             whole.append(joint)
         start = tuple(map(common_length, contexts, whole))
         shared = before[0][: min(common_length(before[0], other) for other in before)]
-        found.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
-    return found
+        prompts_with_choices.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
+    return prompts_with_choices
 
 
 def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[Request]:
@@ -174,22 +186,22 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
 
 
 def common_length(first: "Tokens", second: "Tokens") -> int:
-    """Return how many first tokens two sequences have in common."""
+    """Return the number of leading tokens that two sequences share."""
     shared = min(len(first), len(second))
     different = first[:shared] != second[:shared]
     return int(different.argmax()) if different.any() else shared
 
 
 def num_distinct(sequences: Sequence["Tokens"]) -> int:
-    """Return how many tokens sequences have if common first tokens count once."""
-    # Big-endian bytes sort like the tokens, so each one stands next to what it shares most with.
+    """Return the number of tokens of all sequences if shared leading tokens count once."""
+    # Big-endian bytes sort like the tokens, so sequences that share most are neighbours.
     ordered = sorted(sequences, key=lambda tokens: tokens.astype(">i4").tobytes())
     shared = sum(common_length(a, b) for a, b in pairwise(ordered))
     return sum(map(len, ordered)) - shared
 
 
 def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
-    """Return a prompt with each of its openings, and below them the choices where they are text."""
+    """Return a prompt with each of its openings, followed by the choices where they are text."""
     texts = [] if any(node.has_messages for node in prompt.path) else problem.choices
     if not problem.openings:
         children = [Node(text, id=f"{name}/{index}") for index, text in enumerate(texts)]
@@ -208,7 +220,7 @@ def _leaves(prompt: Prompt, name: str, problem: Problem) -> list[Node]:
 
 
 def _chain(prompt: Prompt, node: Node) -> Node:
-    """Return a node below copies of those that stand above a prompt."""
+    """Return a node below copies of the ancestors of a prompt."""
     for above in reversed(prompt.path[:-1]):
         node = replace(above, children=[node], samples=0, id=None)
     return node

@@ -1,4 +1,4 @@
-"""What a task asks: its problems, and the lines of its data that could not be used."""
+"""The problems of a task, and the lines of its data that could not be used."""
 
 import json
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from treegen.prompts.images.loading import ImageFile
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to solve.
+    """A problem to solve.
 
     id: its name, unique among a task's problems.
-    question: the text that was asked, as the data has it.
+    question: the text of the question, as the data has it.
     answer: the reference, in whatever form the task's `score` compares with.
     metadata: JSON values that a report may show; scoring does not need them.
-    group: problems with one group, such as questions on one passage, are no independent draws, so
-        error bars are clustered by it. Empty for a problem on its own.
+    group: problems of one group, such as questions on one passage, are not independent draws, so
+        error bars are clustered by it. Empty for an independent problem.
     choices: texts that may follow the prompt. If there are any, nothing is drawn: the likeliest
-        of them is the sample. All problems of a task have choices, or none has.
-    openings: for each choice, a text that stands between the prompt and the choice. It is read and
-        not scored. So texts that differ only there are told apart by what follows, which may be
-        the same for all. Empty if the choices follow the prompt itself.
-    images: what is asked about. In the question, "<image 1>" stands for the first, and so on; those
-        that it does not name stand before it.
-    messages: the chat that is asked, if it is not the question alone; the question is what people
-        read of it. A part {"type": "image", "image": 0} stands for the first image, and so on.
+        of them is the sample. Either all problems of a task have choices, or none has.
+    openings: for each choice, a text between the prompt and the choice. The model reads it, and it
+        is not scored. So openings can differ while the scored text, the choice, is the same for
+        all. Empty if the choices follow the prompt itself.
+    images: the images of the question. In the question, "<image 1>" marks the first, and so on;
+        images that the question does not mention are placed before it.
+    messages: the chat that the model gets, if it is not the question alone; the question is its
+        readable form. A part {"type": "image", "image": 0} marks the first image, and so on.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Problem:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Each choice after its opening: the texts that a sample can be."""
+        """Each choice after its opening: the possible texts of a sample."""
         if not self.openings:
             return self.choices
         pairs = zip(self.openings, self.choices, strict=True)
@@ -59,7 +59,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A line of the data that cannot be run, and why."""
+    """A line of the data that cannot be run, and the reason."""
 
     source: str
     line: int

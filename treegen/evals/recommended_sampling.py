@@ -1,4 +1,4 @@
-"""Sampling as a checkpoint recommends it: taken for an evaluation, or only mentioned."""
+"""Sampling parameters recommended by a checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ USER, CHECKPOINT, TASK = "user", "checkpoint", "task"
 
 
 def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that a checkpoint recommends, if a user wants them.
+    """Return the sampling parameters that a checkpoint recommends, if a user wants them.
 
     Args:
         way: One of WAYS, or None.
-        given: The user's other choices, the model among them.
+        given: The user's other choices, including the model.
 
     Raises:
         InputError: the way is not known, or the checkpoint recommends nothing.
-        ModelError: there is no such checkpoint, or what it recommends cannot be used.
+        ModelError: there is no such checkpoint, or its recommendation cannot be used.
     """
     if way not in (None, *WAYS):
         raise InputError(f"sampling_from must be {' or '.join(WAYS)}, got {way!r}")
@@ -35,15 +35,15 @@ def load_recommended(way: object, given: Mapping[str, Any]) -> dict[str, Any]:
     from treegen.model.generation_config import difference_from_generate, recommended_sampling
 
     directory = locate(given["model"], given.get("revision"), weights=False)
-    found = recommended_sampling(directory)
-    if not found:
+    recommended = recommended_sampling(directory)
+    if not recommended:
         raise InputError(
             f"{given['model']} recommends no sampling in a generation_config.json; leave out "
             "sampling_from=, or give temperature= and others yourself"
         )
     if note := difference_from_generate(directory):
         warnings.warn(note, ModelWarning, stacklevel=2)
-    return dict(found)
+    return dict(recommended)
 
 
 def sources_of(
@@ -52,26 +52,30 @@ def sources_of(
     recommended: Collection[str],
     stored: Mapping[str, Any] | None,
 ) -> dict[str, str]:
-    """Who chose each of some sampling parameters: the user, the checkpoint or the task.
+    """Return who chose each sampling parameter: the user, the checkpoint or the task.
 
     Args:
-        stored: The choices of the run that is resumed; those of an old run say nothing of it.
+        names: Names of the sampling parameters.
+        asked: Names of the parameters that the user chose.
+        recommended: Names of the parameters that the checkpoint recommends.
+        stored: The choices of the run that is resumed; None for a new run. An old run does not
+            record its sources, so parameters without a known source are left out.
     """
     chosen = (stored or {}).get("sources", {})
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for name in names:
         if name in asked:
-            found[name] = USER
+            sources[name] = USER
         elif name in recommended:
-            found[name] = CHECKPOINT
+            sources[name] = CHECKPOINT
         elif stored is None or name in chosen:
-            found[name] = chosen.get(name, TASK)
-    return found
+            sources[name] = chosen.get(name, TASK)
+    return sources
 
 
 def advice(sampling: SamplingParams, spec: ModelSpec) -> str | None:
-    """A line for a user whose sampling is not what the checkpoint recommends; None if it is."""
+    """Return a hint if the sampling differs from the checkpoint's recommendation, else None."""
     if all(getattr(sampling, name) == value for name, value in spec.recommended):
         return None
-    told = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
-    return f"the checkpoint recommends {told}; sampling_from='recommended' takes it"
+    values = ", ".join(f"{name}={value:g}" for name, value in spec.recommended)
+    return f"the checkpoint recommends {values}; sampling_from='recommended' takes it"

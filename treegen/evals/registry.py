@@ -24,9 +24,9 @@ from treegen.evals.task import Task, TaskDefaults
 
 ENTRY_POINT_GROUP: Final = "treegen.tasks"
 LM_EVAL: Final = "lm-eval:"
-"""What names of tasks of lm-evaluation-harness begin with."""
+"""The prefix of names of lm-evaluation-harness tasks."""
 
-# The classes of the tasks that come with treegen. A module is imported when its task is asked for.
+# The classes of the tasks that come with treegen. A module is imported when its task is used.
 _BUILTIN: Final = {
     "aime": "treegen.tasks.aime.task:AIME",
     "apps": "treegen.tasks.apps.task:APPS",
@@ -76,7 +76,7 @@ _MEMBERS: Final = ("name", "version", "filters", "defaults", "load", "tree", "sc
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task that can be asked for by name.
+    """A task that a name finds.
 
     target: the place of its class, "module:Class".
     source: the package that it comes from.
@@ -88,7 +88,7 @@ class TaskInfo:
 
 
 def list_tasks() -> list[TaskInfo]:
-    """Return every known task by name, without importing any; built-in ones come first."""
+    """Return every known task, built-in tasks first, then by name, without importing any."""
     known = [TaskInfo(name, target, "treegen") for name, target in sorted(_BUILTIN.items())]
     for point in sorted(_entry_points(), key=lambda point: point.name):
         if point.name not in _BUILTIN:
@@ -98,12 +98,12 @@ def list_tasks() -> list[TaskInfo]:
 
 
 def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Return what tasks are, default to and take, as JSON holds it.
+    """Return the version, defaults and arguments of tasks as JSON objects.
 
     Args:
-        names: Of tasks, as for `get_task`. If empty, all known tasks. Of these, one that cannot be
-            loaded has an error instead: a broken package of somebody else must not hide the other
-            tasks.
+        names: Names of tasks, as for `get_task`. If empty, all known tasks are described, and a
+            task that cannot be loaded has an error instead: a broken package must not hide the
+            other tasks.
 
     Raises:
         InputError: a named task does not exist or cannot be loaded.
@@ -111,9 +111,9 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
     documents: list[dict[str, Any]] = []
     known = list_tasks()
     if names:
-        own = {info.name: info for info in known}
+        by_name = {info.name: info for info in known}
         named = [(name, get_task_name(get_task(name))) for name in names]
-        known = [own.get(name, TaskInfo(name, place, "a file")) for name, place in named]
+        known = [by_name.get(name, TaskInfo(name, place, "a file")) for name, place in named]
     for info in known:
         document = {"name": info.name, "source": info.source, "target": info.target}
         try:
@@ -138,12 +138,12 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def get_task(name: str | Task) -> Task:
-    """Return a new task, or the one that is given.
+    """Return a new task for a name, or the task that is passed.
 
     Args:
         name: A known name, `path/to/file.py:ClassName`, `lm-eval:TASK` for a task or group of
-            lm-eval, `lm-eval:TASK@DIR` for one in a folder of its YAML files, `path/to/task.yaml`,
-            or a task.
+            lm-eval, `lm-eval:TASK@DIR` for a task in a folder of its YAML files,
+            `path/to/task.yaml`, or a task.
 
     Raises:
         InputError: there is no such task, it cannot be loaded, or it is not a task.
@@ -151,8 +151,8 @@ def get_task(name: str | Task) -> Task:
     if not isinstance(name, str):
         return _make(lambda: name, type(name).__name__)
     if is_lm_eval(name):
-        found: Task = resolve_name(_OF_LM_EVAL)(name)
-        return found
+        task: Task = resolve_name(_OF_LM_EVAL)(name)
+        return task
     path, colon, class_name = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
@@ -169,19 +169,19 @@ def get_task(name: str | Task) -> Task:
 
 
 def is_builtin_task(name: str | Task) -> bool:
-    """Return whether a name is that of a task of treegen's own."""
+    """Return whether a name is that of a task that comes with treegen."""
     return isinstance(name, str) and name in _BUILTIN
 
 
 def is_lm_eval(name: str) -> bool:
-    """Return whether a name is that of a task of lm-eval, or of a YAML file of its kind."""
+    """Return whether a name refers to an lm-eval task, or to a YAML file in its format."""
     return name.startswith(LM_EVAL) or name.endswith((".yaml", ".yml"))
 
 
 def get_task_name(task: str | Task) -> str:
     """Return the name by which `get_task` finds a task in another process, if it can.
 
-    That of a class in a file is its place. One that a notebook has defined is only described.
+    A class in a file is named by its path. A class that a notebook defines is only described.
     """
     if isinstance(task, str):
         return task
@@ -202,14 +202,14 @@ def get_task_name(task: str | Task) -> str:
 
 
 def code_of(name: str | Task) -> str | None:
-    """Return what runs if a task is loaded that does not come with treegen; None for others.
+    """Return the code that loading a task would run; None if the task comes with treegen.
 
-    Nothing is imported for it.
+    This imports nothing.
     """
     if not isinstance(name, str):
-        return None  # it is loaded already
+        return None  # the task is already loaded
     if is_lm_eval(name):
-        # Templates and functions of YAML files may do anything; those of lm-eval are a library's.
+        # Templates and functions of YAML files may do anything. lm-eval's own belong to a library.
         _, at, place = name.partition("@")
         return ((place or ".") if at else None) if name.startswith(LM_EVAL) else name
     path, colon, _ = name.rpartition(":")
@@ -238,22 +238,23 @@ def _class_in_file(path: Path, class_name: str) -> object:
     if not path.is_file():
         raise InputError(describe_read_error(path, FileNotFoundError()))
     module = load_file(path)
-    found = getattr(module, class_name, None)
-    if found is None:
-        own = [
+    task_class = getattr(module, class_name, None)
+    if task_class is None:
+        classes = [
             key
             for key, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == module.__name__
         ]
-        hint = did_you_mean(class_name, own) or f"; it has {', '.join(own) or 'none'}"
+        hint = did_you_mean(class_name, classes) or f"; it has {', '.join(classes) or 'none'}"
         raise InputError(f"{path} has no class {class_name!r}{hint}")
-    return found
+    return task_class
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Runs what a file has now, and not what lies in a `__pycache__` beside it.
+    """Runs the present source of a file, not the bytecode in its `__pycache__`.
 
-    That counts as the file's own if the second of the last change and the size are the same.
+    Python takes that bytecode as current if the size and the second of the last change are the
+    same.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -263,20 +264,20 @@ class _UncachedLoader(SourceFileLoader):
 
 
 def load_file(path: Path) -> ModuleType:
-    """Return the module in a Python file, which is run anew.
+    """Run a Python file anew and return its module.
 
     Raises:
         InputError: it cannot be run.
     """
     if path.suffix != ".py":
         raise InputError(f"{path} cannot be imported; name a file that ends in .py")
-    # Files of one stem in different folders are different modules.
+    # Files with the same stem in different folders are different modules.
     place = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:12]
     name = f"treegen_task_{path.stem}_{place}"
     spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, os.fspath(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    # Dataclasses look their module up in sys.modules while they are made.
+    # Dataclasses look up their module in sys.modules while they are created.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -327,4 +328,5 @@ def _wrong(task: Task) -> str:
 
 
 def format_error(error: BaseException) -> str:
+    """Return the type and message of an error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

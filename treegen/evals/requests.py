@@ -1,4 +1,4 @@
-"""What a model is asked by a task that makes tokens of its prompts itself."""
+"""The requests of a task that tokenizes its prompts itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from treegen.prompts.tree import Node
 class OwnRequests:
     """The requests of a task, in the order of its problems.
 
-    tree: a sampled node of token ids for each problem, whose id is the problem's.
-    params: how the samples of each are drawn; empty if nothing is drawn.
-    scored: the texts of each that are scored; empty if samples are drawn.
-    text: gives the text of a finished sample, as the task reads it.
+    tree: a sampled node of token ids for each problem, with the problem's id.
+    params: sampling parameters for each problem; empty if nothing is drawn.
+    scored: the scored texts of each problem; empty if samples are drawn.
+    text: returns the text of a finished sample, as the task reads it.
     """
 
     tree: Node

@@ -1,4 +1,4 @@
-"""Draw the samples that a run directory lacks, and store each once it has ended.
+"""Draw the samples that a run directory still needs, and store each when it has ended.
 
 Nothing here prints: `sample` is an iterator of progress, which its caller shows.
 """
@@ -38,19 +38,25 @@ def sample(
     stop: Callable[[], object] = lambda: None,
     judging: ProgramScoring | None = None,
 ) -> Iterator[RunProgress]:
-    """Draw the samples that a run lacks and store each once it has ended; yields after every step.
+    """Draw a run's missing samples and store each when it has ended.
 
     Args:
-        stop: Polled before every step; once it returns something true, the iteration ends. Samples
+        job: The job of the run.
+        run: The run directory that samples are appended to.
+        llm: The model that draws them.
+        stop: Called before every step; if it returns a true value, the iteration ends. Samples
             that had finished by then, or before an error, are in the run.
-        judging: Judges programs meanwhile.
+        judging: Runs and scores the programs of code tasks during sampling.
+
+    Yields:
+        The progress of the run after every step.
     """
     if run.missing <= 0:
         return
     job = truncate_job(job, llm.tokenizer, llm.spec)
     keep_job_images(job, run, llm.tokenizer)
     if job.choices:
-        # Imported here because only runs by likelihood need it.
+        # Imported here because only likelihood runs need it.
         from treegen.evals.likelihood import sample_choices
 
         yield from sample_choices(job, run, llm, stop=stop)
@@ -95,7 +101,7 @@ def sample(
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
         except BaseException:
-            # The user must see the first error, such as a full disk, not one that follows from it.
+            # The user must see the first error, such as a full disk, not its consequences.
             with suppress(Exception):
                 keep(stream.take_finished())
             with suppress(RunError):
@@ -106,19 +112,19 @@ def sample(
 
 
 class _ProgressTracker:
-    """Tells how far a stream is."""
+    """Reports the progress of a stream."""
 
     def __init__(
         self, run: RunDir, stream: "Stream", tally: "ScoringAccuracyCounter | ProgramScoring | None"
     ) -> None:
-        """The part begins now."""
+        """Start the clock of this part of the run."""
         self._run, self._stream, self._tally = run, stream, tally
         self._started, self._start = len(run.done), time.monotonic()
         self._glance = UpdateTimer()
         self._seen: dict[str, Any] = {}
 
     def look(self, *, last: bool) -> RunProgress:
-        """Return how far the run is. last: nothing comes after this."""
+        """Return the progress of the run. last: whether this is the last report."""
         if self._glance(now=last or not self._seen.get("levels")):
             self._seen = {
                 "levels": self._stream.levels(),
@@ -141,7 +147,7 @@ class _ProgressTracker:
 
 
 class _Prompts:
-    """What records say of the prompts: the hash of their token ids, and their lengths."""
+    """The records' data about prompts: the hash of their token ids, and their lengths."""
 
     def __init__(self, stream: "Stream", job: Job) -> None:
         self._settings, self._own = job.settings, job.own
@@ -149,7 +155,7 @@ class _Prompts:
         self._hash: dict[str, str] = {}
 
     def _text(self, completion: Completion) -> str:
-        # Where a thinking ends is counted in characters of the text as it was drawn.
+        # The end of the reasoning is counted in characters of the text as it was drawn.
         if self._own is None or completion.thinking is not None:
             return completion.text
         return self._own.text(completion)
@@ -190,27 +196,27 @@ class _Prompts:
 
 
 def _start_stream(job: Job, run: RunDir, llm: "BaseLLM", rounds: Rounds | None) -> "Stream":
-    """Begin to draw what a run lacks."""
+    """Start to draw the missing samples of a run."""
     if rounds is not None:
         return llm.open_stream(job.tree, job.drawing)
     return llm.stream(job.tree, job.drawing, skip=set(run.done))
 
 
 class _RoundFeeder:
-    """Deals samples whose round has come to a stream."""
+    """Adds samples to a stream when their round is due."""
 
     def __init__(self, run: RunDir, stream: "Stream", rounds: Rounds) -> None:
-        """Deal what is due now."""
+        """Add the samples that are due now."""
         self._run, self._stream, self._rounds = run, stream, rounds
         self._place = {request.id: i for i, request in enumerate(stream.plan.requests)}
         rounds.begin()
         self.go_on()
 
     def go_on(self) -> None:
-        """Deal what has become due."""
+        """Add the samples that have become due."""
         due = self._rounds.take_due()
-        found = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
-        floors = {place: floor for place, floor in found if floor is not None}
+        pairs = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
+        floors = {place: floor for place, floor in pairs if floor is not None}
         if due:
             self._stream.add_work([(self._place[name], indices) for name, indices in due], floors)
         self._run.spared = self._rounds.spared
@@ -219,7 +225,7 @@ class _RoundFeeder:
 def _tally(
     job: Job, judging: ProgramScoring | None
 ) -> "ScoringAccuracyCounter | ProgramScoring | None":
-    """Return what counts right samples; None where they are not scored now."""
+    """Return the counter of correct samples; None if they are not scored during sampling."""
     if judging or not job.settings.score:
         return judging
     return None if as_code_execution_task(job.task) else ScoringAccuracyCounter(job)

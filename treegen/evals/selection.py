@@ -1,4 +1,4 @@
-"""Choose some of a task's problems: by a limit, a range, or ids."""
+"""Select some of a task's problems: by a limit, a range, or ids."""
 
 import math
 import re
@@ -14,13 +14,13 @@ from treegen.evals.task import TaskOptions
 
 @check_argument_types
 def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, ...]:
-    """Return the problems that `options.limit` or `options.ids` ask for; all without either.
+    """Return the problems that `options.limit` or `options.ids` select; all without either.
 
-    For a task's `load`.
+    The `load` methods of tasks call it.
 
     Raises:
-        InputError: the limit means nothing or starts after the last problem; the ids are none,
-            one is there twice, or no problem has it.
+        InputError: the limit is invalid or starts after the last problem; the list of ids is empty,
+            contains an id twice, or contains an id that no problem has.
     """
     if options.ids is not None:
         return _by_id(problems, options.ids)
@@ -29,10 +29,10 @@ def select(problems: Sequence[Problem], options: TaskOptions) -> tuple[Problem, 
 
 
 def select_if_needed(problems: Sequence[Problem], options: TaskOptions) -> Sequence[Problem]:
-    """Select where other problems are there than were asked for, as of a task that does not.
+    """Select problems only if they differ from the selection, as for a task that does not select.
 
-    Whether a task has taken a fraction, or a range wider than all that it has, cannot be seen:
-    then all problems stay.
+    A fraction, or a range wider than the data, does not show whether the task has applied it: then
+    all problems stay.
 
     Raises:
         InputError: as for `select`.
@@ -46,7 +46,7 @@ def select_if_needed(problems: Sequence[Problem], options: TaskOptions) -> Seque
 
 
 def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int, int]:
-    """Return the half-open range of problems that a limit stands for.
+    """Return the half-open range of problems that a limit selects.
 
     An integer takes that many from the first on, a number below 1 that fraction of all (rounded
     up), and "10-20" the tenth to the twentieth.

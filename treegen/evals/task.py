@@ -1,4 +1,4 @@
-"""What every task shares: problems in, a prompt tree and scores out.
+"""The interface of a task: it provides problems, a prompt tree and scores.
 
 A task is data, a tree, a score and a way to aggregate. It neither samples nor prints. Scoring needs
 only a problem and a text, so any stored text can be scored again without a model.
@@ -24,7 +24,7 @@ from treegen.prompts.tree import Node
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What a user may choose about a task's data; every task takes the same.
+    """The user's choices about a task's data; every task takes the same ones.
 
     data: a file, a directory with one file per split, or a name that the task knows. None is the
         small data set that comes with treegen.
@@ -32,13 +32,13 @@ class TaskOptions:
     num_fewshot: solved examples before each problem; None is the task's own default.
     fewshot_file: a JSONL file of examples, taken from its start.
     fewshot_data: draw the examples by `seed` from this file; "train" is the data's train split.
-    limit: how many problems from the first on; a fraction below 1; or "10-20", the tenth to the
-        twentieth.
+    limit: the number of problems to run, from the first; a fraction below 1; or "10-20", the tenth
+        to the twentieth.
     ids: run these problems only, in this order.
     seed: decides which examples are drawn from `fewshot_data`.
-    extra: arguments that this task alone knows, by name; see its `arguments`.
-    kept: the directory of a run that is continued or read, whose own images stand in for those
-        that cannot be read any more. None for a new run; users do not choose it.
+    extra: arguments that only this task knows, by name; see its `arguments`.
+    kept: the directory of a run that is resumed or read. Its stored images replace images that
+        can no longer be read. None for a new run; users do not set it.
     """
 
     data: str | None = None
@@ -64,7 +64,7 @@ class TaskOptions:
 @checked_class
 @dataclass(frozen=True, slots=True)
 class TaskDefaults:
-    """How a task is sampled when the user does not say."""
+    """How a task is sampled if the user does not choose."""
 
     sampling: SamplingParams
     num_samples: int
@@ -74,19 +74,19 @@ class TaskDefaults:
 @checked_class
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """What `Task.load` found: the problems to run and the text that all of them share.
+    """What `Task.load` returns: the problems to run and the text that all of them share.
 
     problems: in the order in which they run.
     source: where they come from, for people.
-    fewshot: the solved examples, ready to stand before every problem; may be empty.
+    fewshot: the solved examples, formatted as the text before every problem; may be empty.
     num_fewshot: how many examples each problem has.
-    skipped: lines of the data that could not be used; everything else runs.
-    fewshot_of: by group of problems, the group's own examples; empty if all problems share theirs.
+    skipped: unusable lines of the data; everything else runs.
+    fewshot_of: examples by group of problems; empty if all problems share theirs.
     turns: the examples of `fewshot` as questions and answers, for chat.
-    form: the name of the prompt form, if problems and examples do not tell it.
-    label: what tells these problems or prompts from others of the task, for tables.
+    form: the name of the prompt form, if problems and examples do not imply it.
+    label: distinguishes these problems or prompts from others of the task, for tables.
     notes: lines that a reader of the scores must know.
-    scored: whether nothing is drawn: the model scores given texts of each problem.
+    scored: whether the model scores fixed texts of each problem instead of drawing samples.
     """
 
     problems: tuple[Problem, ...]
@@ -103,7 +103,7 @@ class TaskData:
 
     @property
     def examples(self) -> Any:
-        """All that prompts are made of beside their problems, as JSON holds it."""
+        """Everything that prompts consist of besides their problems, as JSON values."""
         if self.form:
             return [self.fewshot, dict(self.fewshot_of), self.form]
         return [self.fewshot, dict(self.fewshot_of)] if self.fewshot_of else self.fewshot
@@ -117,48 +117,56 @@ class TaskData:
 
 @runtime_checkable
 class Task(Protocol):
-    """What treegen needs of a task; any class with these members will do.
+    """The interface that treegen needs of a task; any class with these members works.
 
     The class is called without arguments.
 
     name: what users call it.
     version: changes when samples or scores change; a run of another version cannot be resumed.
     filters: names of the ways to read an answer from a text. The first is used for headlines.
-    defaults: how the task is sampled if the user does not say.
+    defaults: how the task is sampled if the user does not choose.
 
     More members are optional:
 
-    arguments: for a task that reads `TaskOptions.extra`, a mapping from the names that it knows to
-    a line of help each.
+    arguments: for a task that reads `TaskOptions.extra`, a mapping from each argument's name to a
+    line of help.
     configure: a method that is called first and takes the arguments, for a task whose defaults
     depend on them.
-    shorter: a text that says how prompts can be made shorter, for prompts that do not fit.
-    answer_types: by filter, an `AnswerType` that says which of its answers are equal without being
-    equal strings. Votes and reports then count them as one.
-    limits_parts: whether the task itself takes the limit, of each of its parts.
+    shorter: a text that says how prompts can be shortened, for prompts that do not fit.
+    answer_types: by filter, an `AnswerType` that decides which of its answers are equal without
+    being equal strings. Votes and reports then count them as one.
+    limits_parts: whether the task itself applies the limit, to each of its parts.
     requests: a method that takes the data, the settings, the tokenizer and the model's
-    specification, and returns `OwnRequests`, for a task that makes tokens of its prompts itself.
+    specification, and returns `OwnRequests`, for a task that tokenizes its prompts itself.
     verdicts: a method that takes a problem and a stored sample's record and returns what `score`
     does, for verdicts that need more than the text.
     executes_code: whether scoring runs programs that a model has written, which the user must
-    allow; such a task has a method `judging` too, see `treegen.evals.scoring.code_execution`.
-    place: the name by which another process finds the task, if it is one of lm-eval.
+    allow; such a task also has a method `judging`, see `treegen.evals.scoring.code_execution`.
+    place: the name by which another process finds the task, if it is an lm-eval task.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name by which users select the task."""
+        ...
 
     @property
-    def version(self) -> str: ...
+    def version(self) -> str:
+        """The version; it changes when samples or scores change."""
+        ...
 
     @property
-    def filters(self) -> tuple[str, ...]: ...
+    def filters(self) -> tuple[str, ...]:
+        """Names of the ways to read an answer; the first is used for headlines."""
+        ...
 
     @property
-    def defaults(self) -> TaskDefaults: ...
+    def defaults(self) -> TaskDefaults:
+        """How the task is sampled if the user does not choose."""
+        ...
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems that `options` ask for; `select` of treegen.tasks chooses them.
+        """Read the problems that `options` select; `treegen.tasks.select` chooses them.
 
         Raises:
             DataError: the data cannot be used.
@@ -166,11 +174,11 @@ class Task(Protocol):
         ...
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the prompt tree: one sampled node per problem, whose id is the problem's."""
+        """Return the prompt tree: one sampled node per problem, with the problem's id."""
         ...
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return one verdict for each filter, whatever the text is."""
+        """Return one verdict for each filter, for any text."""
         ...
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

@@ -19,10 +19,15 @@ T = TypeVar("T")
 def wrap_task_method(
     method: Callable[P, T], task: str, problem: str | None = None
 ) -> Callable[P, T]:
-    """Return a task's method as one that raises TaskError if it fails.
+    """Return a task's method wrapped so that it raises TaskError if it fails.
 
-    A TreegenError that the method raises on purpose, such as DataError, stays as it is. But if
+    A TreegenError that the method raises on purpose, such as DataError, is not changed. But if
     `problem` is given it becomes a TaskError too, because the method did not know the problem's id.
+
+    Args:
+        method: The task's method.
+        task: The task's name, for the message.
+        problem: The problem's id, for the message; None if the method is not about one problem.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -44,7 +49,7 @@ def _failure(method: str, task: str, problem: str | None, error: BaseException) 
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error in one line, with the place in the called code if that is known."""
+    """Return an error in one line, with the place in the called code if it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[1].filename).name}:{frames[1].lineno})" if len(frames) > 1 else ""
     text = " ".join(str(error).split())
@@ -52,7 +57,7 @@ def format_error(error: BaseException) -> str:
 
 
 def load_data(task: Task, data: object) -> TaskData:
-    """Return `data`, which a task has loaded; raise TaskError if it is no valid TaskData."""
+    """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
         raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
     for number, problem in enumerate(data.problems):
@@ -69,43 +74,53 @@ def load_data(task: Task, data: object) -> TaskData:
 def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
     """Return a task's verdicts on a text, at least one for each filter.
 
+    Args:
+        task: The task.
+        problem: The problem that the text answers.
+        text: The text to score.
+
     Raises:
-        TaskError: `score` fails, or gives no Verdict for a filter.
+        TaskError: `score` fails, or returns no Verdict for a filter.
     """
-    try:  # as `asked` does, which would make a function for each sample
-        found = task.score(problem, text)
+    try:  # as `wrap_task_method` does, which would create a function for each sample
+        verdicts = task.score(problem, text)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
         raise _failure("score", task.name, problem.id, error) from error
-    known = found if type(found) is dict or isinstance(found, Mapping) else {}
+    known = verdicts if type(verdicts) is dict or isinstance(verdicts, Mapping) else {}
     for name in task.filters:
         if not isinstance(known.get(name), Verdict):
             raise _wrong(
                 task,
                 f"score of problem {problem.id!r}",
-                f"gives {found!r:.80}; it must "
+                f"gives {verdicts!r:.80}; it must "
                 f"give a Verdict for each filter: {', '.join(task.filters)}",
             )
-    return found
+    return verdicts
 
 
 def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Mapping[str, Verdict]:
-    """Return the verdicts on a stored sample. One that ended for a lack of confidence has no vote.
+    """Return the verdicts on a stored sample; a sample stopped for low confidence has no vote.
 
-    Its text is cut, so whatever stands there is no answer.
+    The text of such a sample is cut, so it has no answer.
+
+    Args:
+        task: The task.
+        problem: The problem that the sample answers.
+        record: The sample's line of samples.jsonl.
 
     Raises:
-        TaskError: as for `verdicts_of`.
+        TaskError: the task's `verdicts` or `score` fails, or returns no Verdict for a filter.
     """
     if record["finish_reason"] == STOPPED:
         return {name: Verdict(None, False) for name in task.filters}
     judge = getattr(task, "verdicts", None)
     if judge is not None:
-        found: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
+        verdicts: Mapping[str, Verdict] = wrap_task_method(judge, task.name, problem.id)(
             problem, record
         )
-        return found
+        return verdicts
     return score_text(task, problem, get_answer_text(record))
 
 

@@ -1,7 +1,7 @@
-"""The thinking in stored samples: only what follows it is scored, and its tokens count apart.
+"""Reasoning in stored samples: only the text after it is scored; its tokens are counted separately.
 
-The line of a sample that thinks has `thinking`: {"tokens": ..., "end": ..., "closed": ..., and
-"forced": true where its budget closed it}. `end` counts characters of `text`.
+The record of a sample with reasoning has `thinking`: {"tokens": ..., "end": ..., "closed": ..., and
+"forced": true if its budget closed it}. `end` counts characters of `text`.
 """
 
 from collections.abc import Mapping
@@ -11,27 +11,30 @@ from treegen.common.outputs import Thinking, answer_after
 
 
 def thinking_to_json(thinking: Thinking) -> dict[str, Any]:
-    """Return where a thinking ends as JSON holds it."""
-    found: dict[str, Any] = {
+    """Return the end of a sample's reasoning as JSON values."""
+    document: dict[str, Any] = {
         "tokens": thinking.num_tokens,
         "end": thinking.end,
         "closed": thinking.is_closed,
     }
-    return found | ({"forced": True} if thinking.is_forced else {})
+    return document | ({"forced": True} if thinking.is_forced else {})
 
 
 def load_thinking(record: Mapping[str, Any]) -> Thinking | None:
-    """Return where the thinking of a stored sample ends; None if it has none."""
-    found = record.get("thinking")
-    if found is None or not isinstance(found, Mapping):
+    """Return the end of the reasoning in a stored sample; None if it has none."""
+    stored = record.get("thinking")
+    if stored is None or not isinstance(stored, Mapping):
         return None
     return Thinking(
-        int(found["tokens"]), int(found["end"]), bool(found["closed"]), bool(found.get("forced"))
+        int(stored["tokens"]),
+        int(stored["end"]),
+        bool(stored["closed"]),
+        bool(stored.get("forced")),
     )
 
 
 def get_answer_text(record: Mapping[str, Any]) -> str:
-    """Return the text of a stored sample that is scored."""
+    """Return the part of a stored sample's text that is scored."""
     text = str(record["text"])
     return text if record.get("thinking") is None else answer_after(text, load_thinking(record))
 
@@ -40,35 +43,35 @@ _COUNTS: Final = ("samples", "thinking", "closed", "forced", "thinking_tokens", 
 
 
 class ThinkingTokens:
-    """Counts the tokens of thinkings and of answers, over samples."""
+    """Counts reasoning tokens and answer tokens over samples."""
 
     def __init__(self) -> None:
-        """No samples yet."""
+        """Start without samples."""
         self._counts = dict.fromkeys(_COUNTS, 0)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Count a stored sample."""
-        found = load_thinking(record)
-        mine = (
+        thinking = load_thinking(record)
+        counts = (
             (0, 0, 0, 0)
-            if found is None
-            else (1, found.is_closed, found.is_forced, found.num_tokens)
+            if thinking is None
+            else (1, thinking.is_closed, thinking.is_forced, thinking.num_tokens)
         )
-        each = (1, *mine, int(record["num_tokens"]) - mine[-1])
-        for name, count in zip(_COUNTS, each, strict=True):
+        row = (1, *counts, int(record["num_tokens"]) - counts[-1])
+        for name, count in zip(_COUNTS, row, strict=True):
             self._counts[name] += count
 
     def summary(self) -> dict[str, int] | None:
-        """Return the counts as JSON holds them; None if no sample thinks.
+        """Return the counts as JSON values; None if no sample has reasoning.
 
-        samples, thinking: all samples, and those that think. closed, forced: of these, those whose
-        thinking came to its end, and those whose budget closed it.
+        samples, thinking: all samples, and those with reasoning. closed, forced: samples whose
+        reasoning ended, and those whose budget closed it.
         """
         return dict(self._counts) if self._counts["thinking"] else None
 
 
 def thinking_line(summary: Mapping[str, int]) -> str:
-    """Return in one line how much samples thought."""
+    """Return one line about the amount of reasoning in samples."""
     thinking, cut = summary["thinking"], summary["thinking"] - summary["closed"]
     line = (
         f"thinking: {summary['thinking_tokens']:,} tokens in {thinking:,} of "

@@ -1,4 +1,4 @@
-"""Shorten prompts that are too long for a model, by the nodes that a task says may go."""
+"""Shorten prompts that are too long for a model by leaving out nodes that a task marks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ _MARK: Final = "droppable"
 
 
 def droppable(node: Node) -> Node:
-    """Mark a node that may be left out of a prompt; the last such node of a prompt goes first."""
+    """Mark a node that may be left out of a prompt; a prompt's last such node is dropped first."""
     return replace(node, metadata={**node.metadata, _MARK: True})
 
 
@@ -25,12 +25,14 @@ class TruncatedTree:
 def truncate_prompts(
     tree: Node, lengths: Callable[[Node], Mapping[str, int]], limit: int
 ) -> TruncatedTree:
-    """Leave droppable nodes out of prompts of more than limit tokens, until they fit.
+    """Leave droppable nodes out of prompts of more than `limit` tokens, until they fit.
 
-    A prompt without a droppable node stays too long. The run refuses it later.
+    A prompt without a droppable node stays too long. The run rejects it later.
 
     Args:
-        lengths: Gives the number of tokens of each prompt of a tree, by prompt id.
+        tree: The prompt tree.
+        lengths: Returns the number of tokens of each prompt of a tree, by prompt id.
+        limit: The largest allowed number of tokens of a prompt.
     """
     prompts = prompts_of(tree)
     if not any(_places(prompt.path) for prompt in prompts):

@@ -1,4 +1,4 @@
-"""What scoring says about one sample, for votes and reports."""
+"""The result of scoring one sample, for votes and reports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,11 @@ from treegen.errors import InputError
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One filter's reading of one text.
+    """The result of reading one text by one filter.
 
     answer: in canonical form, so that equal answers are equal strings; None if none was found. If
-        the filter has an answer type, only a run's verdicts have this form: see `evals.answers`.
+        the filter has an answer type, only a run's verdicts have this form: see
+        `treegen.evals.answer_types`.
     correct: whether it matches the reference; an answer that was not found never does.
     credit: partial credit from 0 to 1, if the task gives it. None is 1 if correct, otherwise 0.
     """
@@ -34,23 +35,24 @@ class Verdict:
 class MetricVerdict(Verdict):
     """A verdict with further measures.
 
-    measures: what the task's own metrics are made of, by their names.
-    response: what was judged, where several samples are judged together.
+    measures: the values that the task's own metrics are computed from, by their names.
+    response: the judged text, if several samples are judged together.
     """
 
     measures: Mapping[str, Any] = field(default_factory=dict)
     response: Any = None
 
 
-@dataclass(slots=True)  # frozen ones take three times as long to make, and runs have many
+@dataclass(slots=True)  # a frozen class takes three times as long to create, and runs have many
 class SampleScore:
     """The verdicts on one sample, by filter.
 
-    by_length: if the sample is the likeliest of given choices, the verdicts on the choice that is
-    likeliest for its length.
-    numbers: by name, what votes may weigh it by; see `treegen.evals.statistics.weighted`.
+    by_length: if the sample is the likeliest of several choices, the verdicts on the choice with
+    the highest log-probability per character.
+    numbers: values that votes may weight the sample by, by name; see
+    `treegen.evals.statistics.weighted`.
     num_tokens: its generated tokens.
-    closed: whether its thinking came to an end; None if it has none.
+    closed: whether its reasoning ended; None if it has none.
     """
 
     problem_id: str

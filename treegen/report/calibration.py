@@ -1,6 +1,6 @@
-"""Whether what a run can know of a sample tells that it is right: numbers behind the pictures.
+"""Calibration: how well a number known of a sample predicts that the sample is correct.
 
-Samples of one problem are not independent. So intervals over samples take problems as clusters.
+Samples of one problem are not independent. So intervals over samples treat problems as clusters.
 """
 
 import math
@@ -22,11 +22,11 @@ BINS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Some samples or problems that are alike in one number.
+    """A bin of samples or problems with similar values of one number.
 
     mean: the mean of that number.
-    right: the share that is right, with its interval.
-    num: how many there are.
+    right: the share that is correct, with its interval.
+    num: how many samples or problems the bin has.
     """
 
     mean: float
@@ -42,8 +42,9 @@ def bin_values(
     """Return bins of about equally many values, from low to high; equal values share a bin.
 
     Args:
-        right: Of each value, how right it is, from 0 to 1.
-        clusters: Of each value, where those of one cluster are not independent.
+        values: The values to divide into bins.
+        right: How correct each value's sample is, from 0 to 1.
+        clusters: The cluster of each value, if values of one cluster are not independent.
     """
     if not values:
         return []
@@ -55,19 +56,19 @@ def bin_values(
         at = number * num // BINS
         first, last = (int(np.searchsorted(ranked, ranked[at], side)) for side in ("left", "right"))
         cuts.add(first if at - first <= last - at else last)
-    found = []
+    bins = []
     for start, stop in pairwise(sorted(cuts)):
-        mine = order[start:stop].tolist()
-        groups = None if clusters is None else [clusters[i] for i in mine]
-        share = estimate([right[i] for i in mine], groups)
-        found.append(Bin(float(ranked[start:stop].mean()), share, len(mine)))
-    return found
+        indices = order[start:stop].tolist()
+        groups = None if clusters is None else [clusters[i] for i in indices]
+        share = estimate([right[i] for i in indices], groups)
+        bins.append(Bin(float(ranked[start:stop].mean()), share, len(indices)))
+    return bins
 
 
 def expected_error(bins: Sequence[Bin]) -> float:
-    """Return the mean distance between the number and the share that is right (Guo et al. 2017)."""
-    total = sum(each.num for each in bins)
-    return math.fsum(abs(each.mean - each.right.value) * each.num for each in bins) / total
+    """Return the mean distance between the number and the correct share (Guo et al. 2017)."""
+    total = sum(b.num for b in bins)
+    return math.fsum(abs(b.mean - b.right.value) * b.num for b in bins) / total
 
 
 def token_probability(sample: Sample) -> float | None:
@@ -78,7 +79,7 @@ def token_probability(sample: Sample) -> float | None:
 
 
 def get_scored_samples(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
-    """Return the judged samples of a run, and whether each is right."""
+    """Return the scored samples of a run, and whether each is correct."""
     return [
         (sample, sample.verdicts[filter].correct)
         for sample in view.samples
@@ -87,37 +88,37 @@ def get_scored_samples(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
 
 
 def by_probability(view: RunView, filter: str) -> list[Bin]:
-    """Return how often samples are right by the mean probability of their tokens."""
+    """Return the share of correct samples, in bins of the mean probability of their tokens."""
     known = ((token_probability(s), right, s) for s, right in get_scored_samples(view, filter))
-    found = [(value, right, sample) for value, right, sample in known if value is not None]
+    rows = [(value, right, sample) for value, right, sample in known if value is not None]
     return bin_values(
-        [value for value, _, _ in found],
-        [float(right) for _, right, _ in found],
-        _clusters(view, [sample for _, _, sample in found]),
+        [value for value, _, _ in rows],
+        [float(right) for _, right, _ in rows],
+        _clusters(view, [sample for _, _, sample in rows]),
     )
 
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
-    """Return how often samples are right by how many tokens they have."""
-    found = get_scored_samples(view, filter)
+    """Return the share of correct samples, in bins of their number of tokens."""
+    scored = get_scored_samples(view, filter)
     return bin_values(
-        [float(sample.num_tokens) for sample, _ in found],
-        [float(right) for _, right in found],
-        _clusters(view, [sample for sample, _ in found]),
+        [float(sample.num_tokens) for sample, _ in scored],
+        [float(right) for _, right in scored],
+        _clusters(view, [sample for sample, _ in scored]),
     )
 
 
 def _clusters(view: RunView, samples: Sequence[Sample]) -> Sequence[Hashable]:
-    """Return what each sample is no independent draw from: its problem, or the group of that."""
+    """Return the cluster of each sample: its problem, or the problem's group."""
     problem_ids = [sample.problem_id for sample in samples]
     return clusters_of(view.problems, problem_ids) or problem_ids
 
 
 def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
-    """Return how often the likelier of a right and a wrong sample of a problem is the right one.
+    """Return how often the likelier of a problem's correct and wrong samples is the correct one.
 
-    Likelier is of a higher mean probability of tokens; equal ones count half. It is a mean over
-    the problems that have both; None if no problem has.
+    The likelier sample has the higher mean probability of tokens; equal ones count half. It is a
+    mean over the problems that have both; None if no problem has.
     """
     groups: dict[str, tuple[list[float], list[float]]] = {}
     for sample, right in get_scored_samples(view, filter):
@@ -134,12 +135,12 @@ def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
 
 @dataclass(frozen=True, slots=True)
 class ProblemPoint:
-    """One problem as a point.
+    """A problem as a point of a plot.
 
     place: its number in the run.
-    right: the share of its samples that is right. top: that of the answer with most votes.
-    vote: how far its vote is right, from 0 to 1; tied answers count for their shares.
-    tokens: of a sample in the mean.
+    right: the share of its samples that is correct. top: the share of the answer with most votes.
+    vote: how correct its vote is, from 0 to 1; tied answers count by their shares.
+    tokens: the mean number of tokens of a sample.
     """
 
     place: int
@@ -150,36 +151,36 @@ class ProblemPoint:
 
 
 def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
-    """Return the judged problems of a run."""
+    """Return a point for each scored problem of a run."""
     verdicts = view.verdicts(filter)
-    found = []
+    points = []
     for place, problem in enumerate(view.problems):
-        if not (mine := verdicts.get(problem.id)):
+        if not (of_problem := verdicts.get(problem.id)):
             continue
-        votes = tally(mine)
-        num = len(mine)
+        votes = tally(of_problem)
+        num = len(of_problem)
         tokens = [s.num_tokens for s in problem.samples if filter in (s.verdicts or {})]
-        found.append(
+        points.append(
             ProblemPoint(
                 place=place,
-                right=sum(verdict.correct for verdict in mine) / num,
+                right=sum(verdict.correct for verdict in of_problem) / num,
                 top=max((*votes.correct, *votes.wrong), default=0) / num,
                 vote=votes.maj_at_k(num),
                 tokens=math.fsum(tokens) / num,
             )
         )
-    return found
+    return points
 
 
 def lengths_by_right(view: RunView, filter: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of right and of wrong samples."""
-    found: tuple[list[int], list[int]] = ([], [])
+    """Return the numbers of tokens of correct and of wrong samples."""
+    lengths: tuple[list[int], list[int]] = ([], [])
     for sample, right in get_scored_samples(view, filter):
-        found[not right].append(sample.num_tokens)
-    return found
+        lengths[not right].append(sample.num_tokens)
+    return lengths
 
 
 def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:
-    """Return the median tokens of right and of wrong samples; None unless there are both."""
+    """Return the median tokens of correct and of wrong samples; None unless there are both."""
     rights, wrong = lengths_by_right(view, filter)
     return (median(rights), median(wrong)) if wrong and rights else None

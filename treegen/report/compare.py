@@ -1,17 +1,15 @@
-"""Two runs of the same problems, problem by problem.
+"""Compare two runs of the same problems, problem by problem.
 
-Problems are the independent draws. So the differences on each problem are tested, never the two
-sets of samples as if they had nothing in common. Pairing takes out how hard the problems are.
+Problems are the independent draws, so the test uses the differences on each problem, and pairing
+removes the variation in difficulty. Interval and p-value come from one method, the adjusted t of
+`treegen.evals.statistics.estimators`, so the p-value is below 0.05 exactly where the interval
+excludes 0. It adds two imaginary problems, one that favours each run, as Bonett and Price (2012) do
+for correct and wrong, so the interval has a width even where no problem differs. McNemar's exact
+test and sign flips of shares would disagree with any interval near its ends. If problems are
+clustered, the unit is the cluster.
 
-The interval and the p-value are of one method, the adjusted t of `evals.stats`, so the p-value is
-below 0.05 where the interval leaves 0 out, and nowhere else. It adds two imaginary problems, one on
-which the second run is better and one on which the first is, as Bonett and Price (2012) do for
-right and wrong. So it has a width even where no problem differs. McNemar's exact test and sign
-flips of shares would be other methods, which disagree with any interval near its ends. Where
-problems are clustered, the unit is the cluster.
-
-A run that stops problems whose vote is decided is compared by the samples that were drawn whatever
-came, and by the votes that its problems stopped with.
+A run with early stopping is compared by the samples that are always drawn, and by the votes at
+which its problems stopped.
 """
 
 import math
@@ -50,14 +48,14 @@ CLUSTERED: Final = "adjusted t interval over clusters of problems, and its p-val
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How much better the second run is than the first by one metric.
+    """The difference between two runs by one metric.
 
     metric: the name of the metric.
-    filter: the way in which answers were read.
+    filter: the filter that read the answers.
     a, b: the means over problems of the first and the second run.
     value: b minus a.
     low, high: the 95% interval of value; None for a single problem.
-    p_value: two-sided, that of the interval; None for a single problem.
+    p_value: two-sided, by the interval's method; None for a single problem.
     p_holm: p_value adjusted for all lines of the comparison; None if there are fewer than three.
     better, worse: on how many problems b is above or below a.
     method: how the interval and the p-value were computed.
@@ -81,9 +79,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """How many tokens two runs have generated for the problems that are compared.
+    """The numbers of tokens that two runs generated for the compared problems.
 
-    a, b: in all. value: b minus a, for a problem in the mean; low, high: its 95% t interval over
+    a, b: the totals. value: the mean of b minus a over problems; low, high: its 95% t interval over
     problems or clusters of them, None for a single one. p_value: of Student's paired t-test.
     """
 
@@ -96,20 +94,20 @@ class TokenDifference:
 
     @property
     def saved(self) -> float:
-        """The share of a's tokens that b does without."""
+        """The share of a's tokens that b saves."""
         return 1 - self.b / self.a if self.a else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, and how they differ.
+    """Two runs and their differences.
 
     a, b: the names of the runs.
     problem_ids: the problems that were compared.
     left_out: the problems that either run has not finished.
     differences: one for each metric that both runs have, the headline first.
-    tokens: what the runs have generated.
-    places: where each problem stands among all problems of the runs.
+    tokens: the tokens that the runs have generated.
+    places: the index of each compared problem among all problems of the runs.
     """
 
     a: str
@@ -121,7 +119,7 @@ class Comparison:
     places: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain dicts and lists. Only the headline has its differences by problem."""
+        """Return plain dicts and lists. Only the headline includes its differences by problem."""
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
@@ -129,7 +127,7 @@ class Comparison:
         return document
 
     def listing(self) -> PrintableTable:
-        """Return one line for each metric that both runs have, and how it was tested."""
+        """Return one line for each metric that both runs have, and the method of its test."""
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
         title = f"A: {self.a}\nB: {self.b}\n{len(self.problem_ids):,} problems, paired{left_out}"
         lines = []
@@ -156,10 +154,12 @@ class Comparison:
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
-    """Return how two runs differ on the problems that both have finished.
+    """Return the differences of two runs on the problems that both have finished.
 
     Args:
-        partial: Leave out problems that either run has not finished, instead of refusing.
+        a: The first run.
+        b: The second run.
+        partial: Leave out problems that either run has not finished, instead of raising an error.
 
     Raises:
         InputError: the runs cannot be compared: they have other problems, another task or version
@@ -192,7 +192,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     stops = a.voters is not None or b.voters is not None
     clusters = clusters_of(a.problems, ids)
     votes = all(view.report is not None and view.report.majority for view in (a, b))
-    found = []
+    differences = []
     for filter in shared:
         first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
         if missing := [p for p in ids if p not in first or p not in second]:
@@ -200,21 +200,23 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
                 f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
                 "score the runs first"
             )
-        own = _own_metrics([verdict for run in (first, second) for p in ids for verdict in run[p]])
-        for metric in own if own is not None else ["accuracy"]:
+        own_metrics = _own_metrics(
+            [verdict for run in (first, second) for p in ids for verdict in run[p]]
+        )
+        for metric in own_metrics if own_metrics is not None else ["accuracy"]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], clusters))
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
         least = min(len(run[p]) for run in (first, second) for p in ids)
         for metric in _of_many(most, votes=votes) if least >= most else ():
             values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
-            found.append(_difference(metric, filter, values[0], values[1], clusters))
+            differences.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
-            place = sum(row.filter != filter for row in found) + 1
+            place = sum(row.filter != filter for row in differences) + 1
             row = _difference("vote", filter, values[0], values[1], clusters)
-            found.insert(place, row)
-    found += _compare_judgements(a, b, ids, clusters)
-    if not found:
+            differences.insert(place, row)
+    differences += _compare_judgements(a, b, ids, clusters)
+    if not differences:
         raise InputError(
             f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
             "so problems cannot be compared; compare the metrics that `treegen score` prints"
@@ -223,43 +225,45 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
-    adjusted = holm([row.p_value for row in found])
-    rows = tuple(replace(row, p_holm=p) for row, p in zip(found, adjusted, strict=True))
+    adjusted = holm([row.p_value for row in differences])
+    rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
     return Comparison(a.name, b.name, tuple(ids), unfinished, rows, tokens, places)
 
 
 def _compare_judgements(
     a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters
 ) -> list[Difference]:
-    """Return how differently the same judges value the runs' answers by the same rubric."""
-    of_b = {each.key: each for each in b.summaries}
-    found = []
-    for each in a.summaries:
-        other = of_b.get(each.key)
-        if other is None or any(i not in each.by_problem or i not in other.by_problem for i in ids):
+    """Return the differences of the values that the same judges give by the same rubric."""
+    of_b = {summary.key: summary for summary in b.summaries}
+    differences = []
+    for first in a.summaries:
+        second = of_b.get(first.key)
+        if second is None or any(
+            i not in first.by_problem or i not in second.by_problem for i in ids
+        ):
             continue
-        values = [[summary.by_problem[i] for i in ids] for summary in (each, other)]
-        found.append(_difference("judged", each.title, values[0], values[1], clusters))
-    return found
+        values = [[summary.by_problem[i] for i in ids] for summary in (first, second)]
+        differences.append(_difference("judged", first.title, values[0], values[1], clusters))
+    return differences
 
 
 def _is_whole(view: RunView, problem: ProblemView) -> bool:
-    """Whether nothing more is to be drawn of a problem."""
+    """Return whether no more samples of a problem will be drawn."""
     if view.voters is not None:
         return problem.id in view.voters
     return len(problem.samples) >= view.num_samples
 
 
 def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
-    """Return what the vote of each problem came to, with all samples that vote."""
-    found = []
+    """Return how correct the final vote of each problem is, from all samples that vote."""
+    votes = []
     verdicts = view.verdicts(filter)
     for problem_id in ids:
-        mine = verdicts[problem_id]
+        of_problem = verdicts[problem_id]
         if view.voters is not None:
-            mine = mine[: view.voters[problem_id]]
-        found.append(tally(mine).maj_at_k(len(mine)))
-    return found
+            of_problem = of_problem[: view.voters[problem_id]]
+        votes.append(tally(of_problem).maj_at_k(len(of_problem)))
+    return votes
 
 
 def _num_tokens(view: RunView) -> dict[str, int]:
@@ -270,7 +274,7 @@ def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDiff
     differences = [y - x for x, y in zip(a, b, strict=True)]
     value = math.fsum(differences) / len(differences)
     error, freedom = unbounded_error(differences, clusters) or (0.0, 0.0)
-    if not error:  # there is no spread to test by
+    if not error:  # without a spread there is no test
         return TokenDifference(sum(a), sum(b), value, None, None, None)
     student = _student()
     half = float(student.ppf(0.975, freedom)) * error
@@ -314,10 +318,10 @@ def _lacks(view: RunView) -> str:
 
 def _own_metrics(verdicts: Sequence[Verdict]) -> list[str] | None:
     """Return the task's own metrics that are from 0 to 1 for every sample; None if it has none."""
-    measures = [each.measures for each in verdicts if isinstance(each, MetricVerdict)]
+    measures = [verdict.measures for verdict in verdicts if isinstance(verdict, MetricVerdict)]
     if not measures or len(measures) < len(verdicts):
         return None
-    return [name for name in measures[0] if all(_is_share(each.get(name)) for each in measures)]
+    return [name for name in measures[0] if all(_is_share(values.get(name)) for values in measures)]
 
 
 def _is_share(value: object) -> bool:
@@ -325,18 +329,18 @@ def _is_share(value: object) -> bool:
 
 
 def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
-    """Return the mean over the samples of a problem, of a task's own metric or of what is right."""
+    """Return the mean over the samples of a problem, of a task's own metric or of correctness."""
     values = [
-        float(each.measures[metric])
-        if isinstance(each, MetricVerdict) and metric in each.measures
-        else float(each.correct)
-        for each in verdicts
+        float(verdict.measures[metric])
+        if isinstance(verdict, MetricVerdict) and metric in verdict.measures
+        else float(verdict.correct)
+        for verdict in verdicts
     ]
     return math.fsum(values) / len(values)
 
 
 def _of_many(most: int, *, votes: bool) -> list[str]:
-    """Return the metrics that take several samples of a problem."""
+    """Return the metrics that use several samples of a problem."""
     if most == 1:
         return []
     return [*([f"maj@{most}"] if votes else []), f"pass@{most}"]
@@ -392,14 +396,14 @@ def _student() -> Any:
 
 
 def _tokens_told(found: TokenDifference) -> str:
-    told = f"tokens: A {found.a:,}, B {found.b:,}"
+    line = f"tokens: A {found.a:,}, B {found.b:,}"
     if found.a != found.b:
-        told += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
+        line += f" ({abs(found.saved):.1%} {'fewer' if found.saved > 0 else 'more'})"
     if found.low is None or found.high is None:
-        return told
+        return line
     bounds = f"{found.low:+,.0f} to {found.high:+,.0f}"
     p_value = _p_value(found.p_value)
-    return f"{told}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
+    return f"{line}; B - A {found.value:+,.0f} for a problem ({bounds}), p {p_value}"
 
 
 def _p_value(value: float | None) -> str:

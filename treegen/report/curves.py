@@ -1,4 +1,4 @@
-"""Numbers behind the plots: metrics over k, what became of each problem's votes, lengths."""
+"""Data of the plots: metrics over k, the votes of each problem, and lengths."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,14 @@ from treegen.report.view import RunView, Sample
 _MAX_KS: Final = 12
 
 RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
-# Searches have these two: a search without a solution has no answer that could be invalid.
+# For searches: a search without a solution has no answer that could be invalid.
 SOLVED, UNSOLVED = "solved", "unsolved"
 FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED, SOLVED, UNSOLVED)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric over k, with 95% intervals over problems."""
+    """A metric over k, with 95% intervals over problems."""
 
     metric: str
     ks: tuple[int, ...]
@@ -31,16 +31,16 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class VoteShares:
-    """How the samples of one problem voted, as shares of all its samples.
+    """The votes of one problem's samples, as shares of all its samples.
 
-    right: the share of right answers.
+    right: the share of correct answers.
     leading: the share of the most frequent wrong answer.
     other: the share of all other wrong answers.
     invalid: the share of samples without an answer.
-    answer: that which has the most votes, of tied ones the first; None if none was readable.
+    answer: the answer with the most votes, the first of tied ones; None if none was readable.
     top: its share.
     tied: whether several answers have the most votes.
-    won: whether a right answer is among those with the most votes.
+    won: whether a correct answer is among those with the most votes.
     """
 
     problem_id: str
@@ -55,7 +55,7 @@ class VoteShares:
 
 
 def some_ks(num_samples: int) -> tuple[int, ...]:
-    """Return at most a dozen k from 1 to num_samples, closer together where they are small."""
+    """Return at most a dozen k from 1 to num_samples, denser at small k."""
     if num_samples <= _MAX_KS:
         return tuple(range(1, num_samples + 1))
     ratio = num_samples ** (1 / (_MAX_KS - 1))
@@ -68,11 +68,12 @@ def k_curves(
     votes: bool = True,
     problems: Iterable[HasGroup] = (),
 ) -> list[Curve]:
-    """Return pass@k and maj@k up to the fewest samples that any problem has.
+    """Return pass@k and maj@k up to the smallest number of samples of any problem.
 
     Args:
+        verdicts: The verdicts on the samples of each problem, by problem id.
         votes: Whether there is a maj@k. Programs have none, because no two of them agree.
-        problems: Of which the verdicts are, for error bars that are clustered by their groups.
+        problems: The problems, for error bars clustered by their groups; empty for no clusters.
     """
     groups = list(verdicts.values())
     most = min(map(len, groups), default=0)
@@ -95,7 +96,7 @@ def k_curves(
 
 def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
     """Return the votes of each problem, the best solved first."""
-    found = []
+    shares = []
     for problem_id, group in verdicts.items():
         counts = count_verdicts(count_distinct(group))
         votes: dict[str | None, int] = {}
@@ -106,7 +107,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
         wrong = [t for (answer, correct), t in counts.items() if not (correct or answer is None)]
         leading, num = max(wrong, default=0), len(group)
         num_right, num_wrong = sum(right.values()), sum(wrong)
-        found.append(
+        shares.append(
             VoteShares(
                 problem_id=problem_id,
                 right=num_right / num,
@@ -119,11 +120,11 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
                 won=not right.keys().isdisjoint(vote.tied),
             )
         )
-    return sorted(found, key=lambda share: (-share.right, share.leading, share.problem_id))
+    return sorted(shares, key=lambda share: (-share.right, share.leading, share.problem_id))
 
 
 def classify_sample(sample: Sample, filter: str) -> str:
-    """Return what became of a sample by one filter."""
+    """Return the outcome of a sample by one filter, one of FATES."""
     verdict = (sample.verdicts or {}).get(filter)
     if verdict is None:
         return UNJUDGED
@@ -135,7 +136,7 @@ def classify_sample(sample: Sample, filter: str) -> str:
 
 
 def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
-    """Return how many samples ended how, by finish reason and then by what became of them."""
+    """Return the number of samples by finish reason and then by outcome."""
     filter = view.filters[0] if view.filters else ""
     counts = Counter(
         (sample.finish_reason, classify_sample(sample, filter)) for sample in view.samples
@@ -145,9 +146,9 @@ def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
 
 
 def lengths(view: RunView) -> dict[str, list[int]]:
-    """Return the lengths of samples in tokens by what became of them; empty ones left out."""
+    """Return the lengths of samples in tokens by outcome; outcomes without samples are left out."""
     filter = view.filters[0] if view.filters else ""
-    found: dict[str, list[int]] = {name: [] for name in FATES}
+    by_outcome: dict[str, list[int]] = {name: [] for name in FATES}
     for sample in view.samples:
-        found[classify_sample(sample, filter)].append(sample.num_tokens)
-    return {name: values for name, values in found.items() if values}
+        by_outcome[classify_sample(sample, filter)].append(sample.num_tokens)
+    return {name: values for name, values in by_outcome.items() if values}

@@ -16,23 +16,28 @@ if TYPE_CHECKING:
 
 
 class Frames:
-    """A run that was read, as frames. They are of what was there when it was opened."""
+    """A loaded run as frames. They show the state at the time when the run was opened."""
 
     def __init__(
         self, view: RunView, records: Mapping[Key, Mapping[str, Any]] | None = None
     ) -> None:
-        """view: the run that the frames are made of. records: those of it, if they are read."""
+        """Keep the run.
+
+        Args:
+            view: The loaded run.
+            records: The records of the run by key, if they are already read.
+        """
         self.view = view
         if records is not None:
             self._records = records
 
     def samples(self) -> "pandas.DataFrame":
-        """Return a frame with a row for each finished sample, or each search of a run of searches.
+        """Return a frame with a row for each finished sample, or each search of a search run.
 
-        Its columns are the fields of the records, those of nested objects with dots between, but
-        for the nodes of searches. Of judged samples `answer` and `correct` are by the headline
-        filter, and `FILTER.answer` and `FILTER.correct` by each. The rows are in the order of
-        problems and indices.
+        Its columns are the fields of the records, except the nodes of searches; fields of nested
+        objects have dotted names. Scored samples have `answer` and `correct` by the headline
+        filter, and `FILTER.answer` and `FILTER.correct` by each filter. The rows are in the order
+        of problems and indices.
 
         Raises:
             InputError: pandas is not installed.
@@ -44,7 +49,7 @@ class Frames:
             if key not in self._records:  # finished after the samples were read
                 continue
             row = dict(_flat(self._records[key]))
-            verdicts = {} if self.view.searched else sample.verdicts or {}  # searches tell it
+            verdicts = {} if self.view.searched else sample.verdicts or {}  # searches store it
             for name, verdict in verdicts.items():
                 row |= {f"{name}.answer": verdict.answer, f"{name}.correct": verdict.correct}
                 if name == headline:
@@ -53,10 +58,10 @@ class Frames:
         return _frame(rows, ["problem_id", "sample_index", "text"])
 
     def problems(self) -> "pandas.DataFrame":
-        """Return a frame with a row for each problem: what it asks, and how its samples went.
+        """Return a frame with a row for each problem: its text, and the results of its samples.
 
-        `accuracy` is the share of right samples, `top_share` that of the answer with most votes
-        and `vote` the share of a right answer in the vote, all by the headline filter.
+        `accuracy` is the share of correct samples, `top_share` the share of the answer with most
+        votes and `vote` the share of a correct answer in the vote, all by the headline filter.
 
         Raises:
             InputError: pandas is not installed.
@@ -82,7 +87,7 @@ class Frames:
         return _frame(rows, ["problem_id"])
 
     def metrics(self) -> "pandas.DataFrame":
-        """Return a frame with a row for each metric, as in results.json; maj@k among them.
+        """Return a frame with a row for each metric in results.json, including maj@k.
 
         Raises:
             InputError: pandas is not installed.
@@ -90,9 +95,9 @@ class Frames:
         report = self.view.report
         rows: list[dict[str, Any]] = []
         if report is not None:
-            found = report.to_json()
-            rows += found["metrics"]
-            rows += [{**row, "metric": f"maj@{row['k']}"} for row in found["majority"]]
+            document = report.to_json()
+            rows += document["metrics"]
+            rows += [{**row, "metric": f"maj@{row['k']}"} for row in document["majority"]]
         return _frame(rows, ["filter", "metric", "value"])
 
     def nodes(self) -> "pandas.DataFrame":
@@ -109,7 +114,7 @@ class Frames:
         return _frame(rows, ["problem_id", "sample_index", "id"])
 
     def progress(self) -> "pandas.DataFrame":
-        """Return a frame with a row for each moment that the run noted of its course.
+        """Return a frame with a row for each entry of the run's timeline.
 
         Raises:
             InputError: pandas is not installed.
@@ -124,17 +129,17 @@ class Frames:
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a record, those of nested objects with dots between."""
+    """Yield the fields of a record; fields of nested objects have dotted names."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
-        elif prefix or name != "nodes":  # these have a frame of their own
+        elif prefix or name != "nodes":  # nodes have their own frame
             yield f"{prefix}{name}", value
 
 
 def _frame(rows: list[dict[str, Any]], first: list[str]) -> "pandas.DataFrame":
-    """Return a frame whose columns are there even without a row."""
-    # Arrow, which pandas keeps texts in, holds no half of a surrogate pair.
+    """Return a frame that has its first columns even without a row."""
+    # Arrow, in which pandas stores texts, cannot store half of a surrogate pair.
     rows = [
         {k: replace_surrogates(v) if isinstance(v, str) else v for k, v in row.items()}
         for row in rows

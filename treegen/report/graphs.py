@@ -1,6 +1,6 @@
-"""Search trees for programs that draw graphs: Graphviz and Mermaid.
+"""Search trees as graphs for Graphviz and Mermaid.
 
-The page of a report has the same in page/export.js.
+The report page has the same conversion in page/export.js.
 """
 
 import re
@@ -11,7 +11,7 @@ from treegen.common.formatting import safe_text
 from treegen.report.trees import StoredTree
 from treegen.search.tree.records import TreeNode, best_path
 
-# Characters of a node's text that are shown.
+# The number of characters shown of a node's text.
 _SHOWN: Final = 40
 
 
@@ -46,12 +46,12 @@ def to_mermaid(tree: StoredTree) -> str:
         if node["parent_id"] is not None:
             arrow = "==>" if node["id"] in best else "-->"
             lines.append(f"  n{node['parent_id']} {arrow} n{node['id']}")
-    for name, style, mine in (
+    for name, style, ids in (
         ("best", "stroke-width:4px", [node["id"] for node in tree.nodes if node["id"] in best]),
         ("pruned", "stroke-dasharray:4", [node["id"] for node in tree.nodes if node["pruned"]]),
     ):
-        if mine:
-            names = ",".join(f"n{id}" for id in mine)
+        if ids:
+            names = ",".join(f"n{id}" for id in ids)
             lines += [f"  classDef {name} {style}", f"  class {names} {name}"]
     return "\n".join([*lines, ""])
 
@@ -76,7 +76,7 @@ def _quote_dot(text: str) -> str:
 
 
 def _escape_mermaid(text: str) -> str:
-    """Return a text in which every sign that Mermaid could read is written as its number."""
+    """Return a text in which every character that Mermaid could interpret is an entity."""
     return re.sub(r"[^\w .,+*/=-]", _to_entity, text, flags=re.ASCII)
 
 

@@ -1,12 +1,12 @@
-"""The page of runs that are under way, served to a browser on this machine.
+"""Serves the page of runs in progress to a browser on this machine.
 
-The page is made from the run directories, by reading. No lock is taken and nothing is written
-there, so a run cannot notice. Making a page costs time, so it is made when somebody asks for it,
-and so seldom that it takes at most a tenth of one processor.
+The page is made by reading the run directories. No lock is taken and nothing is written there, so
+it does not affect the run. Making a page costs time, so it is made only on request, and so seldom
+that it takes at most a tenth of one processor.
 
-The server listens on 127.0.0.1. A page of another site could still lead its own name to that
-address and read what is here (DNS rebinding). So requests are refused unless they name this server
-as their host.
+The server listens on 127.0.0.1. A page of another site could still point its own name to that
+address and read the page (DNS rebinding). So requests are rejected unless they name this server as
+their host.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from treegen.report.load import load_run
 from treegen.report.page import Live, render_page
 
 HOST: Final = "127.0.0.1"
-# A page that took a second of a processor is made again after this many seconds at the earliest.
+# The least seconds between two pages, per second of processor time that a page took.
 _REST: Final = 10.0
-# The states of the files that belong to runs; others in their directories say nothing of them.
+# Only changes of these files, which belong to runs, make a new page.
 _FILES: Final = ("*.json", "*.jsonl")
 
 
 class WatchedPage:
-    """The page of some runs, as they stood when it was last asked for.
+    """The page of some runs, in their state at the latest check.
 
-    asked: what the reader says of the runs; see `treegen.evals.config.base.OpenRunOptions`.
-    every: seconds between two looks at the runs, at least.
+    asked: options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
+    every: the least number of seconds between two checks of the runs.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class WatchedPage:
     ) -> None:
         self._paths, self._every = tuple(paths), every
         self._asked: Any = asked or {}
-        # Beside a run that keeps all processors busy, a page of low priority takes long by the
-        # clock. That is no reason to make the next one late.
+        # While a run keeps all processors busy, a page of low priority takes long by the clock. So
+        # the delay before the next page follows from processor time.
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
         self._version, self._due = "", float("-inf")
         self._page, self._page_version, self._ended = b"", "", False
 
     def state(self) -> dict[str, Any]:
-        """Return the version of what is there to see, and whether all samples are drawn."""
+        """Return the version of the page, and whether all samples are drawn."""
         with self._lock:
             self._look()
             return {"version": self._version, "ended": self._ended}
 
     def page(self) -> bytes:
-        """Return the page, made anew if the runs have gone on.
+        """Return the page, rendered again if the runs have changed.
 
         Raises:
             TreegenError: a run cannot be read.
@@ -82,7 +82,7 @@ class WatchedPage:
             return self._page
 
     def _look(self) -> None:
-        """See whether the runs have gone on, unless the last look is too near."""
+        """Check whether the runs have changed, unless the last check is too recent."""
         now = self._clock()
         if now >= self._due:
             self._version = _version(self._paths)
@@ -90,26 +90,27 @@ class WatchedPage:
 
 
 def _version(paths: Sequence[Path]) -> str:
-    """Return a text that changes when a file of the runs does."""
+    """Return a text that changes when a file of the runs changes."""
     seen = []
     for path in paths:
         for file in sorted(file for pattern in _FILES for file in path.glob(pattern)):
             try:
                 stat = file.stat()
-            except OSError:  # it was replaced just now
+            except OSError:  # the file was just replaced
                 continue
             seen.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
     return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server for a page; its `server_port` is where it listens. The caller runs it.
+    """Return a server for a page; it listens at its `server_port`. The caller runs it.
 
     Args:
-        port: 0 takes any that is free.
+        watched: The page.
+        port: The port; 0 takes any free port.
 
     Raises:
-        InputError: the port cannot be had.
+        InputError: the port cannot be used.
     """
 
     class Handler(_Handler):
@@ -128,11 +129,11 @@ def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Another program may listen at the port of a server that is still there.
+    # With port reuse another program could listen at the port of a running server.
     allow_reuse_port = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a browser that goes away is no error."""
+        """Ignore errors: a browser that disconnects is not an error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -141,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
     watched: WatchedPage
     server_version = "treegen"
     sys_version = ""
-    timeout = 30.0  # seconds for a request to come in
+    timeout = 30.0  # seconds in which a request must arrive
 
     def do_GET(self) -> None:
         """Answer with a body."""
@@ -152,13 +153,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing on the terminal."""
+        """Print nothing on the terminal."""
 
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
         if not self._is_asked_by_name():
-            told = f"this server is http://{HOST}:{self._port} and nothing else"
-            return self._send(HTTPStatus.FORBIDDEN, told.encode(), body=body)
+            message = f"this server is http://{HOST}:{self._port} and nothing else"
+            return self._send(HTTPStatus.FORBIDDEN, message.encode(), body=body)
         try:
             if path == "/":
                 return self._send(HTTPStatus.OK, self.watched.page(), "text/html", body=body)
@@ -166,8 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
                 state = json.dumps(self.watched.state()).encode()
                 return self._send(HTTPStatus.OK, state, "application/json", body=body)
         except TreegenError as error:
-            told = safe_text(f"{error}\n")
-            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, told.encode(), body=body)
+            message = safe_text(f"{error}\n")
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, message.encode(), body=body)
         return self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n", body=body)
 
     @property
@@ -176,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.server_port
 
     def _is_asked_by_name(self) -> bool:
-        """Whether the request names this server as its host, as a page of another site cannot."""
+        """Return whether the request names this server as its host; other sites' pages cannot."""
         hosts = self.headers.get_all("Host") or []
         return hosts in ([f"{name}:{self._port}"] for name in (HOST, "localhost"))
 

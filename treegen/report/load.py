@@ -1,4 +1,4 @@
-"""Reading a run back: its settings, its samples, and how they were judged."""
+"""Load a run from its directory: its settings, its samples, and their verdicts."""
 
 import os
 import shlex
@@ -34,37 +34,38 @@ if TYPE_CHECKING:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the run directories among some paths, and those one level below the others.
+    """Return the run directories among some paths, and those one level below the other paths.
 
     Raises:
-        RunError: a path is no run and holds none.
+        RunError: a path is not a run and contains none.
     """
-    found: list[Path] = []
+    directories: list[Path] = []
     for path in paths:
         # os.path, because a Path raises for names that are too long.
-        mine = [path / "run.json"] if os.path.exists(path / "run.json") else []
-        there = mine or (sorted(path.glob("*/run.json")) if os.path.isdir(path) else [])
-        if not there:
-            RunDir.open(path).close()  # raises an error that says what is wrong
-        for each in (file.parent for file in there):
-            if each.resolve() not in [other.resolve() for other in found]:
-                found.append(each)
-    return found
+        own_file = [path / "run.json"] if os.path.exists(path / "run.json") else []
+        run_files = own_file or (sorted(path.glob("*/run.json")) if os.path.isdir(path) else [])
+        if not run_files:
+            RunDir.open(path).close()  # raises an error with the reason
+        for directory in (file.parent for file in run_files):
+            if directory.resolve() not in [other.resolve() for other in directories]:
+                directories.append(directory)
+    return directories
 
 
 @pause_gc()
 def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
-    """Read a run and judge its samples; programs keep the verdicts that they have.
+    """Read a run and score its samples; programs keep their stored verdicts.
 
-    What cannot be read again is left out, and `notices` says so. No code runs that a run names and
-    the caller does not.
+    Data that cannot be read again are left out, with a sentence in `notices`. Code that a run names
+    is run only if the caller names or allows it.
 
     Args:
+        path: The directory of the run.
         asked: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, or it is damaged.
-        InputError: what is named are not the problems or the task of the run.
+        InputError: `data` or `task` are not the problems or the task of the run.
     """
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / TREES) and not os.path.exists(path / "samples.jsonl"):
@@ -106,17 +107,17 @@ def load_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
 
 
 def _images(path: Path, notices: list[str]) -> RunImages:
-    """The images of a run. notices: gets what is missing, one sentence each."""
+    """Return the images of a run. notices: receives a sentence for missing images."""
     try:
-        found = RunImages.read(path)
+        images = RunImages.read(path)
     except RunError as error:
         notices.append(f"images are not shown: {error}")
         return RunImages(path)
-    if left_out := found.num_left_out:
+    if left_out := images.num_left_out:
         notices.append(
-            f"{left_out:,} of {len(found.images):,} images are not kept in the run, and not shown"
+            f"{left_out:,} of {len(images.images):,} images are not kept in the run, and not shown"
         )
-    return found
+    return images
 
 
 def _job(run: RunDir, asked: OpenRunOptions, notices: list[str]) -> "Job | None":
@@ -145,18 +146,18 @@ def _judge(
     )
     from treegen.evals.scoring.vote_tables import VoteInputs
 
-    found = _Problems(run, job, images)
+    collected = _Problems(run, job, images)
     if job is None:
         for record in run.records():
-            found.add(record, None)
-        return found.views(), _stored_report(run), None
+            collected.add(record, None)
+        return collected.views(), _stored_report(run), None
     scores: list[SampleScore] = []
     unjudged = 0
     known = {problem.id: problem for problem in job.data.problems}
 
     def look(record: dict[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
         nonlocal unjudged
-        found.add(record, verdicts)
+        collected.add(record, verdicts)
         if verdicts is None:
             unjudged += 1
         else:
@@ -175,38 +176,38 @@ def _judge(
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
     report = aggregate(job, scores, rounds, VoteInputs.of(run.path)) if scores else None
-    return found.views(), report, rounds
+    return collected.views(), report, rounds
 
 
 def _load_judgements(
     path: Path, problems: Sequence[ProblemView], notices: list[str]
 ) -> "tuple[tuple[Summary, ...], tuple[Table, ...]]":
-    """Return what models say of the samples; nothing is imported for a run without judgements."""
+    """Return the judgements of the samples; nothing is imported for a run without judgements."""
     if not (path / "judged").is_dir():
         return (), ()
     from treegen.report.judgements import build_flagged_table, load_summaries
 
     samples = [(p.id, s.index) for p in problems for s in p.samples]
     summaries = load_summaries(path, {p.id: p.group for p in problems}, samples, notices)
-    tables = [table for each in summaries for table in each.tables]
+    tables = [table for summary in summaries for table in summary.tables]
     texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
     flagged = build_flagged_table(texts) if summaries else None
     return tuple(summaries), (*tables, *([flagged] if flagged else []))
 
 
 def _stored_report(run: RunDir) -> Report | None:
-    """Return the report in results.json; None if there is none that can be read."""
+    """Return the report in results.json; None if it is missing or unreadable."""
     with suppress(RunError, KeyError, TypeError):
-        found = run.results()["report"]
+        stored = run.results()["report"]
         return Report(
-            metrics=tuple(MetricRow(**row) for row in found["metrics"]),
-            majority=tuple(MajorityRow(**row) for row in found["majority"]),
-            num_problems=found["num_problems"],
-            num_samples=found["num_samples"],
-            incomplete=tuple(Incomplete(**row) for row in found["incomplete"]),
-            tables=tuple(_make_row(Table, row) for row in found["tables"]),
-            grids=tuple(_make_row(Grid, row) for row in found["grids"]),
-            label=str(found.get("label", "")),
+            metrics=tuple(MetricRow(**row) for row in stored["metrics"]),
+            majority=tuple(MajorityRow(**row) for row in stored["majority"]),
+            num_problems=stored["num_problems"],
+            num_samples=stored["num_samples"],
+            incomplete=tuple(Incomplete(**row) for row in stored["incomplete"]),
+            tables=tuple(_make_row(Table, row) for row in stored["tables"]),
+            grids=tuple(_make_row(Grid, row) for row in stored["grids"]),
+            label=str(stored.get("label", "")),
         )
     return None
 
@@ -219,11 +220,11 @@ def _make_row(kind: Any, row: Mapping[str, Any]) -> Any:
 
 
 class _Problems:
-    """The problems of a run, while its samples are read."""
+    """Collects the problems of a run while its samples are read."""
 
     def __init__(self, run: RunDir, job: "Job | None", images: RunImages) -> None:
         self._images = images
-        # By problem: one string for all of its samples, and these.
+        # By problem: the id, as one string that all its samples share, and the samples.
         self._found: dict[str, tuple[str, list[Sample]]] = {
             problem_id: (problem_id, []) for problem_id in run.info.problem_ids
         }
@@ -231,11 +232,11 @@ class _Problems:
         self._known = {problem.id: problem for problem in job.data.problems} if job else {}
 
     def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
-        """Take a stored sample."""
+        """Add a stored sample."""
         read = record.get
         problem_id, samples = self._found[record["problem_id"]]
         self._tokens[problem_id] = read("prompt_tokens", 0), read("choice_tokens", 0)
-        sample = Sample(  # by place, which is faster than by name
+        sample = Sample(  # positional arguments are faster than keywords
             problem_id,
             record["sample_index"],
             str(read("text", "")),
@@ -292,11 +293,12 @@ def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
 def compare_rows(
     rows: "Sequence[Sequence[EvaluationResult]]", *, allow_task_code: bool = False
 ) -> "Iterator[tuple[str, str, Comparison]]":
-    """Yield how the runs of each further row differ from those of the first, and their paths.
+    """Yield both paths and the comparison of each further row's runs with the first row's.
 
     Args:
-        rows: Runs of the same tasks, such as one row for each adapter. Pairs that are not whole or
-            not judged are left out.
+        rows: Runs of the same tasks, such as one row for each adapter. Pairs that are unfinished or
+            not scored are left out.
+        allow_task_code: Whether to run the code of tasks that the runs name.
     """
     from treegen.report.compare import compare_runs
 

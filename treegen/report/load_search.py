@@ -1,6 +1,6 @@
-"""A run of searches, read back as a run with one sample for each search: what it found.
+"""Load a search run as a run with one sample for each search: the best path.
 
-So everything that shows or compares runs can take it. Its only filter is `solved`.
+So all code that shows or compares runs accepts it. Its only filter is `solved`.
 """
 
 import math
@@ -25,13 +25,13 @@ _SOLVED = "solved"
 
 
 def load_search_run(path: Path, **asked: Unpack[OpenRunOptions]) -> RunView:
-    """Read a run of searches; see `treegen.report.load.load_run`."""
+    """Read a search run; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, asked, notices)
         place = {name: at for at, name in enumerate(run.info.problem_ids)}
         stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
-        trees = tuple(stored)  # not in the order in which they ended
+        trees = tuple(stored)  # in the order of problems, not of completion
         if run.missing > 0:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
         problems = _problems(run, job, trees)
@@ -73,7 +73,7 @@ def _job(run: SearchRunDir, asked: OpenRunOptions, notices: list[str]) -> "Searc
 
 
 def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
-    """Return the usage of the run, added up from the usage that each search recorded."""
+    """Return the usage of the run, summed over the usage that each search recorded."""
 
     def total(name: str) -> int:
         return sum(int(tree.usage.get(name) or 0) for tree in trees)
@@ -83,7 +83,7 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     prefilled = total("tokens_prefilled")
     return {
         "prompt_tokens_computed": prefilled,
-        # If each call had computed its prompt anew, these would have been computed.
+        # The tokens that would have been computed if each call had computed its whole prompt.
         "prompt_tokens_unshared": prefilled + total("tokens_reprompted"),
         "sample_tokens": tokens,
         "decoded_tokens": tokens,
@@ -98,22 +98,22 @@ def _problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
     known = {problem.id: problem for problem in job.data.problems} if job else {}
-    found: dict[str, list[StoredTree]] = {}
+    of_problem: dict[str, list[StoredTree]] = {}
     for tree in trees:
-        found.setdefault(tree.problem_id, []).append(tree)
+        of_problem.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
             question=known[problem_id].question if problem_id in known else "",
             answer=known[problem_id].answer if problem_id in known else "",
-            samples=tuple(map(_sample, found.get(problem_id, ()))),
+            samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
     )
 
 
 def _sample(tree: StoredTree) -> Sample:
-    """Return the best path of a search as the one sample of its problem."""
+    """Return the best path of a search as a sample of its problem."""
     solved = None if tree.solved is None else {_SOLVED: _verdict(tree)}
     path = tree.path[1:]
     return Sample(
@@ -129,21 +129,21 @@ def _sample(tree: StoredTree) -> Sample:
 
 
 def _verdict(tree: StoredTree) -> Verdict:
-    # A solved problem has an answer, even if its record does not spell it out.
+    # A solved problem has an answer, even if its record does not contain it.
     answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
     return Verdict(answer, bool(tree.solved))
 
 
 def _asked_fewshot(info: "RunInfo") -> int | None:
-    """Return how many solved examples were asked for; None where the task chose."""
-    asked = info.free.get("num_fewshot")
-    return None if asked is None else int(asked)
+    """Return the number of solved examples that the user chose; None if the task chose."""
+    num_fewshot = info.free.get("num_fewshot")
+    return None if num_fewshot is None else int(num_fewshot)
 
 
 def _report(
     info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
 ) -> Report | None:
-    """Return the share of solved problems as a report has it."""
+    """Return a report with the share of solved problems."""
     solved = [
         [each.verdicts[_SOLVED].correct for each in problem.samples if each.verdicts is not None]
         for problem in problems

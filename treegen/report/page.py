@@ -1,4 +1,4 @@
-"""One HTML page for one or more runs. It loads nothing else, and 50,000 samples do not slow it."""
+"""One HTML page for one or more runs. It is self-contained, and fast with 50,000 samples."""
 
 import base64
 import hashlib
@@ -44,10 +44,10 @@ _SCRIPTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A page that is served while its runs go on.
+    """A page that is served while its runs are in progress.
 
-    version: of what it shows; the page is loaded again when it is another.
-    every: after how many seconds the page asks for that.
+    version: the version of its content; the page reloads when the server has another one.
+    every: the number of seconds between its requests for the version.
     """
 
     version: str
@@ -55,7 +55,7 @@ class Live:
 
 
 def check_name(path: Path, option: str) -> None:
-    """Raise InputError unless a page may have this name."""
+    """Raise InputError unless the path ends in .html or .htm."""
     if path.suffix not in (".html", ".htm"):
         raise InputError(f"{option} must be a name that ends in .html, got {path}")
 
@@ -68,15 +68,20 @@ def write_page(
     plots: bool = True,
     comparison: Comparison | None = None,
 ) -> list[Path]:
-    """Write the page of some runs, and beside it a folder with its plots; returns the files.
+    """Write the page of some runs, and next to it a folder with its plots.
 
     Args:
-        plots: Whether to write that folder; it is named like the page.
-        comparison: Of two views, how they differ.
+        views: The runs.
+        path: The file of the page.
+        plots: Whether to write the folder of plots; it is named after the page.
+        comparison: The comparison of the two runs, if there are two to compare.
+
+    Returns:
+        The files.
 
     Raises:
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
-        RunError: the page is in its run, and a link leads out of that.
+        RunError: the page is in its run, and a link leads out of the run.
     """
     views = _named_apart(views)
     drawn, across = draw_all(views, comparison)
@@ -103,7 +108,7 @@ def write_page(
 
 @freeze_gc()
 def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
-    """Return the page of some runs, for a server if `live` is given.
+    """Return the page of some runs; with `live`, a page that a server updates.
 
     Raises:
         InputError: jinja2 or matplotlib is missing.
@@ -113,13 +118,15 @@ def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
 
 
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:
-    """Return runs that have names of their own: of equal ones, with that of the folder above."""
+    """Return the runs with unique names: equal names are prefixed by the parent folder."""
     names = Counter(view.name for view in views)
-    found = []
+    renamed = []
     for view in views:
         above = view.path.resolve().parent.name
-        found.append(view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}"))
-    return found
+        renamed.append(
+            view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}")
+        )
+    return renamed
 
 
 def _render(
@@ -130,7 +137,7 @@ def _render(
     comparison: Comparison | None = None,
     live: Live | None = None,
 ) -> Iterable[str]:
-    """Return the page piece by piece. A piece holds one part of the data at most."""
+    """Yield the page in pieces. A piece contains at most one part of the data."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -138,7 +145,7 @@ def _render(
         raise InputError(f"reports need jinja2; install it with: {install('report')}") from None
 
     def finalize(value: Any) -> Any:
-        # Everything that the template prints is made safe to look at, and then escaped.
+        # Everything that the template prints is made safe to display, and then escaped.
         return value if isinstance(value, Markup) else safe_text(str(value))
 
     environment = jinja2.Environment(
@@ -185,7 +192,7 @@ def _hash(text: str) -> str:
 
 
 def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any]:
-    """Return what the template says of one run."""
+    """Return the template's data of one run."""
     done = f"{view.num_done:,} {view.unit} of {len(view.problems):,} problems"
     source = f" from {view.source}" if view.source else ""
     return {
@@ -201,7 +208,7 @@ def _section(view: RunView, key: str, plots: Sequence[Picture]) -> dict[str, Any
         "sharing": sharing(view),
         "costs": cost_listing([view]),
         "has_samples": view.num_done > 0,
-        # Searches have a table of their own, which says the same if there is one for each problem.
+        # Searches have their own table, with the same content if each problem has one search.
         "has_problems": view.num_done > 0 and (not view.searched or view.num_samples > 1),
         "unit": view.unit,
         "has_prompts": view.num_done > 0 and not view.searched,
@@ -215,14 +222,14 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
     rows = []
     for view in views:
-        mine = {card.label: card.value for card in cards(view)}
-        rows.append([view.name, view.task, *(mine.get(label, "") for label in labels)])
+        values = {card.label: card.value for card in cards(view)}
+        rows.append([view.name, view.task, *(values.get(label, "") for label in labels)])
     return {
         "head": ["Run", "Task", *labels],
         "rows": rows,
         "numbers": range(2, 2 + len(labels)),
         "plots": across,
         "costs": cost_listing(views),
-        # Only pictures of two runs have spots: places in the list of the first run's problems.
-        "spots": {p.plot.name: [each.to_json() for each in p.spots] for p in across if p.spots},
+        # Only pictures of two runs have spots, which link to the first run's problems by index.
+        "spots": {p.plot.name: [s.to_json() for s in p.spots] for p in across if p.spots},
     }

@@ -1,7 +1,7 @@
-"""What a page embeds of a run for its script: JSON, gzipped, in base64, in parts of bounded size.
+"""The data of a run that a page embeds: JSON, gzipped, in base64, in parts of bounded size.
 
-Base64 holds nothing that a browser could take for markup, and the script only makes text of it.
-Texts are made safe to look at here, by the same rule as for terminals.
+Base64 contains nothing that a browser could take for markup, and the script only displays it as
+text. Texts are made safe to display here, by the same rule as for terminals.
 """
 
 import base64
@@ -34,16 +34,16 @@ from treegen.runs.images import RunImages
 from treegen.search.tree.records import TreeNode, best_path
 
 MOST_BYTES: Final = 2**24
-"""Bytes of the thumbnails of a run at most, as data URLs."""
+"""The largest total size of a run's thumbnails in bytes, as data URLs."""
 # A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
-# Characters of a question that stand in the table of problems.
+# The number of characters of a question shown in the table of problems.
 _ASKED: Final = 120
-# Characters of what a search has noted at a node.
+# The largest number of characters of a node's `data`.
 _DATA: Final = 2000
 
-# These stand for each fate, and for a problem's vote, in what the script reads.
+# The codes of outcomes and of votes that the script reads.
 _DIGITS: Final = {
     WRONG: "0",
     RIGHT: "1",
@@ -57,40 +57,45 @@ _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class PageData:
-    """One embedded part and the id of its element."""
+    """An embedded part and the id of its element."""
 
     id: str
     content: str
 
 
 def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
-    """Return the images of a run by their hashes, as data URLs, but for those that cannot be shown.
+    """Return thumbnails of a run's images as data URLs, by the images' hashes.
+
+    Images that cannot be shown are left out.
 
     Args:
-        most: Bytes in all. Once they are used up, no further image is shown.
+        images: The images of the run.
+        most: The largest total size in bytes. Once it is reached, no further image is shown.
     """
-    found: dict[str, str] = {}
+    urls: dict[str, str] = {}
     size = 0
     for image in images.images.values():
         try:
             data = images.content(image.sha256)
             url = None if data is None else thumbnail(data, image.name)
-        except TreegenError:  # damaged by now, or Pillow is not installed here
+        except TreegenError:  # the image is damaged, or Pillow is not installed
             continue
         if url is None:
             continue
         size += len(url)
         if size > most:
             break
-        found[image.sha256] = url
-    return found
+        urls[image.sha256] = url
+    return urls
 
 
 def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> Iterator[PageData]:
-    """Yield the parts of one run, those first that a page shows first. The very first is its index.
+    """Yield the parts of one run in the order in which a page needs them, its index first.
 
     Args:
-        spots: The links over its pictures.
+        view: The run.
+        name: The run's key on the page, which starts the ids of the parts.
+        spots: The links of the run's pictures, by plot name.
     """
     samples = list(view.samples)
     shown = thumbnails(view.images) if view.images and view.images.images else {}
@@ -109,7 +114,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "asked": [_beginning(problem.question) for problem in view.problems],
                 **_images(view.problems, list(shown)),
             },
-            "spots": {plot: [spot.to_json() for spot in mine] for plot, mine in spots.items()},
+            "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
             "samples": _columns(view, samples),
             "finishes": _names(sample.ended for sample in samples),
             "filters": [_filter(view, filter) for filter in view.filters],
@@ -157,7 +162,7 @@ def _blob(id: str, value: Any) -> PageData:
 
 
 def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Cut items into parts. Yields each part, and the number of its first item."""
+    """Divide items into parts. Yields each part, and the index of its first item."""
     start = size = 0
     for stop, item in enumerate(items, start=1):
         size += len(item) if isinstance(item, str) else len(json.dumps(item))
@@ -173,14 +178,14 @@ def _mean_tokens(problem: ProblemView) -> float | None:
 
 
 def _beginning(question: str) -> str:
-    """Return the first words of a question, in one line."""
+    """Return the start of a question, in one line."""
     return safe_text(" ".join(question[:400].split())[:_ASKED])
 
 
 def _images(problems: Sequence[ProblemView], shown: Sequence[str]) -> dict[str, Any]:
     """Return the column of the problems' images, if any problem has one.
 
-    Each image has its name with its size, and its place among those that are shown, or -1.
+    Each image has its name with its size, and its index among the images shown, or -1.
     """
     if not any(problem.images for problem in problems):
         return {}
@@ -200,8 +205,8 @@ def _names(values: Iterable[str]) -> list[str]:
 def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the samples' numbers as columns.
 
-    The column "first" says where each problem's samples begin. The page itself counts which problem
-    each sample is of, and their indices where these go from 0 up; "index" is then None.
+    The column "first" has the index of each problem's first sample. From it the page computes the
+    problem of each sample, and the samples' indices if they count from 0; "index" is then None.
     """
     first = [0]
     for problem in view.problems:
@@ -220,10 +225,10 @@ def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _thinking(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the columns of samples that think, if any does.
+    """Return the columns of samples with reasoning, if there are any.
 
-    "thinking" has the tokens of each thinking, and "answer_at" where the answer begins in the text
-    that the page has, as a browser counts; both have -1 for samples without a thinking.
+    "thinking" has the number of reasoning tokens, and "answer_at" the start of the answer in the
+    page's text, as a browser counts; both are -1 for samples without reasoning.
     """
     if all(sample.thinking is None for sample in samples):
         return {}
@@ -238,25 +243,28 @@ def _units(text: str) -> int:
 
 
 def _filter(view: RunView, name: str) -> dict[str, Any]:
-    """Return one filter's reading of all samples, and the vote on each problem.
+    """Return one filter's verdicts on all samples, and the vote on each problem.
 
     Columns for each problem: "best" has the first sample that gave the answer with most votes, or
-    -1, "share" the share of samples that gave it, and "right" the share of right samples.
+    -1, "share" the share of samples that gave it, and "right" the share of correct samples.
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
     known: dict[int, tuple[str, int, int]] = {}
-    found: list[tuple[str, int, int]] = []
+    readings: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        if (mine := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+        if (reading := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
             verdict = (sample.verdicts or {}).get(name)
-            read, told = verdict.answer if verdict else None, getattr(verdict, "outcome", "")
-            mine = known[id(sample.verdicts)] = (
+            read, outcome_name = (
+                verdict.answer if verdict else None,
+                getattr(verdict, "outcome", ""),
+            )
+            reading = known[id(sample.verdicts)] = (
                 _DIGITS[classify_sample(sample, name)],
                 -1 if read is None else answers.setdefault(read, len(answers)),
-                outcomes.setdefault(told, len(outcomes)) if told else -1,
+                outcomes.setdefault(outcome_name, len(outcomes)) if outcome_name else -1,
             )
-        found.append(mine)
+        readings.append(reading)
     votes, best, first = [], [], 0
     shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
@@ -267,11 +275,11 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     of_problems = [shares.get(problem.id) for problem in view.problems]
     return {
         "name": safe_text(name),
-        "status": "".join([status for status, _, _ in found]),
+        "status": "".join([status for status, _, _ in readings]),
         "answers": [safe_text(text) for text in answers],
-        "answer": [answer for _, answer, _ in found],
+        "answer": [answer for _, answer, _ in readings],
         "outcomes": [safe_text(text) for text in outcomes],
-        "outcome": [outcome for _, _, outcome in found] if outcomes else [],
+        "outcome": [outcome for _, _, outcome in readings] if outcomes else [],
         "vote": votes,
         "best": best,
         "right": [None if share is None else round(share.right, 4) for share in of_problems],
@@ -280,13 +288,13 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
 
 
 def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[int, int | None]:
-    """Return how a problem's vote ended, and which of its samples first gave the elected answer."""
+    """Return the result of a problem's vote, and its first sample with the elected answer."""
     if share is None:
         return _NO_VOTE, None
     if share.answer is None:
         return _LOST, None
-    found = ((sample.verdicts or {}).get(name) for sample in problem.samples)
-    chosen, verdict = next((i, v) for i, v in enumerate(found) if v and v.answer == share.answer)
+    verdicts = ((sample.verdicts or {}).get(name) for sample in problem.samples)
+    chosen, verdict = next((i, v) for i, v in enumerate(verdicts) if v and v.answer == share.answer)
     if share.tied:
         return _TIED, chosen
     return (_WON if verdict.correct else _LOST), chosen
@@ -295,8 +303,8 @@ def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[in
 def _prompts(view: RunView) -> list[dict[str, Any]]:
     """Return the declared tree as a list of nodes, the root first.
 
-    A node's "below" lists the places of its children. Without the task's data the tree is a root
-    over the ids of the problems.
+    A node's "below" lists the indices of its children. Without the task's data the tree is a root
+    with the ids of the problems as children.
     """
     place = {problem.id: number for number, problem in enumerate(view.problems)}
     nodes: list[dict[str, Any]] = []
@@ -322,15 +330,15 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
 
 
 def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
-    """Give each node the samples, tokens, accuracy and mean logprob of all that is below it."""
+    """Add to each node the samples, tokens, accuracy and mean logprob of its subtree."""
     filter = view.filters[0] if view.filters else ""
     sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
     for number in range(len(nodes) - 1, -1, -1):
-        mine, node = sums[number], nodes[number]
+        total, node = sums[number], nodes[number]
         for sample in view.problems[node["problem"]].samples if "problem" in node else ():
             verdict = (sample.verdicts or {}).get(filter)
             logprob = 0.0 if sample.logprob is None else sample.logprob
-            each = (
+            addends = (
                 1,
                 sample.num_tokens,
                 verdict is not None,
@@ -338,10 +346,10 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
                 logprob,
                 sample.logprob is not None,
             )
-            mine[:] = [a + b for a, b in zip(mine, each, strict=True)]
+            total[:] = [a + b for a, b in zip(total, addends, strict=True)]
         for below in node["below"]:
-            mine[:] = [a + b for a, b in zip(mine, sums[below], strict=True)]
-        samples, tokens, judged, right, logprobs, known = mine
+            total[:] = [a + b for a, b in zip(total, sums[below], strict=True)]
+        samples, tokens, judged, right, logprobs, known = total
         node |= {
             "samples": samples,
             "tokens": tokens,
@@ -367,15 +375,15 @@ def _tree(tree: StoredTree) -> dict[str, Any]:
 
 
 def _search_fields(node: TreeNode) -> dict[str, Any]:
-    """Return what only some searches note of a node; older records have none of it."""
-    found: dict[str, Any] = {}
+    """Return the fields of a node that only some searches record; older records lack them."""
+    optional: dict[str, Any] = {}
     for name in ("visits", "prior", "restart"):
         if isinstance(node.get(name), int | float):
-            found[name] = node[name]
+            optional[name] = node[name]
     if isinstance(node.get("scores"), Mapping):
-        found["scores"] = {safe_text(str(name)): each for name, each in node["scores"].items()}
+        optional["scores"] = {safe_text(str(name)): score for name, score in node["scores"].items()}
     if node.get("pruned_because"):
-        found["pruned_because"] = safe_text(str(node["pruned_because"]))
+        optional["pruned_because"] = safe_text(str(node["pruned_because"]))
     if node.get("data") is not None:
-        found["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
-    return found
+        optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
+    return optional

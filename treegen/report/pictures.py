@@ -1,4 +1,4 @@
-"""The pictures of a page, drawn: those of each run, and those of all together."""
+"""The rendered pictures of a page: those of each run, and those of several runs together."""
 
 import base64
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from treegen.report.plots.searches import methods_plot
 from treegen.report.tables import headline_of
 from treegen.report.view import RunView
 
-_DPI: Final = 96  # of a browser's pixels
+_DPI: Final = 96  # a browser's pixels per inch
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A plot that was drawn, as the template takes it.
+    """A rendered plot, as the template takes it.
 
     drawn: its SVG.
-    spots: its parts that lead to problems.
-    width, height: in pixels of a browser.
+    spots: its parts that link to problems.
+    width, height: in a browser's pixels.
     """
 
     plot: Plot
@@ -35,21 +35,24 @@ class Picture:
 
     @classmethod
     def of(cls, plot: Plot) -> "Picture":
+        """Render a plot."""
         width, height = (round(inches * _DPI) for inches in plot.size)
         return cls(plot, *plot.svg_and_spots(), width, height)
 
     @property
     def svg(self) -> str:
+        """The SVG in base64."""
         return base64.b64encode(self.drawn).decode("ascii")
 
     def save(self, folder: Path) -> list[Path]:
+        """Write the plot's files to a folder and return their paths."""
         return self.plot.save(folder, self.drawn)
 
 
 def draw_all(
     views: Sequence[RunView], comparison: Comparison | None
 ) -> tuple[dict[str, list[Picture]], list[Picture]]:
-    """Return the pictures of each run by its key on the page, and those of all together."""
+    """Return the pictures of each run by its key on the page, and those of all runs together."""
     drawn = {
         _key(number): [Picture.of(plot) for plot in run_plots(view)]
         for number, view in enumerate(views)
@@ -81,7 +84,7 @@ def _across(views: Sequence[RunView]) -> list[Plot]:
         for view in views
         if view.filters and view.report is not None
     }
-    if curves := {name: found for name, found in curves.items() if found}:
+    if curves := {name: of_run for name, of_run in curves.items() if of_run}:
         plots.append(curves_plot(curves))
     if (methods := methods_plot(views)) is not None:
         plots.append(methods)

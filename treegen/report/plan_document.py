@@ -1,4 +1,4 @@
-"""What a run would share, store and read, as a document and as text; no weights are needed."""
+"""The plan of a run as a document and as text: shared, stored and read tokens; needs no weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 
 def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any]:
-    """Return what a run would share, store and read, as JSON holds it."""
-    spec, each = facts.spec, plan.token_bytes
+    """Return what a run would share, store and read, as JSON values.
+
+    Args:
+        job: The job of the run.
+        facts: The facts about its model.
+        plan: The plan of the job's prompts.
+    """
+    spec, token_bytes = facts.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
-        # Without sharing, too, a prompt counts once for all its choices.
+        # Even without sharing, a prompt counts once for all its choices.
         whole: dict[str, list[Tokens]] = {}
         for request in plan.requests:
             whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
@@ -40,7 +46,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
             "context_length": spec.context_length,
             "dtype": facts.dtype,
             "kv_cache_dtype": job.settings.engine.kv_cache_dtype,
-            "kv_bytes_per_token": each,
+            "kv_bytes_per_token": token_bytes,
             "recurrent_layers": len(spec.states),
             "state_bytes": spec.state_bytes,
             "latents": spec.latent is not None,
@@ -53,11 +59,14 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
         "longest_prompt": longest,
         "max_tokens": job.settings.sampling.max_tokens,
         "prompt_tokens": {"shared": plan.stored_tokens, "unshared": unshared},
-        "kv_bytes": {"shared": plan.stored_tokens * each, "unshared": unshared * each},
+        "kv_bytes": {
+            "shared": plan.stored_tokens * token_bytes,
+            "unshared": unshared * token_bytes,
+        },
         "key_tokens_per_step": {"shared": plan.read_tokens, "unshared": plan.unshared_read_tokens},
         "kv_bytes_per_step": {
-            "shared": plan.read_tokens * each,
-            "unshared": plan.unshared_read_tokens * each,
+            "shared": plan.read_tokens * token_bytes,
+            "unshared": plan.unshared_read_tokens * token_bytes,
         },
         "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
         "memory": facts.memory,
@@ -74,7 +83,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
 
 
 def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:
-    """Return the same for people. levels: of the plan."""
+    """Return a plan document as text for people. levels: of the plan."""
     model = document["model"]
     kind = "bytes of latents" if model["latents"] else "KV bytes"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"

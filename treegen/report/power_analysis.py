@@ -1,4 +1,4 @@
-"""How far problems and samples of runs spread, for the power of a comparison."""
+"""The variances within and between problems of runs, for the power of a comparison."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,15 @@ def spread_of_runs(
     within: float | None = None,
     correlation: float | None = None,
 ) -> Variances:
-    """Return the variances that are given or measured, or else assumed."""
+    """Return the variances that are given, else measured on runs, else assumed.
+
+    Args:
+        runs: None, one or two runs; two also give the correlation.
+        between: The variance between problems; None measures it, or assumes 0.1.
+        within: The variance within problems; None measures it, or assumes 0.1.
+        correlation: The correlation of the runs' accuracies by problem; None measures it, or
+            assumes 0.5.
+    """
     if len(runs) > 2:
         raise InputError(f"give runs= once or twice, not {len(runs)} times")
     found = [_rights(run) for run in runs]
@@ -46,9 +54,11 @@ def spread_of_runs(
 
 @dataclass(frozen=True, slots=True)
 class PowerQuery:
-    """What is to be seen: a difference of accuracies, with what power, by `treegen compare`.
+    """Query of a power analysis: the difference of accuracies to detect, and the power.
 
-    num_problems: those at hand; None if they are what is asked for.
+    The test is that of `treegen compare`.
+
+    num_problems: the number of available problems; None asks only how many are needed.
     """
 
     difference: float
@@ -57,19 +67,19 @@ class PowerQuery:
     num_problems: int | None = None
 
     def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
-        """For each number of samples the problems that it takes, and what those at hand show."""
-        found: list[dict[str, Any]] = []
+        """Return the problems needed, and the available ones' power, by number of samples."""
+        rows: list[dict[str, Any]] = []
         for k in ks:
             needed = problems_for(spread, self.difference, k, self.power, self.alpha)
             row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
             if (num := self.num_problems) is not None:
                 row["power"] = power(spread, self.difference, num, k, self.alpha)
                 row["difference_found"] = difference_for(spread, num, k, self.power, self.alpha)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
-        """The same as a table."""
+        """Return the rows as a table."""
         columns: dict[str, str | Callable[[dict[str, Any]], str]] = {
             "Samples each": "{0[num_samples]:,}",
             f"Problems for {self.difference:g}": "{0[problems_needed]:,}",
@@ -86,12 +96,15 @@ class PowerQuery:
 
 
 def _format_difference(row: dict[str, Any]) -> str:
-    found = row["difference_found"]
-    return "none" if found is None else f"{found:.4f}"
+    difference = row["difference_found"]
+    return "none" if difference is None else f"{difference:.4f}"
 
 
 def _rights(view: RunView) -> dict[str, tuple[int, int]]:
     if not view.filters:
         raise InputError(f"the samples of {view.path} are not judged; score the run first")
     verdicts = view.verdicts(view.filters[0], fixed=True)
-    return {i: (sum(v.correct for v in mine), len(mine)) for i, mine in verdicts.items()}
+    return {
+        i: (sum(v.correct for v in of_problem), len(of_problem))
+        for i, of_problem in verdicts.items()
+    }

@@ -1,4 +1,4 @@
-"""One problem's prompt and samples as a tree like that of a search."""
+"""A problem's prompt and samples as a tree like that of a search."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -13,11 +13,13 @@ from treegen.report.view import ProblemView
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
     """Return one problem's prompt with its samples below, as a tree like that of a search.
 
-    The best node is the first sample whose answer, read by `filter`, the vote elects. A right
-    sample scores 1, another 0, and one that is not judged has no score.
+    The best node is the first sample with the elected answer of the vote. A correct sample has the
+    score 1, another 0, and an unscored sample has none.
 
     Args:
-        root: The declared prompts; if None, the problem's question stands in place of the prompt.
+        root: The declared prompts; if None, the problem's question replaces the prompt.
+        problem: The problem.
+        filter: The filter that reads the answers.
     """
     nodes: list[dict[str, Any]] = []
 
@@ -68,7 +70,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
 
 
 def content_text(node: Node) -> str:
-    """Return a node's content as people read it."""
+    """Return a node's content as text for people."""
     if isinstance(node.content, str):
         return node.content
     if node.has_messages:

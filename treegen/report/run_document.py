@@ -1,4 +1,4 @@
-"""What `treegen show` says of a run and of its problems, as documents and as text."""
+"""The output of `treegen show` about a run and its problems, as documents and as text."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,11 +15,11 @@ from treegen.report.trees import StoredTree
 from treegen.report.view import ProblemView, RunView
 
 _LISTED: Final = 20
-_FOLDED: Final = 120  # characters of a thinking that are shown
+_FOLDED: Final = 120  # the number of characters shown of a sample's reasoning
 
 
 def filter_of(view: RunView, name: str | None) -> str:
-    """Return the filter of a name that a user gave, by default the headline's; "" if none is."""
+    """Return the filter that a user names, by default the headline's; "" if nothing is scored."""
     if name is not None and name not in view.filters:
         known = ", ".join(view.filters) or "none"
         raise InputError(f"the run has no verdicts by the filter {name!r}; it has: {known}")
@@ -27,6 +27,7 @@ def filter_of(view: RunView, name: str | None) -> str:
 
 
 def problem_of(view: RunView, wanted: str) -> ProblemView:
+    """Return the problem with an id; raise InputError if there is none."""
     for problem in view.problems:
         if problem.id == wanted:
             return problem
@@ -37,7 +38,7 @@ def problem_of(view: RunView, wanted: str) -> ProblemView:
 
 
 def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
-    """Return what a run holds, as JSON holds it. shares: as `shares_of` gives them."""
+    """Return the content of a run as JSON values. shares: as `shares_of` returns them."""
     return {
         "task": view.task,
         "planned": view.info.planned,
@@ -46,7 +47,7 @@ def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
         "problems": [
             {"id": s.problem_id, "right": s.right, "tied": s.tied, "won": s.won} for s in shares
         ],
-        **({"judged": [each.to_json() for each in view.summaries]} if view.summaries else {}),
+        **({"judged": [summary.to_json() for summary in view.summaries]} if view.summaries else {}),
         "trees": [
             {"id": t.problem_id, "index": t.repeat, "solved": t.solved, "answer": t.answer}
             for t in view.trees
@@ -55,11 +56,12 @@ def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
 
 
 def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) -> str:
-    """Return the problems of a run, and its searches, for people.
+    """Return the problems of a run, and its searches, as text for people.
 
     Args:
-        shares: As `shares_of` gives them.
-        full: All of them.
+        view: The run.
+        shares: As `shares_of` returns them.
+        full: Whether to list all problems and searches; otherwise only the first ones.
     """
     lines = [f"\n{table_listing(table)}" for table in view.judged]
     if shares and not view.searched:
@@ -82,7 +84,7 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
 
 
 def shares_of(view: RunView, filter: str) -> list[VoteShares]:
-    """Return the votes of a run's problems. filter: by which answers are read; "" if by none."""
+    """Return the votes of a run's problems. filter: reads the answers; "" returns no votes."""
     return vote_shares(view.verdicts(filter)) if filter else []
 
 
@@ -113,12 +115,12 @@ def _searches(trees: tuple[StoredTree, ...]) -> str:
 
 
 def tree_name(tree: "StoredTree") -> str:
-    """The problem, and which search of it, as pages name samples."""
+    """Return the problem's id and the index of the search, as pages name samples."""
     return f"{tree.problem_id} #{tree.repeat}"
 
 
 def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
-    """Return a problem with its samples and their votes, as JSON holds it."""
+    """Return a problem with its samples and their votes, as JSON values."""
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
     vote = majority_vote(answers.values())
     return {
@@ -144,7 +146,14 @@ def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
 
 
 def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool) -> str:
-    """Return the same for people. full: whole texts."""
+    """Return a problem with its samples and their votes, as text for people.
+
+    Args:
+        view: The run.
+        problem: The problem.
+        filter: The filter that reads the answers.
+        full: Whether to show whole texts; otherwise long ones are cut.
+    """
     answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
     vote = majority_vote(answers.values())
     lines: list[str] = []
@@ -201,15 +210,20 @@ def _clip(text: str, limit: int | None) -> str:
 
 
 def trees_of(view: RunView, problem: ProblemView, filter: str) -> list[StoredTree]:
-    """Return the searches of a problem in order, or else its prompt with its samples."""
+    """Return the searches of a problem in order, or else its prompt with its samples.
 
-    found = [tree for tree in view.trees if tree.problem_id == problem.id]
-    found.sort(key=lambda tree: tree.repeat)
-    return found or [prompt_tree(view.tree, problem, filter)]
+    Args:
+        view: The run.
+        problem: The problem.
+        filter: The filter that reads the answers of samples.
+    """
+    trees = [tree for tree in view.trees if tree.problem_id == problem.id]
+    trees.sort(key=lambda tree: tree.repeat)
+    return trees or [prompt_tree(view.tree, problem, filter)]
 
 
 def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, Any]:
-    """Return trees of a problem as JSON holds them: the first, and all if there are several."""
+    """Return trees of a problem as JSON values: the first, and all if there are several."""
     documents = [
         {
             "problem": problem_id,
@@ -226,7 +240,7 @@ def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, An
 
 
 def tree_title(tree: StoredTree, name: str) -> str:
-    """Return the line above a drawn tree: its size, and what it came to."""
-    told = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
+    """Return the line above a drawn tree: its size and its answer."""
+    outcome = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
     answer = "" if tree.answer is None else f", answer {tree.answer}"
-    return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{told}{answer}")
+    return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{outcome}{answer}")

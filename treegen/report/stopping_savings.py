@@ -1,4 +1,4 @@
-"""Tokens against accuracy: what a majority of k samples costs, and what stopping early would."""
+"""Tokens against accuracy: the cost of a majority of k samples, and of stopping early."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,16 +27,16 @@ _THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 /
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One rule on some problems.
+    """The result of one rule on some problems.
 
-    name: of the rule, such as maj@64 or decided:0.95.
-    vote: the mean share of a right answer, with its interval over problems.
-    tokens, samples: for a problem in the mean.
-    less: vote minus that of all samples; low, high: its 95% interval over problems, paired.
-    saved: the share of the tokens of all samples that it does without.
-    same_tokens: what a majority of samples with as many tokens comes to.
-    same_vote: the share of tokens it does without, beside the fewest samples whose majority is as
-        good; None if none is.
+    name: the name of the rule, such as maj@64 or decided:0.95.
+    vote: the mean share of a correct answer, with its interval over problems.
+    tokens, samples: means over problems.
+    less: vote minus the vote of all samples; low, high: its 95% interval over problems, paired.
+    saved: the share of the tokens of all samples that it saves.
+    same_tokens: the vote of a majority of samples with as many tokens.
+    same_vote: the share of tokens that it saves compared with the fewest samples whose majority is
+        as good; None if there is no such number.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Some problems of a run: the curve of maj@k, and the rules beside it."""
+    """Some problems of a run: the curve of maj@k, and the rules to compare with it."""
 
     label: str
     num_problems: int
@@ -61,7 +61,7 @@ class Savings:
     rules: tuple[Point, ...]
 
     def __str__(self) -> str:
-        """A table of the rules, and of the vote of all samples."""
+        """Return a table of the rules, and of the vote of all samples."""
         last = self.majority[-1]
         rows = [
             [
@@ -95,15 +95,15 @@ class Savings:
 
 
 def has_stopped(view: RunView) -> bool:
-    """Whether a run has left out samples, or ends of samples, by a rule."""
+    """Return whether a rule has left out samples of a run, or cut samples."""
     return view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples)
 
 
 def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
-    """Return the samples of each problem of a run that drew everything, where all are there.
+    """Return the samples of each complete problem, for a run that drew all samples.
 
     Raises:
-        InputError: nothing is judged, it stopped by itself, or there are too few samples.
+        InputError: nothing is scored, the run stopped early, or there are too few samples.
     """
     if not filter:
         raise InputError(f"the samples of {view.path} are not judged; score the run first")
@@ -112,18 +112,18 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             f"{view.path} has stopped by itself, so what it would have drawn is not known; draw "
             "the rest with --resume and --stop-when never"
         )
-    found = {}
+    complete = {}
     for problem in view.problems:
-        mine = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
-        if len(mine) >= max(view.num_samples, 2):
-            verdicts = [(sample.verdicts or {})[filter] for sample in mine]
-            found[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in mine])
-    if not found:
+        scored = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
+        if len(scored) >= max(view.num_samples, 2):
+            verdicts = [(sample.verdicts or {})[filter] for sample in scored]
+            complete[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in scored])
+    if not complete:
         raise InputError(
             f"no problem of {view.path} has all its samples, two or more, for a vote; "
             "draw more with num_samples="
         )
-    return found
+    return complete
 
 
 def savings(
@@ -133,12 +133,16 @@ def savings(
     chances: Sequence[float] = CHANCES,
     problems: Iterable[HasGroup] = (),
 ) -> list[Savings]:
-    """Return what stopping when decided saves: of all problems, and by how hard they are.
+    """Return what stopping when decided saves: on all problems, and by their difficulty.
+
+    A problem's difficulty is the share of its correct samples: below a third, below two thirds, or
+    above.
 
     Args:
-        problems: Of which the samples are, for error bars that are clustered by their groups. How
-            hard a problem is, is told by the share of its right samples: below a third, or two
-            thirds.
+        drawn: The samples of each problem, as `get_replay_problems` returns them.
+        batch: The number of samples in a round.
+        chances: The probabilities at which a vote counts as decided, one rule each.
+        problems: The problems, for error bars clustered by their groups; empty for no clusters.
     """
     share = {i: sum(v.correct for v in d.verdicts) / len(d.verdicts) for i, d in drawn.items()}
     known = _ReplayCache(drawn, batch, chances, problems)
@@ -150,7 +154,7 @@ def savings(
 
 
 class _ReplayCache:
-    """What rules come to for each problem, computed once however many groups it is in."""
+    """The results of rules on each problem, computed once for all groups of problems."""
 
     def __init__(
         self,
@@ -161,12 +165,14 @@ class _ReplayCache:
     ) -> None:
         self.drawn = drawn
         self._clusters = clusters_of(problems, list(drawn))
-        self._votes = {i: tally(each.verdicts) for i, each in drawn.items()}
+        self._votes = {i: tally(problem.verdicts) for i, problem in drawn.items()}
         self._plain: dict[tuple[str, int], RuleOutcome] = {}
         self._decided: dict[tuple[str, float], RuleOutcome] = {}
-        for i, each in drawn.items():
-            found = replay_early_stopping(each, chances, batch)
-            self._decided |= {(i, chance): end for chance, end in zip(chances, found, strict=True)}
+        for i, problem in drawn.items():
+            outcomes = replay_early_stopping(problem, chances, batch)
+            self._decided |= {
+                (i, chance): end for chance, end in zip(chances, outcomes, strict=True)
+            }
 
     def clusters(self, ids: Sequence[str]) -> Clusters:
         """Return the clusters of some problems; None if no problem has a group."""
@@ -176,12 +182,14 @@ class _ReplayCache:
         return [cluster_of[i] for i in ids]
 
     def plain(self, ids: Sequence[str], k: int) -> list[RuleOutcome]:
+        """Return the majority of the first k samples of each problem."""
         for i in ids:
             if (i, k) not in self._plain:
                 self._plain[i, k] = replay_majority(self.drawn[i], k, self._votes[i])
         return [self._plain[i, k] for i in ids]
 
     def replay_stopping(self, ids: Sequence[str], chance: float) -> list[RuleOutcome]:
+        """Return the result of stopping at a probability, for each problem."""
         return [self._decided[i, chance] for i in ids]
 
 
@@ -210,7 +218,7 @@ def _point(
     ids: Sequence[str],
     known: _ReplayCache,
 ) -> Point:
-    """Return a point. votes: what the majority of each k comes to, in the mean."""
+    """Return the point of a rule. votes: the mean vote of the majority of each k."""
     whole = curve[max(curve)]
     tokens = _mean(found, _tokens)
     clusters = known.clusters(ids)
@@ -218,7 +226,7 @@ def _point(
     differences = [mine.vote - all.vote for mine, all in zip(found, whole, strict=True)]
     low, high = difference_interval(differences, clusters)
     k = max(1, min(max(curve), round(tokens / _mean(curve[1], _tokens))))
-    # A majority is as good if it misses the vote by no more than rounding.
+    # A majority is as good if its vote is lower by rounding only.
     good = [k for k, each in votes.items() if each >= vote.value - 1e-9]
     same = 1 - tokens / _mean(curve[min(good)], _tokens) if good else None
     return Point(

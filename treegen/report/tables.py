@@ -1,4 +1,4 @@
-"""What a report says of a run in words and numbers: headlines, metrics, sharing, settings."""
+"""Tables and numbers of a report: headlines, metrics, sharing, settings."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One number that matters.
+    """A headline number.
 
-    more: its interval, or what it is out of.
+    more: its interval, or the total that it is a share of.
     """
 
     label: str
@@ -32,7 +32,7 @@ class PrintableTable:
 
     numbers: the columns that are aligned to the right.
     title: the heading above it.
-    lines: sentences that go with it.
+    lines: sentences below it.
     """
 
     head: Sequence[str]
@@ -49,19 +49,24 @@ class PrintableTable:
         words: Sequence[str] = (),
         lines: Iterable[str] = (),
     ) -> "PrintableTable":
-        """A row for each item.
+        """Return a table with a row for each item.
 
         Args:
-            columns: By title, how an item is shown, such as "{0.rows:,}" or a function.
+            items: The items.
+            columns: How an item is shown, by title of the column, such as "{0.rows:,}" or a
+                function.
             words: The columns that are not numbers.
+            lines: Sentences below the table; equal ones are shown once.
         """
-        shown = [each.format if isinstance(each, str) else each for each in columns.values()]
+        shown = [
+            column.format if isinstance(column, str) else column for column in columns.values()
+        ]
         rows = [[show(item) for show in shown] for item in items]
         numbers = [place for place, title in enumerate(columns) if title not in words]
         return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 
     def __str__(self) -> str:
-        """The title, the table in Markdown, and the lines."""
+        """Return the title, the table in Markdown, and the lines."""
         table = format_table(self.head, self.rows, self.numbers) if self.rows else ""
         lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
         return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
@@ -69,11 +74,11 @@ class PrintableTable:
     def _repr_html_(self) -> str:
         def row(cells: Sequence[str], tag: str) -> str:
             sides = ("right" if i in self.numbers else "left" for i in range(len(cells)))
-            told = (
+            tags = (
                 f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>'
                 for cell, side in zip(cells, sides, strict=True)
             )
-            return f"<tr>{''.join(told)}</tr>"
+            return f"<tr>{''.join(tags)}</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)
         table = f"<table><thead>{row(self.head, 'th')}</thead><tbody>{body}</tbody></table>"
@@ -88,65 +93,72 @@ def headline_of(view: RunView) -> MetricRow | None:
 
 
 def cards(view: RunView) -> list[Card]:
-    """Return the numbers to read first."""
-    found: list[Card] = []
+    """Return the headline numbers of a run."""
+    headline_cards: list[Card] = []
     report, first = view.report, headline_of(view)
     if report is not None and first is not None:
-        mine = [row for row in report.metrics if row.filter == first.filter]
-        passes = [row for row in mine if row.metric.startswith("pass@")]
-        found.append(_card(_name(first.metric), first))
+        headline_rows = [row for row in report.metrics if row.filter == first.filter]
+        passes = [row for row in headline_rows if row.metric.startswith("pass@")]
+        headline_cards.append(_card(_name(first.metric), first))
         votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
         if votes:
             last = votes[-1]
-            found.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
-        found += [_card(row.metric, row) for row in passes[-1:]]
+            headline_cards.append(
+                Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high))
+            )
+        headline_cards += [_card(row.metric, row) for row in passes[-1:]]
         rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
         seen = {row.metric: row for row in reversed(rates)}
-        found += [_card(name, seen[name]) for name in ("invalid", "truncated") if name in seen]
+        headline_cards += [
+            _card(name, seen[name]) for name in ("invalid", "truncated") if name in seen
+        ]
     usage = view.usage
     if thoughts := [s for s in view.samples if s.thinking is not None]:
         tokens = sum(s.thinking.num_tokens for s in thoughts if s.thinking is not None)
         answers = sum(s.num_tokens for s in thoughts) - tokens
-        each = f"tokens each; answers {answers / len(thoughts):,.0f}"
-        found.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", each))
+        note = f"tokens each; answers {answers / len(thoughts):,.0f}"
+        headline_cards.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", note))
     if usage.get("decoded_tokens"):
         speed = f"{usage['tokens_per_second']:,.0f}"
-        found.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
+        headline_cards.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
     if usage.get("accepted_tokens"):
         share = usage["accepted_tokens"] / usage["decoded_tokens"]
-        found.append(Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens"))
+        headline_cards.append(
+            Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens")
+        )
     if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"] > 0:
         computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
-        found.append(
+        headline_cards.append(
             Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")
         )
-    return found
+    return headline_cards
 
 
 def metrics(view: RunView, *, first: bool) -> PrintableTable:
     """Return a table of metrics.
 
     Args:
-        first: Take those of the headline filter and those without a filter; else take the others.
+        view: The run.
+        first: Take the metrics of the headline filter and those without a filter; else the others.
     """
     top = headline_of(view)
-    mine = ("none",) if top is None else ("none", top.filter)
+    headline_filters = ("none",) if top is None else ("none", top.filter)
     rows: list[list[str]] = []
     for row in view.report.metrics if view.report else ():
-        if (row.filter in mine) == first:
+        if (row.filter in headline_filters) == first:
             better = "" if row.higher_is_better else " (lower is better)"
             rows.append([row.filter, f"{row.metric}{better}", *_format_metric(row)])
     for vote in view.report.majority if view.report else ():
-        if (vote.filter in mine) == first:
+        if (vote.filter in headline_filters) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
             rows.append([vote.filter, f"maj@{vote.k}{ties}", *_format_metric(vote)])
     return PrintableTable(["Filter", "Metric", "Value", "95% interval", "Stderr"], rows, (2, 3, 4))
 
 
 def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
-    told = number(row.value) if row.reason is None else f"n/a: {row.reason}"
+    value = number(row.value) if row.reason is None else f"n/a: {row.reason}"
     stderr = "" if row.stderr is None else number(row.stderr)
-    return [told, interval(row.low, row.high), stderr]
+    return [value, interval(row.low, row.high), stderr]
 
 
 def other_tables(view: RunView) -> list[PrintableTable]:
@@ -171,13 +183,13 @@ def _tables_of(view: RunView) -> Sequence[Table]:
 def sharing(view: RunView) -> PrintableTable | None:
     """Return what sharing saved: sentences, and a table of the tree's levels.
 
-    Returns None if the run has no account of it.
+    Returns None if the run did not record it.
     """
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
         return None
-    told = format_sharing(usage)
-    lines = [f"{told[0].upper()}{told[1:]}."]
+    sentence = format_sharing(usage)
+    lines = [f"{sentence[0].upper()}{sentence[1:]}."]
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:
         size = plan["token_bytes"]
@@ -217,7 +229,7 @@ def sharing(view: RunView) -> PrintableTable | None:
 
 
 def settings(view: RunView) -> list[tuple[str, str]]:
-    """Return (dotted name, value) of each setting of a run, and of each version that it notes."""
+    """Return the dotted name and value of each setting of a run, and of each version it records."""
     info = view.info
     flat = [*_flat(info.identity), *_flat(info.free), *_flat({"version": info.versions})]
     return [("directory", str(view.path)), ("fingerprint", info.fingerprint), *flat]
@@ -227,6 +239,8 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
     """Return an interval as "0.123 to 0.456"; empty if there is none.
 
     Args:
+        low: The lower end; None if there is no interval.
+        high: The upper end; None if there is no interval.
         signed: Write + and - before the numbers.
     """
     if low is None or high is None:
@@ -235,7 +249,7 @@ def interval(low: float | None, high: float | None, *, signed: bool = False) -> 
 
 
 def number(value: float | None) -> str:
-    """Return a value with three digits."""
+    """Return a value with three decimal places."""
     return "n/a" if value is None else f"{value:.3f}"
 
 
@@ -268,10 +282,10 @@ def _level(level: Mapping[str, Any], impl: str) -> list[str]:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, item in value.items():
         if isinstance(item, Mapping):
-            found += _flat(item, f"{prefix}{name}.")
+            pairs += _flat(item, f"{prefix}{name}.")
         elif item not in (None, [], ()):
-            found.append((f"{prefix}{name}", str(item)))
-    return found
+            pairs.append((f"{prefix}{name}", str(item)))
+    return pairs

@@ -1,4 +1,4 @@
-"""What is printed of a run: tables in a form that can be pasted, and lines."""
+"""Printed results of a run: lines, and tables that can be pasted elsewhere."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -36,7 +36,9 @@ def run_text(
     """Return the metrics of a run as lm-eval prints them, the votes, and what sharing saved.
 
     Args:
-        unit: What results["done"] counts.
+        results: The content of results.json.
+        report: The metrics; None if nothing is scored.
+        unit: The unit of results["done"].
         ascii: Draw grids without block characters.
     """
     lines: list[str] = []
@@ -53,10 +55,10 @@ def run_text(
     if thinking := results.get("thinking"):
         lines.append(thinking_line(thinking))
     lines.append(format_sharing(usage))
-    if told := attention_line(usage):
-        lines.append(safe_text(told))
-    if told := speculation_line(usage):
-        lines.append(told)
+    if line := attention_line(usage):
+        lines.append(safe_text(line))
+    if line := speculation_line(usage):
+        lines.append(line)
     lines.append(_time(usage))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
@@ -66,8 +68,8 @@ def run_text(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
         f"second; {results['done']:,} of {results['planned']:,} {unit}"
     )
-    if told := workers_line(results.get("parts", ())):
-        lines.append(safe_text(f"workers: {told}"))
+    if line := workers_line(results.get("parts", ())):
+        lines.append(safe_text(f"workers: {line}"))
     return "\n".join(lines)
 
 
@@ -75,40 +77,39 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run. results: the content of each results.json.
 
     Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
-    what prefilling the whole context of each call anew would have cost. Seconds are those of the
-    whole run.
+    the cost of prefilling the whole context of each call again. Seconds are those of the whole run.
     """
     head = ["Method", "Solved", "95% interval", *_COSTS, "Failed", "Seconds"]
     rows = [
         [
-            each["method"],
-            f"{each['num_solved']}/{each['done']}",
-            _interval(each["solved"]),
-            *(_mean(each["cost"][name]["mean"]) for name in _COSTS.values()),
-            str(len(each["errors"])),
-            f"{each['seconds']:,.1f}",
+            result["method"],
+            f"{result['num_solved']}/{result['done']}",
+            _interval(result["solved"]),
+            *(_mean(result["cost"][name]["mean"]) for name in _COSTS.values()),
+            str(len(result["errors"])),
+            f"{result['seconds']:,.1f}",
         ]
-        for each in results
+        for result in results
     ]
     task, budget = results[0]["task"], results[0]["settings"]["budget"]
     limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
     done = results[0]["done"]
-    several = any(each.get("pass@k") for each in results)
+    several = any(result.get("pass@k") for result in results)
     what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
-    told = (
+    text = (
         f"{task['name']}: {done:,} {what} from {task['source']}; at most {limits} per {each_of}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
         f"Costs are means per {each_of}."
     )
-    return f"{told}\n\n{_pass_table(results)}" if several else told
+    return f"{text}\n\n{_pass_table(results)}" if several else text
 
 
 def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """pass@k over the searches of each problem, a line for each method."""
-    ks = sorted({int(k) for each in results for k in each.get("pass@k", {})})
+    """Return a table of pass@k over the searches of each problem, a line for each method."""
+    ks = sorted({int(k) for result in results for k in result.get("pass@k", {})})
     rows = [
-        [each["method"], *(_interval(each.get("pass@k", {}).get(str(k))) for k in ks)]
-        for each in results
+        [result["method"], *(_interval(result.get("pass@k", {}).get(str(k))) for k in ks)]
+        for result in results
     ]
     head = ["Method", *(f"pass@{k}" for k in ks)]
     return format_table(head, rows, right=range(1, len(head)))
@@ -125,7 +126,7 @@ def _mean(value: float | None) -> str:
 
 
 def _time(usage: Mapping[str, Any]) -> str:
-    if "prefill_seconds" not in usage:  # searches have only the whole time
+    if "prefill_seconds" not in usage:  # searches record only the total time
         return f"time: {usage['seconds']:,.2f} s"
     prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"

@@ -1,4 +1,4 @@
-"""Search trees as a run stores them: `trees.jsonl`, one record for each finished problem.
+"""Stored search trees: `trees.jsonl`, one record for each finished search.
 
 A record holds `nodes`, parents before their children, and names the node where the best path ends.
 """
@@ -21,17 +21,17 @@ _READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
 
 @dataclass(frozen=True, slots=True)
 class StoredTree:
-    """One finished search, as its record has it.
+    """A finished search, as its record stores it.
 
     problem_id: the id of its problem.
     method: the name of the search method.
-    solved: whether its answer is right; None if that is not known.
+    solved: whether its answer is correct; None if that is not known.
     answer: the answer that it found, if any.
     best: the id of the node where the best path ends, if there is one.
     nodes: the nodes of its tree, parents before their children.
     stopped: why it ended.
     usage: what it cost.
-    repeat: which search of the problem it is, from 0.
+    repeat: its index among the searches of the problem, from 0.
     """
 
     problem_id: str
@@ -46,7 +46,7 @@ class StoredTree:
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens. They include those of evaluations if the record counts them."""
+        """The number of generated tokens, including evaluations if the record counts them."""
         known = self.usage.get("tokens_decoded")
         return sum(node["n_tokens"] or 0 for node in self.nodes) if known is None else int(known)
 
@@ -69,10 +69,10 @@ class StoredTree:
 
 
 def read_trees(folder: Path) -> tuple[StoredTree, ...]:
-    """Return the finished searches of a run; none if it is no search.
+    """Return the finished searches of a run; none if it is not a search run.
 
     Raises:
-        RunError: the nodes of a record are no tree, or the file cannot be read.
+        RunError: the nodes of a record are not a tree, or the file cannot be read.
     """
     path = folder / FILE
     if not path.exists():

@@ -1,4 +1,4 @@
-"""A run to look at: its settings, its judged samples, its prompts, and how it went."""
+"""A loaded run: its settings, its scored samples, its prompts, and its timeline."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from treegen.runs.settings import RunInfo
 
 
-@dataclass(slots=True)  # frozen ones take three times as long to make, and runs have many
+@dataclass(slots=True)  # a frozen class takes three times as long to create, and runs have many
 class Sample:
-    """One finished sample.
+    """A finished sample.
 
     problem_id: the id of its problem.
     index: its number among the samples of the problem, from 0.
     num_tokens: its generated tokens.
     logprob: natural-log probability of the whole sample, if it is known.
     finish_reason: why it ended.
-    verdicts: by filter; None where the sample is not judged.
-    searched: whether it is what a search found.
-    thinking: where the thinking in it ends; None if it has none.
+    verdicts: by filter; None if the sample is not scored.
+    searched: whether it is the result of a search.
+    thinking: where its reasoning ends; None if it has none.
     """
 
     problem_id: str
@@ -46,27 +46,27 @@ class Sample:
 
     @property
     def ended(self) -> str:
-        """Why it ended, and whether that was in its thinking."""
+        """The finish reason, and whether the sample ended during its reasoning."""
         cut = self.thinking is not None and not self.thinking.is_closed
         return f"{self.finish_reason} in thinking" if cut else self.finish_reason
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The text of its thinking, tags included, and that of its answer."""
+        """The text of its reasoning, tags included, and the text of its answer."""
         end = 0 if self.thinking is None else self.thinking.end
         return self.text[:end], answer_after(self.text, self.thinking)
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemView:
-    """One problem as it was asked.
+    """A problem with its samples.
 
-    question, answer: empty where the data of the run are not at hand.
+    question, answer: empty if the data of the run are not available.
     prompt_tokens: tokens of its whole prompt; 0 without a sample.
     samples: its finished samples.
-    group: the cluster that it belongs to for error bars; empty for none.
-    choice_tokens: tokens of its choices, which a run by likelihood reads after the prompt.
-    images: what it asks about.
+    group: its cluster for error bars; empty for none.
+    choice_tokens: tokens of its choices, which a likelihood run reads after the prompt.
+    images: the images of the question.
     """
 
     id: str
@@ -81,25 +81,24 @@ class ProblemView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run as it stands.
+    """The current state of a run.
 
-    source: where its problems are from.
-    num_samples: samples that each problem is to have.
+    source: where its problems come from.
+    num_samples: the planned number of samples of each problem.
     problems: all its problems, with the samples that are finished.
-    filters: the ways in which answers were read, the headline first; empty where nothing is judged.
-    report: the metrics; None where nothing is judged.
-    tree: the declared prompts, where the data of the run are at hand.
-    usage: what all parts of the run computed.
-    timeline: how far the run was at what time.
+    filters: the names of the filters, the headline first; empty if nothing is scored.
+    report: the metrics; None if nothing is scored.
+    tree: the declared prompts, if the data of the run are available.
+    usage: the computation of all parts of the run.
+    timeline: the progress of the run over time.
     trees: its search trees.
     notices: what is missing here and why, one sentence each.
-    searched: whether its problems were searched. The one sample of each problem is what its search
-    found.
-    fixed: how many samples of each problem were drawn whatever came; all but of runs that stop
-    problems.
-    voters: of a run that stops problems, how many samples vote of each that has stopped.
-    summaries, judged: what models say of its samples, and that as tables; see `treegen judge`.
-    images: the images that it has.
+    searched: whether its problems were searched. Each sample is then the result of a search.
+    fixed: how many samples of each problem are always drawn; None except for runs with early
+    stopping.
+    voters: for a run with early stopping, how many samples vote, for each stopped problem.
+    summaries, judged: the judgements of its samples, and the same as tables; see `treegen judge`.
+    images: its images.
     """
 
     name: str
@@ -128,12 +127,12 @@ class RunView:
 
     @property
     def unit(self) -> str:
-        """What is drawn for a problem, in the plural."""
+        """The unit of what is drawn for a problem, in the plural."""
         return "searches" if self.searched else "samples"
 
     @property
     def num_done(self) -> int:
-        """Finished samples."""
+        """The number of finished samples."""
         return sum(len(problem.samples) for problem in self.problems)
 
     @property
@@ -150,7 +149,9 @@ class RunView:
         """Return the verdicts of one filter by problem; problems without any are left out.
 
         Args:
-            fixed: Of samples that no stop depends on, for estimates that a stop would bias.
+            filter: The name of the filter.
+            fixed: Use only samples that are always drawn, for estimates that early stopping would
+                bias.
         """
         most = self.fixed if fixed and self.fixed is not None else math.inf
         if (known := self._verdicts.get((filter, most))) is not None:
@@ -163,12 +164,12 @@ class RunView:
             ]
             for problem in self.problems
         }
-        found = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, most] = found
-        return found
+        kept = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
+        self._verdicts[filter, most] = kept
+        return kept
 
 
 def task_name(info: "RunInfo") -> str:
-    """Return the name of the task that a run is of."""
+    """Return the name of a run's task."""
     task = info.identity.get("task")
     return str(task.get("name", "?")) if isinstance(task, Mapping) else "run"

@@ -1,1 +1,1 @@
-"""What a run was asked for."""
+"""Settings of a run."""

@@ -1,7 +1,8 @@
-"""What a run of any kind was asked for: a user's choices over those of a stored run.
+"""Settings of a run of any kind: a user's choices, which override those of a stored run.
 
-Choices travel as a flat mapping of names to values. `merged` puts a user's choices over stored
-ones. `settled` makes settings of the mapping. `BaseSettings` takes the settings apart for run.json.
+Choices travel as a flat mapping of names to values. `merge_choices` puts a user's choices over
+stored ones, `build_settings` makes settings of the mapping, and `BaseSettings` groups the settings
+for run.json.
 """
 
 import os
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
 _GUESSING: Final = ("speculate", "draft_model")
-# Two choices that exclude each other: if a user gives one, the stored other one is dropped.
+# Pairs of exclusive choices: if a user gives one, the stored value of the other is dropped.
 _EXCLUSIVE: Final = (("limit", "ids"), ("fewshot_file", "fewshot_data"), _GUESSING)
-# Paths are stored as absolute ones, so that a run can be resumed and scored from any directory. In
-# the second group a bare word may be a name that the task knows, such as train.
+# Stored paths are absolute, so that a run can be resumed and scored from any directory. In the
+# second group a bare word may be a name that the task knows, such as train.
 _PATHS: Final = ("model", "adapter", "draft_model", "fewshot_file")
 _PATHS_OR_NAMES: Final = ("data", "fewshot_data")
 ALLOW_TASK_CODE: Final = "allow_task_code"
-"""The choice that lets a command run the code that a stored run names; it is never stored."""
+"""The choice that lets a command run the code named by a stored run; it is never stored."""
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, so that a kind may have further bases
+@dataclass(frozen=True, kw_only=True)  # without slots, so that subclasses may have more bases
 class BaseSettings(ABC):
-    """What a run of any kind was asked for; every default is filled in.
+    """Settings of a run of any kind; every default is filled in.
 
-    FREE: the names of a kind's own choices that change no sample.
+    FREE: the names of a subclass's own settings that change no sample.
     task: a name, path/to/file.py:Class, or an object.
     options: choices about the task's data.
     engine: how the model is loaded and run.
@@ -52,10 +53,10 @@ class BaseSettings(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return the choices that change a sample, as run.json groups them."""
+        """Return the settings that change a sample, as run.json groups them."""
 
     def explain_unused(self, name: str) -> str | None:
-        """Return why a choice of that name says nothing beside the others; None if it does."""
+        """Return why the setting `name` has no effect with the others; None if it has one."""
         return None
 
     @property
@@ -64,21 +65,21 @@ class BaseSettings(ABC):
         return code_of(self.task) is not None
 
     def free_choices(self) -> dict[str, Any]:
-        """Return those that change no sample, or only by way of what identity has hashes of."""
+        """Return settings that change no sample, or only data that identity has hashes of."""
         options = asdict(self.options)
         del options["seed"], options["kept"]
-        own = {name: getattr(self, name) for name in self.FREE}
-        return {"task": get_task_name(self.task), **options, **asdict(self.engine), **own}
+        free = {name: getattr(self, name) for name in self.FREE}
+        return {"task": get_task_name(self.task), **options, **asdict(self.engine), **free}
 
 
 class OpenRunOptions(TypedDict, total=False):
-    """What the reader of a run may say of it; None and False are as if it was not said.
+    """Options for opening a stored run. None and False mean "not given".
 
-    data: where the problems are now, if they are neither where they were nor in the run's own
+    data: where the problems are now, if they are neither at their stored path nor in the run's own
     directory.
-    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. A run that
-    names such a task does not run its code.
-    allow_task_code: whether to take the run's word for it.
+    task: path/to/file.py:Class, or a name, of a task that does not come with treegen. Without it or
+    `allow_task_code`, the code of such a task is not run.
+    allow_task_code: whether to run the code of the task that the run names.
     """
 
     data: str | None
@@ -87,12 +88,12 @@ class OpenRunOptions(TypedDict, total=False):
 
 
 def drop_unset(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a reader said, as choices."""
+    """Return the options that the user gave, as choices."""
     return {name: v for name, v in asked.items() if v is not None and v is not False}
 
 
 def overrides_run(asked: Mapping[str, Any]) -> bool:
-    """Return whether a reader said what a run must agree with, and did not leave it to the run."""
+    """Return whether the user names the run's data or task."""
     return bool({"data", "task"} & set(drop_unset(asked)))
 
 
@@ -104,20 +105,23 @@ def merge_choices(
 ) -> dict[str, Any]:
     """Return a user's choices over stored ones, with absolute paths.
 
-    A run may be somebody else's, so no stored choice runs code: that of a model has to be trusted
-    anew, and that of a task has to be named or allowed. Nor is a device read, which may never end.
+    A run may come from somebody else, so no stored choice runs code: the user must trust a model's
+    code again, and name or allow a task's code. Stored devices and pipes are not read either,
+    because reading may never end.
 
     Args:
-        kind: The settings that they are for.
+        kind: The class of the settings that the choices are for.
+        asked: The user's choices, by name.
+        stored: The choices of the stored run; None for a new run.
 
     Raises:
         InputError: the stored task has code of its own, and the user neither names nor allows it;
         stored data are a pipe or a device; or a choice is not of its field's type.
     """
-    if "kept" in asked:  # it follows from where the run is
+    if "kept" in asked:  # it follows from the run's directory
         raise InputError("there is no setting 'kept'")
-    given: dict[str, Any] = dict(stored or {})
-    given.pop("trust_remote_code", None)
+    choices: dict[str, Any] = dict(stored or {})
+    choices.pop("trust_remote_code", None)
     asked = dict(asked)
     allowed = asked.pop(ALLOW_TASK_CODE, False)
     if stored and not allowed and "task" not in asked:
@@ -128,7 +132,7 @@ def merge_choices(
                 f"read it, then name it (task={task!r}) or give allow_task_code=True"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
-        place = str(given.get(name) or "")
+        place = str(choices.get(name) or "")
         if name not in asked and os.path.exists(place) and not _holds_data(place):
             raise InputError(
                 f"the run names {place} as its {name}, which is a pipe or a device; name the file "
@@ -137,29 +141,32 @@ def merge_choices(
     for pair in _EXCLUSIVE:
         if any(name in asked for name in pair):
             for name in pair:
-                given.pop(name, None)
+                choices.pop(name, None)
     for name, value in asked.items():
         is_name = name in _PATHS_OR_NAMES and str(value).isidentifier()
         is_name = is_name or (name in ("model", "draft_model") and value == demo.NAME)
         is_path = name in (*_PATHS, *_PATHS_OR_NAMES) and not is_name
-        given[name] = absolute(value) if is_path else value
-    guesses = given.get("draft_model") is not None or given.get("speculate") not in (None, "off")
+        choices[name] = absolute(value) if is_path else value
+    guesses = choices.get("draft_model") is not None or choices.get("speculate") not in (
+        None,
+        "off",
+    )
     if not guesses and "draft_tokens" not in asked:
-        given.pop("draft_tokens", None)  # it says nothing any more
+        choices.pop("draft_tokens", None)  # it has no effect any more
     check_choices(
-        {n: v for n, v in given.items() if n not in _names(BaseSettings)}, TaskOptions, kind
+        {n: v for n, v in choices.items() if n not in _names(BaseSettings)}, TaskOptions, kind
     )
     if "extra" in asked:
-        given["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
-    return given
+        choices["extra"] = {**(stored or {}).get("extra", {}), **asked["extra"]}
+    return choices
 
 
 def check_no_unused(asked: Mapping[str, Any], runs: Sequence[BaseSettings]) -> None:
-    """Raise InputError for a user's choice that none of some runs reads."""
+    """Raise InputError for a user's choice that has no effect on any of the runs."""
     for name in asked:
-        told = [each.explain_unused(name) for each in runs]
-        if told and all(told):
-            raise InputError(f"{name}= is of no use {told[0]}")
+        reasons = [settings.explain_unused(name) for settings in runs]
+        if reasons and all(reasons):
+            raise InputError(f"{name}= is of no use {reasons[0]}")
 
 
 def build_settings(
@@ -170,15 +177,17 @@ def build_settings(
     data: Mapping[str, Any],
     also: Iterable[str],
 ) -> _Choices:
-    """Return settings of a kind, made of what is in `given`; their values are taken out of it.
+    """Return settings of a class from the choices in `given`, and remove them from `given`.
 
     Args:
+        kind: The class of the settings.
+        given: Choices by name, as `merge_choices` returns them.
         chosen: Values of fields that are known already.
         data: Values of fields of the task's options that are known already.
         also: Further names that users may give, for hints.
 
     Raises:
-        InputError: no model is named, a name is unknown, or the settings refuse a value.
+        InputError: no model is named, a name is unknown, or the settings do not allow a value.
     """
     task = absolute_task(given.pop("task"))
     options = TaskOptions(**_take(given, _names(TaskOptions)), **data)
@@ -188,11 +197,11 @@ def build_settings(
             "name, or model='demo' for the small one that comes with treegen"
         )
     engine = EngineOptions(**_take(given, _names(EngineOptions)))
-    made: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
-    own = _take(given, [name for name in _names(kind) if name not in made])
-    settings = kind(**made, **own)
+    values: dict[str, Any] = {"task": task, "options": options, "engine": engine, **chosen}
+    further = _take(given, [name for name in _names(kind) if name not in values])
+    settings = kind(**values, **further)
     if given:
-        known = [name for each in (kind, TaskOptions, EngineOptions) for name in _names(each)]
+        known = [name for source in (kind, TaskOptions, EngineOptions) for name in _names(source)]
         hint = hint_at(min(given), [*known, *also])
         hint = hint or "; `help(treegen.evaluate)` and `help(treegen.search)` list them"
         raise InputError(f"there is no setting {min(given)!r}{hint}")
@@ -207,37 +216,41 @@ def last_choices(
     names: Iterable[str],
     absent: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the choices that a run was last begun or resumed with, by name.
+    """Return the choices of a run's start or latest resume, by name.
 
     Args:
+        info: The content of run.json.
+        command: The command that reads the run, "eval" or "search", for the message.
         groups: Names of mappings of choices in the run's identity.
         names: Names of single choices in it.
-        absent: Choices that hold if an old run does not say.
+        absent: Choices that hold if an old run does not store them.
 
     Raises:
         RunError: the run is not one of the command's.
     """
     latest = info.resumes[-1]["free"] if info.resumes else info.free
-    found = {**latest, **(absent or {})}
+    choices = {**latest, **(absent or {})}
     try:
         for group in groups:
-            found |= dict(info.identity[group])
-        return found | {name: info.identity[name] for name in names}
+            choices |= dict(info.identity[group])
+        return choices | {name: info.identity[name] for name in names}
     except (KeyError, TypeError, ValueError):
         searched = isinstance(info.identity, Mapping) and "search" in info.identity
         if searched == (command == "search"):
-            told = (
+            message = (
                 f"its run.json lacks settings of `treegen {command}`: it was changed; "
                 "restore it from a copy"
             )
         else:
             other = "search" if searched else "eval"
-            told = f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
-        raise RunError(told) from None
+            message = (
+                f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
+            )
+        raise RunError(message) from None
 
 
 def absolute_task(task: str | Task) -> str | Task:
-    """Return a task or its name; a path in it comes back as an absolute one."""
+    """Return a task or its name, with any path in the name made absolute."""
     if not isinstance(task, str):
         return task
     if is_lm_eval(task):
@@ -248,8 +261,8 @@ def absolute_task(task: str | Task) -> str | Task:
 
 
 def absolute(value: Any) -> Any:
-    """Return the absolute path of something that exists, and anything else as it is."""
-    # Names on a hub and names of data sets stay as they are.
+    """Return the absolute path of an existing file or directory, and any other value unchanged."""
+    # Hub names and names of data sets do not change.
     value = os.fspath(value) if isinstance(value, Path) else value
     return os.path.abspath(value) if isinstance(value, str) and os.path.exists(value) else value
 
@@ -259,7 +272,7 @@ def _holds_data(place: str) -> bool:
 
 
 def _take(given: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Take what has one of some names out of `given` and return it."""
+    """Remove the entries with these names from `given` and return them."""
     return {name: given.pop(name) for name in names if name in given}
 
 
@@ -268,16 +281,16 @@ def _names(kind: Any) -> list[str]:
 
 
 def find_moved_files(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's choices. Files that are gone are replaced by those in the run's directory.
+    """Return a run's choices, with missing files replaced by those in the run's directory.
 
     So a run can be given away together with its data.
     """
-    found = dict(stored)
+    choices = dict(stored)
     for name in ("data", "fewshot_file", "fewshot_data"):
         value = stored.get(name)
         # os.path, because a Path raises for names that are too long.
         if isinstance(value, str) and not os.path.exists(value):
-            own = Path(value).name
-            if is_path_component(own) and os.path.exists(path / own):
-                found[name] = str(path / own)
-    return found
+            name_in_run = Path(value).name
+            if is_path_component(name_in_run) and os.path.exists(path / name_in_run):
+                choices[name] = str(path / name_in_run)
+    return choices

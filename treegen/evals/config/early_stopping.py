@@ -1,14 +1,13 @@
-"""Problems whose vote is decided get no further samples, and the samples that lack confidence end.
+"""Early stopping: of problems whose vote is decided, and of samples with low confidence.
 
-The samples of a problem are drawn in rounds of fixed sizes. After each round one looks at the
-problem's samples so far, in the order of their indices, whatever the order in which they ended. So
-which samples there are is a function of the samples themselves. The samples of a run that stopped
-are the first ones of the run that does not stop, problem by problem. What a stopped run is to draw
-next, and why it stopped, follows from what it has stored.
+The samples of a problem are drawn in rounds of fixed sizes. After each round the rule reads the
+problem's samples so far, in the order of their indices, whatever order they ended in. So the set of
+samples is a function of the samples themselves: an early-stopped run has exactly the first samples
+of the full run, problem by problem, and a resumed run derives its state from the stored samples.
 
-Stopping when an answer leads is optional stopping: the share of right samples among all that were
-drawn is biased, and so is pass@k of them. The first round is drawn whatever comes. So what is told
-of single samples is of the first round, and of all samples only the vote is told.
+Stopping when an answer leads is optional stopping: the share of correct samples among all that were
+drawn is biased, and so is their pass@k. The first round is always drawn. So metrics of single
+samples use the first round, and only the vote uses all samples.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,12 +26,12 @@ _CONFIDENCE: Final = 0.95
 
 @check_argument_types
 def parse_stop_rule(rule: str) -> float | None:
-    """Return the chance at which a vote is decided by a rule such as "decided:0.95".
+    """Return the probability at which a rule such as "decided:0.95" takes a vote as decided.
 
     "decided" alone is 0.95. None for "never".
 
     Raises:
-        InputError: it is no rule.
+        InputError: the rule is invalid.
     """
     if rule == NEVER:
         return None
@@ -52,13 +51,13 @@ def parse_stop_rule(rule: str) -> float | None:
 @checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """By which rules a run stops.
+    """The rules by which a run stops.
 
-    num_samples: most samples of a problem.
+    num_samples: the largest number of samples of a problem.
     stop_when: as `parse_stop_rule` reads it.
-    batch: samples of a round but the first.
-    first_round: samples of each problem that are drawn whatever comes, and whole.
-    confidence: which samples end for a lack of it.
+    batch: the number of samples in every round after the first.
+    first_round: the number of samples of each problem that are always drawn, and never cut.
+    confidence: which samples end because of low confidence.
     """
 
     num_samples: int
@@ -70,9 +69,10 @@ class StopRule:
 
 @dataclass(slots=True)
 class _State:
-    """One problem: its samples' answers by index, and how far its rounds are.
+    """The state of one problem: its samples' answers by index, and its rounds.
 
-    end: samples with lower indices are drawn, or being drawn. over: why no more are; "" if not so.
+    end: samples with lower indices are drawn, or being drawn. over: why no more are drawn; "" if
+    more may be.
     """
 
     answers: dict[int, str | None] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _State:
 
 
 class Rounds:
-    """Which samples of each problem are to be drawn next, and which need not be drawn at all."""
+    """Decides which samples of each problem to draw next, and which need not be drawn at all."""
 
     def __init__(
         self,
@@ -91,16 +91,18 @@ class Rounds:
         problem_ids: Sequence[str],
         representatives: Callable[[Collection[str]], Mapping[str, str]] | None = None,
     ) -> None:
-        """Nothing is drawn yet.
+        """Start without samples.
 
         Args:
-            representatives: Of answers that may be equal without being equal strings, see
-                `AnswerType`.
+            rule: The rules by which the run stops.
+            problem_ids: The ids of all problems.
+            representatives: Maps answers that may be equal without being equal strings to their
+                representatives, see `AnswerType`; by default only equal strings are equal.
         """
         self._rule, self._num, self._representatives = rule, rule.num_samples, representatives
         self._chance = parse_stop_rule(rule.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
-        self._changed = dict.fromkeys(problem_ids)  # problems to look at
+        self._changed = dict.fromkeys(problem_ids)  # problems to check for a next round
 
     @property
     def reads_answers(self) -> bool:
@@ -109,44 +111,44 @@ class Rounds:
 
     @property
     def spared(self) -> int:
-        """Samples that were planned and need not be drawn."""
+        """The number of planned samples that need not be drawn."""
         states = self._states.values()
         return sum(self._num - len(state.answers) for state in states if state.over)
 
     def add(self, record: Mapping[str, Any], answer: str | None) -> None:
-        """Note a finished sample. answer: by the task's first filter."""
+        """Add a finished sample. answer: by the task's first filter."""
         problem_id, index = record["problem_id"], record["sample_index"]
         state = self._states[problem_id]
         unsure = record["finish_reason"] == STOPPED
         state.answers[index] = None if unsure else answer
         state.unsure += unsure
-        if found := record.get("confidence"):
-            state.lowest[index] = found["lowest"]
+        if confidence := record.get("confidence"):
+            state.lowest[index] = confidence["lowest"]
         self._changed[problem_id] = None
 
     def begin(self) -> None:
-        """Let all samples come that rounds under way lack, though `due` has given them before."""
+        """Let `take_due` return the missing samples of rounds in progress once more."""
         for problem_id, state in self._states.items():
             if not state.over:
                 state.end = 0
                 self._changed[problem_id] = None
 
     def take_due(self) -> list[tuple[str, list[int]]]:
-        """Return the samples whose turn has come: problems and indices; each is given once."""
-        found = []
+        """Return the samples to draw now as problems and indices; each sample is returned once."""
+        due = []
         for problem_id in self._changed:
             state = self._states[problem_id]
             wanted = self._next_round(state)
             if wanted:
-                found.append((problem_id, wanted))
+                due.append((problem_id, wanted))
         self._changed = {}
-        return found
+        return due
 
     def _next_round(self, state: _State) -> list[int]:
         wanted: list[int] = []
         while not wanted and not state.over:
             if any(index not in state.answers for index in range(state.end)):
-                return []  # the round is under way
+                return []  # the round is still being drawn
             if state.end and self._is_decided(state):
                 state.over = DECIDED
             elif state.end >= self._num:
@@ -157,7 +159,7 @@ class Rounds:
         return wanted
 
     def _end_after(self, end: int) -> int:
-        """Return where the round ends that begins at an index."""
+        """Return the end of the round that starts at an index."""
         if not end:
             return self._rule.first_round
         step = self._rule.batch if self._chance is not None else self._num
@@ -173,7 +175,7 @@ class Rounds:
         return is_decided(voters, self._chance)
 
     def floor(self, problem_id: str) -> float | None:
-        """Return the floor of a problem's samples that are drawn now; None if they have none."""
+        """Return the confidence floor of a problem's samples drawn now; None if there is none."""
         state, confidence = self._states[problem_id], self._rule.confidence
         if confidence is None or confidence.keep is None:
             return None
@@ -184,9 +186,9 @@ class Rounds:
         return confidence.floor(known) if known else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return, as JSON holds it, by which rules the run stops, and where each problem did.
+        """Return the rules by which the run stops, and where each problem did, as JSON values.
 
-        The samples of a problem are its voters: those of whole rounds.
+        The samples of a problem are its voters: the samples of complete rounds.
         """
         problems = {}
         for problem_id, state in self._states.items():
@@ -205,5 +207,5 @@ class Rounds:
         }
 
     def voters(self) -> dict[str, int]:
-        """Return for each problem that is over how many samples vote, from the first on."""
+        """Return how many samples vote, from the first on, for each problem that has stopped."""
         return {name: state.end for name, state in self._states.items() if state.over}

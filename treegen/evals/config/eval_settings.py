@@ -1,4 +1,4 @@
-"""What one evaluation was asked for: a task, its data, a model, and how to sample."""
+"""Settings of an evaluation: a task, its data, a model, and how to sample."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -30,15 +30,15 @@ SAMPLING: Final = (
     "ignore_eos",
     "seed",
 )
-# run.json has these only if they change a sample.
+# run.json stores these only if they change a sample.
 _RARE: Final = ("min_tokens", "logit_bias", *PENALTIES, *STRUCTURES)
-# Likewise what is said of thinking.
+# Reasoning settings; run.json stores these only if they change a sample.
 _THINKING: Final = ("max_thinking_tokens", "reasoning_tags", "thinking_end")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings(BaseSettings):
-    """Everything that one evaluation was asked for; every default is filled in.
+    """All settings of an evaluation; every default is filled in.
 
     num_samples: samples of each problem.
     sampling: how they are drawn.
@@ -46,19 +46,19 @@ class EvalSettings(BaseSettings):
     fewshot_as_multiturn: in chat, make a user's and an assistant's turn of each solved example;
     otherwise one user's turn has all of them.
     system_instruction: a text before each prompt, in chat as the system's turn.
-    reasoning: whether a chat model is to think: auto, on, off, or how much (low, medium, high).
+    reasoning: whether a chat model reasons: auto, on, off, or how much (low, medium, high).
     pass_ks, maj_ks: the k of pass@k and of maj@k; None picks them from num_samples.
-    score: whether the samples are judged.
+    score: whether the samples are scored.
     log_tokens: whether the token ids of each sample are stored as well.
     stop_when: when a problem gets no further samples; see
         `treegen.evals.config.early_stopping.parse_stop_rule`.
-    stop_batch: samples of a problem that are drawn side by side until it is asked again.
-    confidence: what is told of the confidence of samples; None if nothing is.
+    stop_batch: the number of samples of a problem that are drawn before the rule is checked again.
+    confidence: which confidence statistics of samples are stored; None stores none.
     self_certainty: whether the mean self-certainty of each sample is stored.
-    votes: the votes that are reported beside maj@k.
+    votes: the votes that are reported in addition to maj@k.
     sources: who chose each sampling parameter: the user, the checkpoint or the task.
-    judged_by: the models that judge the samples once they are drawn, and how, so that a resumed run
-        is judged too; None if no model judges them.
+    judged_by: the models that judge the samples after sampling, and how, so that a resumed run is
+        judged too; None if no model judges them.
     """
 
     FREE: ClassVar = (
@@ -123,17 +123,17 @@ class EvalSettings(BaseSettings):
 
     @property
     def stops_samples(self) -> bool:
-        """Whether samples end for a lack of confidence."""
+        """Whether samples end because of low confidence."""
         return self.confidence is not None and self.confidence.keep is not None
 
     @property
     def in_rounds(self) -> bool:
-        """Whether samples of a problem depend on how those before them went."""
+        """Whether the samples to draw of a problem depend on its earlier samples."""
         return self.stop_when != NEVER or self.stops_samples
 
     @property
     def first_round(self) -> int:
-        """Samples of each problem that are drawn whatever comes, and whole."""
+        """The number of samples of each problem that are always drawn, and never cut."""
         first = self.num_samples
         if self.confidence is not None and self.confidence.keep is not None:
             first = self.confidence.warmup
@@ -143,7 +143,7 @@ class EvalSettings(BaseSettings):
 
     @property
     def stop_rule(self) -> StopRule:
-        """By which rules the run stops."""
+        """The rules by which the run stops."""
         return StopRule(
             num_samples=self.num_samples,
             stop_when=self.stop_when,
@@ -154,18 +154,19 @@ class EvalSettings(BaseSettings):
 
     @property
     def drawing(self) -> SamplingParams:
-        """How samples are drawn, with what is told of them."""
-        told: dict[str, Any] = {"self_certainty": self.self_certainty}
+        """The sampling parameters, with the confidence statistics to compute."""
+        statistics: dict[str, Any] = {"self_certainty": self.self_certainty}
         if self.confidence is not None:
-            told |= {
+            statistics |= {
                 "confidence": self.confidence.top,
                 "confidence_window": self.confidence.window,
             }
-        return replace(self.sampling, **told)
+        return replace(self.sampling, **statistics)
 
     def free_choices(self) -> dict[str, Any]:
-        own = asdict(self.confidence) if self.confidence else None
-        return {**super(EvalSettings, self).free_choices(), "confidence": own}
+        """Return the settings that change no sample, with the confidence settings as a mapping."""
+        confidence = asdict(self.confidence) if self.confidence else None
+        return {**super(EvalSettings, self).free_choices(), "confidence": confidence}
 
     def _check_reasoning(self) -> None:
         check_reasoning(self.reasoning)
@@ -181,6 +182,7 @@ class EvalSettings(BaseSettings):
             )
 
     def explain_unused(self, name: str) -> str | None:
+        """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "stop_batch" and self.stop_when == NEVER:
             return "without stop_when="
         if name == "thinking_end" and self.sampling.max_thinking_tokens is None:
@@ -188,6 +190,7 @@ class EvalSettings(BaseSettings):
         return None
 
     def identity(self) -> dict[str, Any]:
+        """Return the settings that change a sample, as run.json groups them."""
         ends = self.confidence
         sampling = {name: getattr(self.sampling, name) for name in SAMPLING}
         sampling |= self.sampling.penalties
@@ -208,11 +211,11 @@ class EvalSettings(BaseSettings):
             "prompt": {
                 "apply_chat_template": self.apply_chat_template,
                 "system_instruction": self.system_instruction,
-                # It is absent if it is false, as in runs from before there was a choice.
+                # It is absent if it is false, as in runs from before this setting existed.
                 **({"fewshot_as_multiturn": True} if self.fewshot_as_multiturn else {}),
                 **({"reasoning": self.reasoning} if self.reasoning != "auto" else {}),
             },
-            # It changes samples only if it ends some.
+            # Confidence settings change samples only if they end some.
             **({"confidence": asdict(ends)} if ends and ends.keep is not None else {}),
         }
 
@@ -220,7 +223,7 @@ class EvalSettings(BaseSettings):
 def resolve_eval_settings(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> EvalSettings:
-    """Return the settings that a user's choices come to.
+    """Return the settings that follow from a user's choices.
 
     Args:
         asked: The user's choices, by name.
@@ -232,17 +235,17 @@ def resolve_eval_settings(
     """
     if isinstance(votes := asked.get("votes"), str):
         asked = {**asked, "votes": votes.split(",")}
-    given = merge_choices(EvalSettings, asked, stored)
-    if not given.get("task"):
+    choices = merge_choices(EvalSettings, asked, stored)
+    if not choices.get("task"):
         raise InputError("no task is given; `treegen tasks` lists them")
-    defaults = configure_task(get_task(given["task"]), given.get("extra", {})).defaults
-    chat = given.get("apply_chat_template", False)
-    given.setdefault("fewshot_as_multiturn", chat)
-    if "system_instruction" in given and given["system_instruction"] == "":
-        given["system_instruction"] = None
+    defaults = configure_task(get_task(choices["task"]), choices.get("extra", {})).defaults
+    chat = choices.get("apply_chat_template", False)
+    choices.setdefault("fewshot_as_multiturn", chat)
+    if "system_instruction" in choices and choices["system_instruction"] == "":
+        choices["system_instruction"] = None
     names = (*SAMPLING, *_RARE, *_THINKING)
-    sampling = {name: given.pop(name) for name in names if name in given}
-    recommended = load_recommended(given.pop("sampling_from", None), given)
+    sampling = {name: choices.pop(name) for name in names if name in choices}
+    recommended = load_recommended(choices.pop("sampling_from", None), choices)
     sampling |= {name: value for name, value in recommended.items() if name not in asked}
     if "logit_bias" in (stored or {}) and "logit_bias" not in asked:  # JSON has text for keys
         biases = sampling["logit_bias"].items()
@@ -251,34 +254,35 @@ def resolve_eval_settings(
     for name in ("stop", "stop_token_ids", "bad_words"):
         if isinstance(sampling.get(name), list):
             sampling[name] = tuple(sampling[name])
-    if isinstance(given.get("confidence"), Mapping):
-        given["confidence"] = Confidence(**given["confidence"])
-    if "votes" in given:
-        given["votes"] = tuple(vote.strip() for vote in given["votes"] if vote.strip())
-        numbers = {vote.partition(":")[0] for vote in given["votes"]}
+    if isinstance(choices.get("confidence"), Mapping):
+        choices["confidence"] = Confidence(**choices["confidence"])
+    if "votes" in choices:
+        choices["votes"] = tuple(vote.strip() for vote in choices["votes"] if vote.strip())
+        numbers = {vote.partition(":")[0] for vote in choices["votes"]}
         if "certainty" in numbers:
-            given["self_certainty"] = True
-        if numbers & CONFIDENCES and given.get("confidence") is None:
-            given["confidence"] = Confidence()
+            choices["self_certainty"] = True
+        if numbers & CONFIDENCES and choices.get("confidence") is None:
+            choices["confidence"] = Confidence()
     for name in ("pass_ks", "maj_ks"):
-        if given.get(name) is not None:
-            given[name] = tuple(given[name])
+        if choices.get(name) is not None:
+            choices[name] = tuple(choices[name])
     drawn = default_sampling(defaults, chat=chat)
-    told = [name for name in names if name in SAMPLING or name in sampling]
-    given["sources"] = sources_of(told, asked, recommended, stored)
+    recorded = [name for name in names if name in SAMPLING or name in sampling]
+    choices["sources"] = sources_of(recorded, asked, recommended, stored)
     chosen = {
-        "num_samples": given.pop("num_samples", defaults.num_samples),
+        "num_samples": choices.pop("num_samples", defaults.num_samples),
         "sampling": replace(drawn, **{"seed": drawn.seed or 0, **sampling}),
     }
     return build_settings(
-        EvalSettings, given, chosen, data=seed, also=SamplingParams.__dataclass_fields__
+        EvalSettings, choices, chosen, data=seed, also=SamplingParams.__dataclass_fields__
     )
 
 
 def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
-    """Return how a task is sampled by default. Thinking is told from answers where tags are known.
+    """Return the default sampling parameters of a task; reasoning tags default to "auto".
 
-    A chat model ends its turn itself, and its turn may have blank lines. They are no stops then.
+    A chat model ends its turn itself, and its turn may have blank lines, so blank lines are not
+    stop strings in chat.
     """
     sampling = defaults.sampling
     sampling = replace(sampling, reasoning_tags=sampling.reasoning_tags or "auto")
@@ -288,7 +292,7 @@ def default_sampling(defaults: TaskDefaults, *, chat: bool) -> SamplingParams:
 
 
 def stored_choices(info: "RunInfo") -> dict[str, Any]:
-    """Return the choices that a run was last begun or resumed with, by name.
+    """Return the choices of an evaluation's start or latest resume, by name.
 
     Raises:
         RunError: the run is not an evaluation.

@@ -1,4 +1,4 @@
-"""Whether choices have the types of the fields that they are for."""
+"""Check that choices have the types of their fields."""
 
 import types
 import typing
@@ -19,18 +19,19 @@ _NAMES: Final[Mapping[Any, str]] = {
 
 
 def check_choices(given: Mapping[str, Any], *kinds: type) -> None:
-    """Raise InputError for a choice whose value no field of its name can have.
+    """Raise InputError for a choice whose value has none of the types of its field.
 
     Args:
-        kinds: Dataclasses, whose annotations say what a field can have. A list stands for any
-            sequence, and a mapping with the names of fields for a dataclass, as in JSON. Names of
-            no field are left to others.
+        given: The choices, by name.
+        kinds: Dataclasses whose annotations define the types. As in JSON, a list is accepted for
+            any sequence, and a mapping with the names of fields for a dataclass. Names that are not
+            fields are not checked.
     """
     for kind in kinds:
         for name, value in given.items():
             if (hint := _hints(kind).get(name)) is not None and not _is(value, hint):
-                told = " or ".join(dict.fromkeys(_describe_type(hint)))
-                raise InputError(f"{name} must be {told}, got {value!r:.60}")
+                expected = " or ".join(dict.fromkeys(_describe_type(hint)))
+                raise InputError(f"{name} must be {expected}, got {value!r:.60}")
 
 
 @cache
@@ -48,16 +49,16 @@ def _is(value: Any, hint: Any) -> bool:
     if origin is typing.Literal:
         return isinstance(value, str) and value in parts
     if origin in (tuple, Sequence):
-        return isinstance(value, list | tuple) and all(_is(each, parts[0]) for each in value)
+        return isinstance(value, list | tuple) and all(
+            _is(item_value, parts[0]) for item_value in value
+        )
     if origin is Mapping:
         return isinstance(value, Mapping) and all(
-            _is(each, part)
-            for item in value.items()
-            for each, part in zip(item, parts, strict=True)
+            _is(v, part) for item in value.items() for v, part in zip(item, parts, strict=True)
         )
     if is_dataclass(hint) and isinstance(value, Mapping):
         known = _hints(typing.cast(type, hint))
-        return all(name in known and _is(each, known[name]) for name, each in value.items())
+        return all(name in known and _is(v, known[name]) for name, v in value.items())
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, int | float if hint is float else hint)

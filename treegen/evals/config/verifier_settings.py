@@ -1,4 +1,4 @@
-"""How a verifier is read: the settings that users give by name, checked before it is loaded."""
+"""Settings of a verifier that users give by name, checked before the verifier is loaded."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,25 +16,25 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "chat": None,
     "turns": False,
 }
-"""The settings of `treegen.model.scorers.verifier.Verifier` that users give, and their defaults."""
+"""The settings of `treegen.model.scorers.verifier.Verifier` that users set, and their defaults."""
 
 
 def verifier_settings(given: Mapping[str, str]) -> dict[str, Any]:
-    r"""Return the values of settings that are not at their defaults. In texts, \n is a newline.
+    r"""Return the values of settings that differ from their defaults. In texts, \n is a newline.
 
     Raises:
         InputError: a name or a value cannot be used.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, text in known_settings(given).items():
         value = _value(name, text)
         if value != DEFAULTS[name]:
-            found[name] = value
-    return found
+            settings[name] = value
+    return settings
 
 
 def known_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that were read before, as run.json holds them.
+    """Return stored settings with lists as tuples.
 
     Raises:
         InputError: a name is unknown.

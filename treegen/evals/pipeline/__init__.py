@@ -1,1 +1,1 @@
-"""From what was asked for to finished runs: where they go, what they lack, and drawing it."""
+"""From settings to finished runs: targets, execution, saving."""

@@ -1,4 +1,4 @@
-"""Evaluations of one model with several adapters, each in directories of its own."""
+"""Evaluations of one model with several adapters, each in its own directories."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +28,15 @@ def evaluate_adapters(
     """Run evaluations with each adapter in a folder of its name; the weights are read once.
 
     Args:
+        adapters: Directories of adapters.
+        tasks: Tasks or their names.
         asked: As for `evaluate_all`, without an adapter.
-        output: The directory of all; None for a new one in runs/.
-        resume: Such a directory, whose runs are continued, and begun where there are none; ""
-            stands for `output`.
-        how: The rest of `evaluate_all`.
+        models: Loads the models.
+        listener: Receives messages and progress.
+        output: The parent directory; None for a new one in runs/.
+        resume: A parent directory whose runs are resumed, and started where there are none; ""
+            means `output`.
+        how: Further arguments of `evaluate_all`.
 
     Raises:
         InputError: two adapters have the same name, or a directory is taken.
@@ -47,7 +51,7 @@ def evaluate_adapters(
         raise InputError("the adapter is given twice; leave it out of --model-args")
     model = Path(str(asked.get("model", demo.NAME))).name
     whole = named_path(output, resume) or new_path("adapters", model)
-    folders = [file_name(Path(each).name) for each in adapters]
+    folders = [file_name(Path(adapter).name) for adapter in adapters]
     if len({*folders}) < len(folders):
         raise InputError(
             f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
@@ -59,12 +63,12 @@ def evaluate_adapters(
         find_adapter(adapter)
         if resume is None and (whole / folder).exists():
             raise InputError(f"{whole / folder} exists already; continue by --resume {whole}")
-    found = []
+    results = []
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):
-            given = {**asked, "adapter": adapter}
+            choices = {**asked, "adapter": adapter}
             path, again = str(whole / folder), None if resume is None else ""
-            found.append(
-                evaluate_all(tasks, given, models, listener, output=path, resume=again, **how)
+            results.append(
+                evaluate_all(tasks, choices, models, listener, output=path, resume=again, **how)
             )
-    return found
+    return results

@@ -1,4 +1,4 @@
-"""Remove runs that an error ends before they have any record."""
+"""Remove runs if an error occurs before they have any record."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 def discard_on_error(
     runs: "Sequence[RunDir]", *, but: type[Exception] | None = None
 ) -> Iterator[None]:
-    """Remove the runs if an error comes while all are new. Then the same can be asked again.
+    """Remove the runs on an error if all of them are new, so that the same call can be repeated.
 
     Args:
-        but: An error after which they stay, to be continued. Signals count as no error.
+        runs: The open runs.
+        but: An error after which the runs are kept, to be resumed. Interrupts always keep them.
     """
     try:
         yield
@@ -27,5 +28,5 @@ def discard_on_error(
 
 
 def all_new(runs: "Sequence[RunDir]") -> bool:
-    """Return whether all runs were begun by this call and have no record yet."""
+    """Return whether all runs were created by this call and have no record yet."""
     return all(run.is_new for run in runs)

@@ -1,4 +1,4 @@
-"""Evaluations from what was asked for to their results: what `treegen eval` and `evaluate` do."""
+"""Evaluations from settings to results: the work of `treegen eval` and `evaluate`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What an evaluation came to.
+    """The result of an evaluation.
 
     results: the content of results.json. report: its metrics; None if nothing is scored.
-    missing: samples that were not drawn. complaint: what is not scored, and why; None if
-    nothing. again: how to continue. judged_by: as in `EvalSettings`.
+    missing: the number of samples that were not drawn. complaint: a sentence on samples without a
+    score; None if all are scored. again: how to continue. judged_by: as in `EvalSettings`.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[Job, RunDir, EvaluationResult]):
-    """One task and its open run. judging: of its programs, if they may run."""
+    """A task and its open run. judging: scores its programs, if they may run."""
 
     judging: ProgramScoring | None
 
@@ -99,25 +99,32 @@ def evaluate_all(
     show_prompts: bool = False,
     check_judges: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> list[EvaluationResult]:
-    """Run evaluations of some tasks, one after another, each in a directory of its own.
+    """Run evaluations of some tasks, one after another, each in its own directory.
 
-    If it is interrupted, a note of the exception says what is stored, and how to continue.
+    If an evaluation is interrupted, a note of the exception says what is stored, and how to
+    continue.
 
     Args:
+        tasks: Tasks or their names.
         asked: The user's choices, by the names of settings.
-        output: The directory, or that of all; None for a new one in runs/.
-        resume: A run to continue, or a directory of several; "" continues what is in `output` and
-            begins the rest.
+        models: Loads the models, or holds one that is loaded.
+        listener: Receives messages and progress.
+        output: The run's directory, or the parent of several; None for a new one in runs/.
+        resume: A run to resume, or a directory of several; "" resumes the runs in `output` and
+            starts the rest.
         execution: Permission to run programs that the model wrote.
-        show_prompts: Whether the listener gets the first prompt of each.
-        check_judges: Is called with the judges that a resumed run names, before anything is drawn;
-            it raises if they cannot judge.
+        show_prompts: Whether the listener gets the first prompt of each task.
+        check_judges: Called with the judges that a resumed run names, before anything is drawn; it
+            raises an error if they cannot judge.
+
+    Returns:
+        The result of each evaluation.
     """
-    given = models.choices(dict(asked))
-    targets = destinations(tasks, given, output, resume)
+    choices = models.choices(dict(asked))
+    targets = destinations(tasks, choices, output, resume)
     check_no_unused(asked, [target.settings for target in targets])
     announce_demo_model(
-        given, [target.settings for target in targets if not target.resume], listener
+        choices, [target.settings for target in targets if not target.resume], listener
     )
     check_execution_options([get_task(target.settings.task) for target in targets], execution)
     if check_judges is not None and "judged_by" not in asked:
@@ -130,16 +137,16 @@ def evaluate_all(
     whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def check(job: Job, facts: "ModelInfo") -> None:
-        if not any(job is each for each, _ in whole):
+        if not any(job is other for other, _ in whole):
             plan_job(job, facts)
-        told = advice(job.settings.sampling, facts.spec)
-        if told and not is_multiple_choice(job.data) and any(job is each for each in fresh):
-            listener.tell(told)
+        hint = advice(job.settings.sampling, facts.spec)
+        if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
+            listener.tell(hint)
         if show_prompts:
             listener.show_prompt(first_prompt(job, facts))
 
     def work(runs: Sequence[RunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
-        found = []
+        items = []
         for job, run in zip(jobs, runs, strict=True):
             restore_rounds(job, run)
             if run.missing <= 0:
@@ -147,10 +154,10 @@ def evaluate_all(
             judging = start_program_scoring(job, run, execution, listener)
             if judging:
                 stack.callback(judging.close)
-            found.append(_Work(job, run, judging=judging))
-        return found, ()
+            items.append(_Work(job, run, judging=judging))
+        return items, ()
 
-    # To show a prompt takes the tokenizer.
+    # Showing a prompt needs the tokenizer.
     wanted = prepare_runs(jobs, models, listener, check, () if show_prompts else whole)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)

@@ -1,4 +1,4 @@
-"""The steps that evaluations and runs of searches share: look at the model, open and fill runs."""
+"""The steps that evaluations and search runs share: inspect the model, open and fill the runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
 Before = Sequence[Callable[[], object]]
 _SHOWN = 5
-# What is told by the fingerprint of the weights, or chosen for the model that has them.
+# Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
 _OF_WEIGHTS = (
     "model",
     "revision",
@@ -52,7 +52,7 @@ _OF_WEIGHTS = (
 
 @dataclass(frozen=True, slots=True)
 class RunWork(ABC, Generic[_Job, _Run, _Done]):
-    """One job and its open run."""
+    """A job and its open run."""
 
     job: _Job
     run: _Run
@@ -60,27 +60,27 @@ class RunWork(ABC, Generic[_Job, _Run, _Done]):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The name that its progress shows."""
+        """The name shown with its progress."""
 
     @abstractmethod
     def steps(self, llm: "BaseLLM", stop: Stop) -> "Iterator[RunProgress]":
-        """Draw what the run lacks. stop: polled; once it is true, the iteration ends."""
+        """Draw what the run is missing. stop: called at every step; if true, the iteration ends."""
 
     def end(self, listener: Listener) -> None:
-        """Do what is left once everything is drawn."""
+        """Do the remaining work after everything is drawn."""
 
     @abstractmethod
     def save_result(self, again: str) -> _Done:
-        """Write the results, and return what the run came to. again: how to continue it."""
+        """Write the results and return the result of the run. again: how to continue it."""
 
 
 @dataclass(slots=True)
 class ModelLoader(Closeable):
-    """The model of each run: one that is loaded already, or one at a time, by its name.
+    """The model of each run: one that is already loaded, or one loaded at a time by name.
 
-    given: it is used for all runs, and stays open. places: of workers that load models.
-    stays: whether a model stays loaded when its runs have come to their end; then whoever sets it
-    closes it.
+    given: a loaded model; it is used for all runs, and stays open. places: the placement of workers
+    that load models. stays: whether a model stays loaded after its runs; the code that sets it must
+    then close the model.
     """
 
     given: "BaseLLM | None" = None
@@ -91,7 +91,7 @@ class ModelLoader(Closeable):
 
     @property
     def on_workers(self) -> bool:
-        """Whether samples are drawn in other processes than this one."""
+        """Whether samples are drawn in other processes."""
         from treegen.llm import LLM
 
         if self.given is not None:
@@ -99,45 +99,47 @@ class ModelLoader(Closeable):
         return self.places is not None
 
     def choices(self, asked: "dict[str, Any]") -> dict[str, Any]:
-        """Return a user's choices, with those that the loaded model was made with."""
+        """Return a user's choices together with the engine options of the loaded model."""
         if self.given is None:
             return asked
         engine = self.given.facts.engine
-        if callable(engine.speculate):  # it changes no sample, and cannot be stored
+        if callable(engine.speculate):  # a function changes no sample, and cannot be stored
             engine = replace(engine, speculate=None, draft_tokens=None)
-        own = asdict(engine)
-        for name in own:
+        options = asdict(engine)
+        for name in options:
             if name in asked:
                 raise InputError(
                     f"{name}= is for loading a model, and this one is loaded; leave it out"
                 )
-        return {**asked, **own}
+        return {**asked, **options}
 
     def facts(self, engine: EngineOptions) -> "ModelInfo":
-        """Return what is known of a model before it is loaded, if the machine can load it."""
+        """Return a model's facts before it is loaded; raise if the machine cannot load it."""
         if self.given is not None:
             return self.given.facts
-        found = load_model_facts(engine, self.places)
+        facts = load_model_facts(engine, self.places)
         check_machine(engine, self.places)
-        return found
+        return facts
 
     def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
-        """Return what a job's run stores when it begins."""
-        engine, given = job.settings.engine, self.given
+        """Return the settings that a job's run stores when it starts."""
+        engine, loaded = job.settings.engine, self.given
         return run_settings(
             job,
             dtype=facts.dtype,
-            fingerprint=given.fingerprint if given is not None else weights_fingerprint(engine),
+            fingerprint=loaded.fingerprint if loaded is not None else weights_fingerprint(engine),
             device_type=facts.device_type,
             quantization=facts.quantization,
         )
 
     def settings_of_complete(self, job: "AnyJob", info: "RunInfo | None") -> "RunSettings":
-        """Return what `settings` does for a run of which nothing is to be drawn.
+        """Return the same as `settings` for a run that is complete.
 
         Args:
-            info: What the run has stored. Then the weights have to be the same, and no more is
-                looked at: not even torch is imported.
+            job: The job of the run.
+            info: The stored content of run.json. With it only the weights are compared, and nothing
+                else
+                is read: not even torch is imported. With None the model's precision is resolved.
         """
         engine = job.settings.engine
         if self.given is not None:
@@ -156,12 +158,18 @@ class ModelLoader(Closeable):
     def get(
         self, item: RunWork[Any, Any, Any], listener: Listener, before: Before = ()
     ) -> "BaseLLM":
-        """Load what an item needs, unless it is there. before: what workers call first."""
+        """Return the model of a run, and load it if necessary.
+
+        Args:
+            item: The job and its open run.
+            listener: Receives a message if a model is loaded.
+            before: Functions that workers call before they load the model.
+        """
         if self.given is not None:
             return self.given
         engine = item.job.settings.engine
         if self._loaded is None or self._options != engine:
-            self.close()  # gives its memory back before the next one is loaded
+            self.close()  # frees its memory before the next model is loaded
             many = f" on {_format_places(self.places)}" if self.places else ""
             listener.loading(f"{engine.model}{many}")
             weights = item.run.info.identity["model"]["fingerprint"]
@@ -170,23 +178,23 @@ class ModelLoader(Closeable):
         return self._loaded
 
     def get_loaded(self, engine: EngineOptions, fingerprint: str) -> "BaseLLM | None":
-        """Return the model that is loaded, if it is the one that is asked for.
+        """Return the loaded model if it has these options and weights, else None.
 
-        The types in which it computes may be others, as they were chosen for this very model.
+        Its dtypes may differ from the options, because they were chosen for this very model.
         """
         llm = self.given if self.given is not None else self._loaded
         if llm is None or self.on_workers or llm.fingerprint != fingerprint:
             return None
-        mine = llm.facts.engine if self._options is None else self._options
-        chosen = {name: getattr(mine, name) for name in _OF_WEIGHTS}
-        return llm if replace(engine, **chosen) == mine else None
+        loaded = llm.facts.engine if self._options is None else self._options
+        chosen = {name: getattr(loaded, name) for name in _OF_WEIGHTS}
+        return llm if replace(engine, **chosen) == loaded else None
 
     def __exit__(self, kind: object = None, *error: object) -> None:
         if kind is not None or not self.stays:
             self.close()
 
     def close(self) -> None:
-        """End the workers, if there are some."""
+        """Close the model that was loaded here, with its workers if there are any."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.close()
@@ -196,7 +204,7 @@ _Works: TypeAlias = "tuple[Sequence[RunWork[Any, Any, _Done]], Before]"
 
 
 def _format_places(places: "Placement") -> str:
-    """Return where workers are, for people."""
+    """Describe the placement of workers, for people."""
     count = "all" if places.count is None else f"{places.count}"
     kind = "GPU" if places.device == "cuda" else "CPU worker"
     where = f" of Ray at {places.address}" if places.address else ""
@@ -206,13 +214,19 @@ def _format_places(places: "Placement") -> str:
 def announce_demo_model(
     asked: Mapping[str, Any], settings: Sequence[BaseSettings], listener: Listener
 ) -> None:
-    """Say that the bundled model is used, if the user named none."""
-    if "model" not in asked and any(each.engine.model == demo.NAME for each in settings):
+    """Tell the listener that the bundled model is used, if the user named none.
+
+    Args:
+        asked: The user's choices, by name.
+        settings: The settings of all runs.
+        listener: Receives the message.
+    """
+    if "model" not in asked and any(s.engine.model == demo.NAME for s in settings):
         listener.tell(demo.MODEL_NOTICE if "data" in asked else demo.NOTICE)
 
 
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
-    """Say which lines of the data cannot be run."""
+    """Tell the listener which lines of the data cannot be run."""
     rows = job.data.skipped
     for row in rows[:_SHOWN]:
         listener.tell(f"skipped: {row}")
@@ -227,23 +241,30 @@ def prepare_runs(
     check: "Callable[[_Job, ModelInfo], object]",
     whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "list[RunSettings]":
-    """Check all that can be checked without weights; returns the settings of each run.
+    """Check everything that can be checked without weights.
 
     Args:
-        whole: Those of which nothing is to be drawn, so that nothing is checked. With each is what
-            its run has stored, unless something else is asked of the model.
+        jobs: The jobs of the runs.
+        models: Loads the models, or holds one that is loaded.
+        listener: Receives notices about skipped data.
+        check: Checks a job with the facts about its model.
+        whole: Jobs of complete runs, which are not checked. Each comes with the run's stored
+            content of run.json, or None if the user changes an option of the model.
+
+    Returns:
+        The settings of each run.
     """
-    found = []
+    settings = []
     for job in jobs:
         tell_skipped(job, listener)
-        known = [info for each, info in whole if each is job]
+        known = [info for other, info in whole if other is job]
         if known:
-            found.append(models.settings_of_complete(job, known[0]))
+            settings.append(models.settings_of_complete(job, known[0]))
             continue
         facts = models.facts(job.settings.engine)
         check(job, facts)
-        found.append(models.settings(job, facts))
-    return found
+        settings.append(models.settings(job, facts))
+    return settings
 
 
 def execute_runs(
@@ -257,19 +278,23 @@ def execute_runs(
     *,
     unit: str,
 ) -> list[_Done]:
-    """Begin or continue runs, draw what each lacks, and return what they came to.
+    """Start or resume runs, draw what each is missing, and return their results.
 
     Args:
+        kind: The class of run directories.
+        targets: The directory of each run, and whether to resume it.
         wanted: The settings of each run.
-        make: Gives the work of open runs, and what each worker calls before it loads the model;
-            what it puts on the stack is closed at the end.
-        again: How to continue.
-        unit: What runs have, such as samples.
+        make: Returns the work of the open runs, and the functions that each worker calls before it
+            loads the model. What it puts on the stack is closed at the end.
+        models: Loads the models, or holds one that is loaded.
+        listener: Receives messages and progress.
+        again: How to continue, for messages.
+        unit: The unit of a run's records in messages, such as "samples".
     """
     with ExitStack() as stack:
         runs = _open_runs(kind, targets, wanted, stack, listener, unit)
         stack.enter_context(models)
-        # It is entered first, so it ends after what writes in the run directories.
+        # It is entered before anything that writes in the run directories, so it exits after that.
         stack.enter_context(discard_on_error(runs, but=RunError))
         work, before = make(runs, stack)
 
@@ -301,9 +326,11 @@ def _open_runs(
 ) -> list[_Run]:
     runs: list[_Run] = []
     with discard_on_error(runs):
-        for target, asked in zip(targets, wanted, strict=True):
+        for target, settings in zip(targets, wanted, strict=True):
             path = target.path
-            run: _Run = kind.resume(path, asked) if target.resume else kind.create(path, asked)
+            run: _Run = (
+                kind.resume(path, settings) if target.resume else kind.create(path, settings)
+            )
             stack.enter_context(run)
             runs.append(run)
             for line in run.notices:
@@ -321,13 +348,13 @@ def _fill(
     runs: Sequence[RunDir],
     kept: Callable[[], str],
 ) -> None:
-    """Draw what a run lacks. The model is loaded only for that."""
+    """Draw what a run is missing. The model is loaded only for that."""
     llm = models.get(item, listener, before)
     with listener.poll_interrupts() as stop:
         try:
             listener.track(item.steps(llm, stop), item.title)
         except RunError:
-            raise  # the message says what is stored, and how to go on
+            raise  # the message says what is stored, and how to continue
         except TreegenError as error:
             if all_new(runs):
                 raise  # there is nothing to continue

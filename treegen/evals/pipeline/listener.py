@@ -1,4 +1,4 @@
-"""Who is told how runs go, and how Ctrl-C ends them: nobody, or a bar in a notebook or a script."""
+"""Listeners for run progress (silent, or a progress bar), and Ctrl-C handling."""
 
 import signal
 import sys
@@ -15,42 +15,42 @@ if TYPE_CHECKING:
 
 Stop = Callable[[], object]
 Follow = Callable[[Callable[[Stop], Iterable[tuple[int, int]]], str], tuple[int, int]]
-"""Uses up what yields (done, planned) while it may be stopped; takes the unit too."""
+"""Consumes an iterator of (done, planned) that may be stopped; its second argument is the unit."""
 
 
 class Listener:
-    """Is told how runs go. This one hears nothing, and lets them go on."""
+    """Receives progress and messages of runs. This base class ignores them and never stops runs."""
 
     def warn(self, text: str) -> None:
-        """Take a line on what may surprise the user."""
+        """Receive a warning."""
 
     def tell(self, text: str) -> None:
-        """Take a line on what goes as it should."""
+        """Receive a message about normal progress."""
 
     def loading(self, model: str) -> None:
-        """Note that a model is about to be loaded."""
+        """Receive the name of a model that is about to be loaded."""
         self.tell(f"loading {model}")
 
     def show_prompt(self, text: str) -> None:
-        """Take the first prompt of a run."""
+        """Receive the first prompt of a run."""
 
     def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
-        """Use up the steps of a run."""
+        """Consume the steps of a run."""
         for _ in steps:
             pass
 
     def poll_interrupts(self) -> AbstractContextManager[Stop]:
-        """Enter while samples are drawn; what it gives is polled, and ends them once it is true."""
+        """Return a context for sampling; it yields a function that returns whether to stop."""
         return interruptible()
 
     def resume_command(self, path: Path | str, settings: "Sequence[BaseSettings]") -> str:
-        """Return how the user continues the run in a directory. settings: of all runs there."""
-        code = ", allow_task_code=True" if any(each.runs_code for each in settings) else ""
+        """Return how the user resumes the run in a directory. settings: of all runs there."""
+        code = ", allow_task_code=True" if any(s.runs_code for s in settings) else ""
         return f"continue with resume={str(path)!r}{code}"
 
 
 class BarListener(Listener):
-    """Prints warnings to stderr, and draws a bar: in a notebook a widget."""
+    """Prints warnings to stderr and draws a progress bar, in a notebook as a widget."""
 
     def warn(self, text: str) -> None:
         """Print a line."""
@@ -63,7 +63,7 @@ class BarListener(Listener):
         self.warn(text)
 
     def track(self, steps: "Iterator[RunProgress]", title: str) -> None:
-        """Use up the steps of a run, with a bar of its samples or searches."""
+        """Consume the steps of a run, with a bar of its samples or searches."""
         from tqdm.auto import tqdm
 
         bar = None
@@ -72,26 +72,26 @@ class BarListener(Listener):
                 bar = tqdm(desc=title, total=now.planned, initial=now.started, unit=f" {now.unit}")
             bar.total = now.planned
             bar.update(now.done - bar.n)
-            told = {"tokens/s": f"{now.tokens_per_second:,.0f}"} if now.num_pages else {}
+            postfix = {"tokens/s": f"{now.tokens_per_second:,.0f}"} if now.num_pages else {}
             if now.estimate is not None:
-                told["accuracy"] = f"{now.estimate.value:.3f}"
-            bar.set_postfix(told, refresh=False)
+                postfix["accuracy"] = f"{now.estimate.value:.3f}"
+            bar.set_postfix(postfix, refresh=False)
         if bar is not None:
             bar.close()
 
 
 @contextmanager
 def interruptible() -> Iterator[Stop]:
-    """Yield whether Ctrl-C was pressed; at the end it raises KeyboardInterrupt, as is usual.
+    """Yield a function that returns whether Ctrl-C was pressed; raise KeyboardInterrupt at the end.
 
-    So what a step has drawn is stored first. Pressed again, Ctrl-C interrupts at once. Outside the
-    main thread, where Python allows no handlers, it is never told.
+    So the results of the current step are stored first. A second Ctrl-C interrupts at once. Outside
+    the main thread, where Python allows no signal handlers, the function always returns False.
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or before is not signal.default_int_handler:
-        yield came.is_set  # somebody else decides what Ctrl-C does
+        yield came.is_set  # another handler is installed, or this thread cannot install one
         return
 
     def on_signal(signum: int, frame: FrameType | None) -> None:

@@ -30,7 +30,7 @@ def plan_tasks(
     Args:
         tasks: Names of tasks.
         asked: The user's choices, by the names of settings.
-        listener: Gets notices.
+        listener: Receives notices.
         show_prompts: Whether the listener also gets the first prompt of each task.
 
     Raises:

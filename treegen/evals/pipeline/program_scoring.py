@@ -1,4 +1,4 @@
-"""How evaluations treat tasks whose samples are programs, which have to be run."""
+"""Scoring of evaluations whose samples are programs, which have to be run."""
 
 import shlex
 from collections.abc import Sequence
@@ -29,8 +29,14 @@ def make_execution_options(
 ) -> ExecutionOptions | None:
     """Return the permission to run programs; None without it.
 
+    Args:
+        allow_code_execution: Whether the user allows programs that a model wrote to run.
+        sandbox: The sandbox; None for "auto".
+        num_workers: The number of programs that run at once; None for the default.
+        anew: Whether programs that have a verdict are run again.
+
     Raises:
-        InputError: the sandbox is not known, or an option is of no use.
+        InputError: the sandbox is not known, or an option has no effect.
     """
     options = {"sandbox": sandbox, "num_workers": num_workers}
     given = {name: value for name, value in options.items() if value is not None}
@@ -47,21 +53,28 @@ def make_execution_options(
 def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions | None) -> None:
     """Raise InputError for sandbox= or num_workers= if no task has programs to run.
 
-    The permission alone is no mistake: scripts give it for tasks of all kinds.
+    The permission alone is not an error: scripts give it for tasks of all kinds.
     """
     if execution is None or any(as_code_execution_task(task) for task in tasks):
         return
     for name in _OPTIONS:
         if getattr(execution, name) != getattr(ExecutionOptions(), name):
-            told = ", ".join(task.name for task in tasks)
+            names = ", ".join(task.name for task in tasks)
             verb = "runs" if len(tasks) == 1 else "run"
-            raise InputError(f"{name}= is of no use: {told} {verb} no programs; leave it out")
+            raise InputError(f"{name}= is of no use: {names} {verb} no programs; leave it out")
 
 
 def start_program_scoring(
     job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
 ) -> ProgramScoring | None:
-    """Return a started judge for a run's programs; None if there are none or they may not run."""
+    """Return started scoring of a run's programs; None if there are none or they may not run.
+
+    Args:
+        job: The job of the run.
+        run: The run directory.
+        execution: Permission to run programs; None without it.
+        listener: Receives messages.
+    """
     task = as_code_execution_task(job.task)
     if task is None or not job.settings.score:
         return None
@@ -85,7 +98,14 @@ def start_program_scoring(
 def finish_program_scoring(
     job: "Job", run: "RunDir", judging: ProgramScoring, listener: Listener
 ) -> None:
-    """Judge what is not judged yet."""
+    """Score the programs that have no verdict yet.
+
+    Args:
+        job: The job of the run.
+        run: The run directory.
+        judging: The started scoring.
+        listener: Receives progress and can interrupt.
+    """
     with listener.poll_interrupts() as stop:
         for record in run.records():
             judging.add(record)
@@ -95,7 +115,13 @@ def finish_program_scoring(
 def rescore_programs(
     job: "Job", run: "RunDir", execution: ExecutionOptions | None, listener: Listener
 ) -> ProgramScoring | None:
-    """Judge the programs of a stored run that lack a verdict; None if its task has no programs.
+    """Score the programs of a stored run that have no verdict; None if its task has no programs.
+
+    Args:
+        job: The job of the run.
+        run: The run directory.
+        execution: Permission to run programs; None without it.
+        listener: Receives messages and progress.
 
     Raises:
         InputError: there are some, and they may not run.
@@ -123,7 +149,13 @@ def rescore_programs(
 
 
 def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None) -> str | None:
-    """Return a sentence on samples without a score; None if all have one."""
+    """Return a sentence on samples without a score; None if all have one.
+
+    Args:
+        job: The job of the run.
+        run: The run directory.
+        judging: The scoring of programs; None if they may not run.
+    """
     if as_code_execution_task(job.task) is None or not job.settings.score:
         return None
     again = f"treegen score {shlex.quote(str(run.path))} --allow-code-execution"
@@ -132,6 +164,6 @@ def describe_unscored(job: "Job", run: "RunDir", judging: ProgramScoring | None)
         return f"the samples are not scored; score them with: {again}"
     if not judging.missing:
         return None
-    told = judging.summary()["errors"]
-    reason = f" ({told[0]['detail']})" if told else ""
+    errors = judging.summary()["errors"]
+    reason = f" ({errors[0]['detail']})" if errors else ""
     return f"{judging.missing:,} samples could not be judged{reason}; try again with: {again}"

@@ -1,4 +1,4 @@
-"""Runs whose samples are there: scored again, by a verifier, or by their model's own picks."""
+"""Score a finished run's samples again: by its task, by a verifier, or by its model's picks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def _open_run(
     path: Path, asked: Mapping[str, Any], listener: Listener
 ) -> Iterator[tuple[RunDir, "Job"]]:
-    """Open a run, and read its problems. asked: as for `load_stored_job`."""
+    """Open a run and load its job. asked: as for `load_stored_job`."""
     with RunDir.open(path) as run:
         for line in run.notices:
             listener.warn(line)
@@ -47,7 +47,9 @@ def rescore_run(
     """Score the samples of a run again and rewrite its results.json; needs no model.
 
     Args:
+        path: The run directory.
         asked: Where the problems are, and settings that have changed, by their names.
+        listener: Receives messages and progress.
         execution: Permission to run programs that the model wrote.
 
     Raises:
@@ -64,8 +66,8 @@ def rescore_run(
             run.write_results(results)
         except RunInUseError as error:
             listener.warn(f"results.json is left as it is: {error}")
-        told = describe_unscored(job, run, judging)
-        return EvaluationResult(path, results, report, max(run.missing, 0), told, again="")
+        complaint = describe_unscored(job, run, judging)
+        return EvaluationResult(path, results, report, max(run.missing, 0), complaint, again="")
 
 
 def score_run_with_verifier(
@@ -77,14 +79,22 @@ def score_run_with_verifier(
     settings: Mapping[str, Any],
     **how: Any,
 ) -> int:
-    """Let a verifier score the samples of a run that it has not scored; returns the scores.
+    """Score the samples of a run with a verifier, except those it has scored already.
 
     Args:
-        settings: Those that are not at their defaults; see `verifier_settings`.
+        path: The run directory.
+        asked: Options for opening the run, as for `load_stored_job`.
+        listener: Receives messages.
+        follow: Consumes the steps and shows progress.
+        verifier: The verifier's directory or name.
+        settings: Settings that differ from their defaults; see `verifier_settings`.
         how: Device, memory and batch size; see `load_verifier`.
 
+    Returns:
+        The number of scores.
+
     Raises:
-        As `load_verifier` and `verify`.
+        As `load_verifier` and `score_with_verifier`.
     """
     from treegen.search.verifier import load_verifier
 
@@ -93,7 +103,7 @@ def score_run_with_verifier(
         listener.tell(f"loading {verifier}")
         judge = load_verifier(verifier, **how, **settings)
         by = {"verifier": verifier, **settings, "tokens": list(settings["tokens"])}
-        if not settings["turns"]:  # scores from before there was a choice go on
+        if not settings["turns"]:  # so that scores from before this setting existed stay valid
             del by["turns"]
         done, _ = follow(lambda stop: score_with_verifier(job, run, judge, by, stop=stop), "scores")
         return done
@@ -108,17 +118,25 @@ def pick_run_samples(
     most: int | None = None,
     trust_remote_code: bool = False,
 ) -> int:
-    """Let the model of a run pick the most consistent sample of each problem; returns the picks.
+    """Let the model of a run pick the most consistent sample of each problem.
 
     Args:
-        most: Show it the first samples only.
+        path: The run directory.
+        asked: Options for opening the run, as for `load_stored_job`.
+        listener: Receives messages.
+        follow: Consumes the steps and shows progress.
+        most: Show the model at most this many samples, from the first; None shows all.
+        trust_remote_code: Whether code in the model's directory may run.
+
+    Returns:
+        The number of picks.
 
     Raises:
         RunError: picks are missing.
-        As `pick` and the loading of the model.
+        As `pick_samples` and the loading of the model.
     """
     with _open_run(path, asked, listener) as (run, job):
-        questions_of(job, run, most)  # what cannot be asked is refused before a model is loaded
+        questions_of(job, run, most)  # raises before a model is loaded if a question is impossible
         engine = replace(job.settings.engine, trust_remote_code=trust_remote_code)
         listener.loading(engine.model)
         llm = load_llm(engine, run.info.identity["model"]["fingerprint"])

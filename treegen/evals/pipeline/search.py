@@ -1,4 +1,4 @@
-"""Runs of searches, from what was asked for to their results: `treegen search`, `search_task`."""
+"""Search runs from settings to results: the work of `treegen search` and `search_task`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchRunResult:
-    """What a run of searches came to.
+    """The result of a search run.
 
-    results: the content of results.json. missing: searches that are not done.
-    no_room: why searches lacked memory. again: how to continue.
+    results: the content of results.json. missing: the number of searches that are not done.
+    no_room: the errors of searches that ran out of memory. again: how to continue.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class SearchRunResult:
 
 @dataclass(frozen=True, slots=True)
 class _Work(RunWork[SearchJob, SearchRunDir, SearchRunResult]):
-    """One method and its open run. no_room: errors of searches that lacked memory, by problem."""
+    """A method and its open run. no_room: errors of searches that ran out of memory, by problem."""
 
     value_function: ValueFunction | None = None
     no_room: dict[str, CacheFullError] = field(default_factory=dict)
@@ -96,22 +96,29 @@ def search_all(
     resume: str | None = None,
     compare: bool = False,
 ) -> list[SearchRunResult]:
-    """Search the problems of a task by some methods, each in a run directory of its own.
+    """Search the problems of a task by some methods, each in its own run directory.
 
     Args:
-        methods: Their names; none stands for the task's default.
-        compare: Whether each method has a directory of its own below `output`. The rest is as for
-            `treegen.evals.pipeline.evaluation.evaluate_all`.
+        methods: Names of methods; if empty, the task's default.
+        asked: The user's choices, by the names of settings.
+        models: Loads the models, or holds one that is loaded.
+        listener: Receives messages and progress.
+        output: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
+        resume: As for `treegen.evals.pipeline.evaluation.evaluate_all`.
+        compare: Whether each method has its own directory below `output`.
+
+    Returns:
+        The result of each method's run.
 
     Raises:
         InputError: the methods would not have the same problems and the same budget.
     """
     shared = _shared_arguments(dict(asked), methods)
-    given = models.choices(shared)
-    targets = search_destinations(methods, given, output, resume, compare=compare)
+    choices = models.choices(shared)
+    targets = search_destinations(methods, choices, output, resume, compare=compare)
     check_no_unused(asked, [target.settings for target in targets])
     announce_demo_model(
-        given, [target.settings for target in targets if not target.resume], listener
+        choices, [target.settings for target in targets if not target.resume], listener
     )
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
@@ -120,8 +127,8 @@ def search_all(
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
-        found = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
-        return _load_value_function(found, models)
+        items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
+        return _load_value_function(items, models)
 
     return execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
@@ -129,26 +136,26 @@ def search_all(
 
 
 def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[list[_Work], Before]":
-    """Load what judges states; workers do so for themselves, by what is returned beside."""
-    # They have the same problems, so what judges the states of one can judge those of another.
+    """Load the value functions here, or return functions with which workers load them."""
+    # All methods have the same problems, so methods with one way to evaluate share its function.
     jobs = {item.job.settings.evaluate: item.job for item in work if item.run.missing > 0}
     loads = {how: partial(load_value_function, job.data, job.settings) for how, job in jobs.items()}
     if models.on_workers:
         return work, list(loads.values())
-    found = {how: load() for how, load in loads.items()}
-    return [_Work(i.job, i.run, found.get(i.job.settings.evaluate)) for i in work], []
+    functions = {how: load() for how, load in loads.items()}
+    return [_Work(i.job, i.run, functions.get(i.job.settings.evaluate)) for i in work], []
 
 
 def _shared_arguments(given: dict[str, Any], methods: Sequence[str]) -> dict[str, Any]:
-    """Let each of several methods take the arguments that it knows.
+    """Add the names of all methods' arguments if there are several methods.
 
     Raises:
-        InputError: no method knows one of them.
+        InputError: no method knows an argument that was given.
     """
     check_choices({"arguments": given.get("arguments") or {}}, SearchSettings)
     if not given.get("arguments"):
         return given
-    known = sorted({each.name for name in methods for each in find_method(name).arguments})
+    known = sorted({argument.name for name in methods for argument in find_method(name).arguments})
     for name in given["arguments"]:
         if name not in known and name in EngineOptions.__dataclass_fields__:
             raise InputError(f"no method has an argument {name!r}; the model's is {name}=")
@@ -177,10 +184,12 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
 
 def lacking(found: Sequence[SearchRunResult]) -> list[str]:
     """Return a sentence on the searches that are missing, if there are some."""
-    missing = sum(each.missing for each in found)
+    missing = sum(result.missing for result in found)
     if not missing:
         return []
-    told = f"{missing:,} problems were not searched"
-    if errors := [error for each in found for error in each.no_room]:
-        told += f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
-    return [f"{told}; {found[0].again}"]
+    message = f"{missing:,} problems were not searched"
+    if errors := [error for result in found for error in result.no_room]:
+        message += (
+            f", {len(errors):,} of them for want of memory ({errors[0]}); add a larger memory="
+        )
+    return [f"{message}; {found[0].again}"]

@@ -1,4 +1,4 @@
-"""Where evaluations and runs of searches go, and which of them exist already."""
+"""Directories of evaluations and search runs: new ones, and existing ones to resume."""
 
 import os
 import time
@@ -27,10 +27,10 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True)
 class RunTarget(Generic[_Settings]):
-    """One run's settings and its directory.
+    """The settings and the directory of a run.
 
-    resume: whether to continue a run that is there. whole: whether it has all that was planned.
-    info: of that run, if nothing else is asked of its model than before.
+    resume: whether to resume an existing run. whole: whether that run is complete.
+    info: the content of its run.json, unless the user changes an option of its model.
     """
 
     settings: _Settings
@@ -45,9 +45,9 @@ class _Kind(Generic[_Settings]):
     """The runs of one command.
 
     by: the setting in which the runs of one command differ.
-    folder: gives the name of a run's folder from the value of that setting.
+    folder: returns the name of a run's folder from the value of that setting.
     directory: the class of run directories.
-    settle: makes settings of a user's choices.
+    settle: makes settings from a user's choices.
     stored: reads the choices of a run.
     """
 
@@ -65,41 +65,45 @@ class _Kind(Generic[_Settings]):
     def resolve_resumed(
         self, path: Path, given: Mapping[str, Any], *name: str | Task
     ) -> RunTarget[_Settings]:
-        """Return the destination that continues the run in a directory."""
+        """Return the target that resumes the run in a directory."""
         with self.directory.open(path) as run:
             stored, identity = self.stored(run.info), run.info.identity
             whole = run.missing <= 0
             info = None if given.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
-        asked = {**given, **({self.by: name[0]} if name else {})}
-        if "task" in asked:
+        choices = {**given, **({self.by: name[0]} if name else {})}
+        if "task" in choices:
             task = identity["task"]["name"]
-            if get_task(asked["task"]).name != task:
-                told = f"{path} is a run of {task}, not of {get_task_name(asked['task'])}"
-                raise InputError(f"{told}; name another directory, or leave the task out")
-        settings = self.settle(asked, {**stored, "kept": path})
+            if get_task(choices["task"]).name != task:
+                message = f"{path} is a run of {task}, not of {get_task_name(choices['task'])}"
+                raise InputError(f"{message}; name another directory, or leave the task out")
+        settings = self.settle(choices, {**stored, "kept": path})
         return RunTarget(settings, path, True, whole, info)
 
     def among(
         self, path: Path, names: Sequence[str | Task], given: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
-        """Return the destinations below a directory of several runs: those to continue or begin.
+        """Return the targets below a directory of several runs: those to resume or start.
 
-        The list is empty if there are no runs. must: raise RunError then.
+        Args:
+            path: The directory of the runs.
+            names: The tasks or methods to run; if empty, all runs in the directory are resumed.
+            given: The user's choices, by name.
+            must: Whether to raise RunError if there are no runs; otherwise the list is empty.
         """
         below = sorted(path.glob("*")) if os.path.isdir(path) else []
-        there = {sub.name: sub for sub in below if is_run(sub)}
-        if not there and must:
-            self.directory.open(path)  # it raises RunError, which says what is wrong
-        if not there or not names:
-            return [self.resolve_resumed(sub, given) for sub in there.values()]
-        found = []
+        existing = {sub.name: sub for sub in below if is_run(sub)}
+        if not existing and must:
+            self.directory.open(path)  # raises RunError with the reason
+        if not existing or not names:
+            return [self.resolve_resumed(sub, given) for sub in existing.values()]
+        targets = []
         for name in names:
             folder = self.folder(name)
-            if folder in there:
-                found.append(self.resolve_resumed(there[folder], given, name))
+            if folder in existing:
+                targets.append(self.resolve_resumed(existing[folder], given, name))
             else:
-                found.append(RunTarget(self.begin(given, name), path / folder, False))
-        return found
+                targets.append(RunTarget(self.begin(given, name), path / folder, False))
+        return targets
 
 
 def destinations(
@@ -111,8 +115,11 @@ def destinations(
     """Return which evaluations to run, and where.
 
     Args:
-        resume: A run to continue, or a directory of runs of several tasks. With "" the runs in
-            output are continued, and those that are not there are begun.
+        tasks: Tasks or their names.
+        given: The user's choices, by name.
+        output: The run's directory, or the parent of several; None for a new one in runs/.
+        resume: A run to resume, or a directory of runs of several tasks. With "" the existing runs
+            in `output` are resumed, and the others started.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:
@@ -122,12 +129,12 @@ def destinations(
                     f"{path} is the run of one task, but {len(tasks)} are named; name one"
                 )
             return [_EVAL.resolve_resumed(path, given, *tasks)]
-        if found := _EVAL.among(path, tasks, given, must=bool(resume)):
-            return found
+        if targets := _EVAL.among(path, tasks, given, must=bool(resume)):
+            return targets
     settings = [_EVAL.begin(given, task) for task in tasks] or [
         eval_settings.resolve_eval_settings(given)
     ]
-    names = [_task_folder(each.task) for each in settings]
+    names = [_task_folder(s.task) for s in settings]
     if path is None:
         first = names[0] if len(names) == 1 else "eval"
         path = new_path(first, Path(settings[0].engine.model).name)
@@ -135,7 +142,7 @@ def destinations(
         raise InputError(f"two of the tasks have the same name: {', '.join(names)}; run them apart")
     paths = [path] if len(names) == 1 else [path / name for name in names]
     _check_free(paths, path)
-    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
 
 
 def search_destinations(
@@ -146,13 +153,15 @@ def search_destinations(
     *,
     compare: bool,
 ) -> list[RunTarget[SearchSettings]]:
-    """Return which runs of searches to make, and where.
+    """Return which searches to run, and where.
 
     Args:
-        methods: Names of methods; none stands for the task's default.
-        resume: A run to continue, or a directory of runs that are compared. With "" the runs in
-            output are continued, and those that are not there are begun.
-        compare: Whether each method has a directory of its own below the path.
+        methods: Names of methods; if empty, the task's default.
+        given: The user's choices, by name.
+        output: The run's directory, or the parent of several; None for a new one in runs/.
+        resume: A run to resume, or a directory of runs that are compared. With "" the existing runs
+            in `output` are resumed, and the others started.
+        compare: Whether each method has its own directory below the path.
     """
     path = named_path(output, resume)
     if resume is not None and path is not None:
@@ -160,13 +169,13 @@ def search_destinations(
             if compare:
                 raise InputError(f"{path} is the run of one method; compare= needs another path")
             return [_SEARCH.resolve_resumed(path, given, *methods)]
-        if found := _SEARCH.among(path, methods, given, must=bool(resume)):
-            return found
+        if targets := _SEARCH.among(path, methods, given, must=bool(resume)):
+            return targets
     settings = [_SEARCH.begin(given, method) for method in methods] or [_SEARCH.begin(given)]
     if path is None:
         task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
         path = new_path(task, "compare" if compare else settings[0].method, model)
-    folders = [method_folder(each.method) for each in settings]
+    folders = [method_folder(s.method) for s in settings]
     if len(set(folders)) < len(folders):
         raise InputError(
             f"two of the methods have the same folder: {', '.join(folders)}; "
@@ -174,16 +183,16 @@ def search_destinations(
         )
     paths = [path / folder for folder in folders] if compare else [path]
     _check_free((path, *paths), path)
-    return [RunTarget(each, where, False) for each, where in zip(settings, paths, strict=True)]
+    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory holds a run."""
-    return os.path.exists(path / "run.json")  # a Path raises for names that are too long
+    """Return whether a directory contains a run."""
+    return os.path.exists(path / "run.json")  # Path.exists raises for names that are too long
 
 
 def method_folder(method: str) -> str:
-    """Return the name of the folder of a method's run; file.py:function has file-function."""
+    """Return the name of the folder of a method's run; for file.py:function it is file-function."""
     return file_name(short_name(method).replace(".py:", "-"))
 
 
@@ -198,19 +207,19 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
 
 
 def new_path(*words: str) -> Path:
-    """Return a name for a new directory in runs/; of two commands at once each has its own."""
+    """Return a path for a new directory in runs/, unique to this process."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / "-".join(map(file_name, (*words, stamp, str(os.getpid()))))
 
 
 def _check_free(paths: Iterable[Path], path: Path) -> None:
-    for each in paths:
-        if is_run(each):
+    for directory in paths:
+        if is_run(directory):
             raise RunError(
-                f"{each} already holds a run; continue it with resume={str(path)!r}, or use "
+                f"{directory} already holds a run; continue it with resume={str(path)!r}, or use "
                 "another path"
             )
-        check_directory(each)
+        check_directory(directory)
 
 
 def _task_folder(task: str | Task) -> str:

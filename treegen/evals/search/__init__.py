@@ -1,1 +1,1 @@
-"""From a task and a method to a finished run of searches."""
+"""From a task and a method to a finished search run."""

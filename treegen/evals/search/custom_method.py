@@ -1,4 +1,4 @@
-"""Methods of a user's own: functions in Python files, found by `path/to/file.py:function`."""
+"""Custom search methods: functions in Python files, found by `path/to/file.py:function`."""
 
 import hashlib
 import inspect
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from treegen.search.tree.result import SearchOutcome
 
 TOOLS: Final = "tools"
-"""The name of the parameter that gets the task's functions."""
+"""The name of the parameter that receives the task's functions."""
 
 
 def is_custom_method(name: str) -> bool:
-    """Return whether a method's name is that of a function in a file."""
+    """Return whether a method's name refers to a function in a file."""
     return name.partition(":")[0].endswith(".py")
 
 
 def absolute_method(name: str) -> str:
-    """Return a method's name; path/to/file.py:function comes back with an absolute path."""
+    """Return a method's name, with the path in path/to/file.py:function made absolute."""
     path, _, function = name.rpartition(":")
     return f"{os.path.abspath(path)}:{function}" if is_custom_method(name) and path else name
 
 
 def short_name(name: str) -> str:
-    """Return what records and tables call a method: of a file only its last part."""
+    """Return a method's name in records and tables: without the folder of a file."""
     path, _, function = name.rpartition(":")
     return f"{Path(path).name}:{function}" if is_custom_method(name) and path else name
 
@@ -44,8 +44,8 @@ def find_method(name: str) -> Method:
     """Return a method by its name, or by `path/to/file.py:function`.
 
     Raises:
-        InputError: there is none, its file cannot be read or run, or it is no async function of a
-        root.
+        InputError: there is no such method, its file cannot be read or run, or it is not an async
+        function of a root.
     """
     if not is_custom_method(name):
         if name not in METHODS:
@@ -55,7 +55,7 @@ def find_method(name: str) -> Method:
     path, colon, function_name = name.rpartition(":")
     if not colon:
         raise InputError(f"name the method's function too: {name}:function")
-    file, told = Path(path), short_name(name)
+    file, label = Path(path), short_name(name)
     try:
         source = hashlib.sha256(read_bytes(file)).hexdigest()[:32]
     except OSError as error:
@@ -65,22 +65,24 @@ def find_method(name: str) -> Method:
     module = load_file(file)
     function = getattr(module, function_name, None)
     if function is None:
-        own = [
+        functions = [
             key
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
-        hint = did_you_mean(function_name, own) or f"; it has {', '.join(own) or 'none'}"
+        hint = (
+            did_you_mean(function_name, functions) or f"; it has {', '.join(functions) or 'none'}"
+        )
         raise InputError(f"{path} has no function {function_name!r}{hint}")
     if not _is_async(function):
         raise InputError(
-            f"{told} is no async function; write it as `async def {function_name}(root)`"
+            f"{label} is no async function; write it as `async def {function_name}(root)`"
         )
-    arguments = read_signature(function, f"method {told}", (TOOLS,))
+    arguments = read_signature(function, f"method {label}", (TOOLS,))
     return Method(
         _Run(function),
         (),
-        ends_early=False,  # what it does side by side is not known
+        ends_early=False,  # it is unknown which of its calls run concurrently
         arguments=arguments,
         source=source,
     )
@@ -111,12 +113,12 @@ class _Run:
             returned = await self._function(on.root, **arguments)
         except (BudgetReached, BudgetIgnored) as end:
             stopped = str(end)
-        # What it has found is read from the tree. `tools.finish` gives [] where nothing came of it.
+        # Solutions are then read from the tree. `tools.finish` returns [] if it found nothing.
         if returned is None or (isinstance(returned, list | tuple) and not returned):
             return await collect_outcome(on.root, on.done, on.evaluate, stopped)
-        if (found := to_outcome(returned)) is None:
+        if (outcome := to_outcome(returned)) is None:
             raise InputError(
                 f"the search returned {returned!r:.60}; return a node, nodes (the best first) or a "
                 "Found, or None for the solutions in the tree"
             )
-        return found
+        return outcome

@@ -1,4 +1,4 @@
-"""One run of searches before weights are loaded: its problems and their prompts."""
+"""A search run before weights are loaded: its problems and their prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SearchJob(AnyJob):
-    """One task with its problems, their prompts, and how each is searched.
+    """A task with its problems, their prompts, and the settings of their searches.
 
     roots: the prompt of each problem, by problem id.
     """
@@ -29,12 +29,12 @@ class SearchJob(AnyJob):
 
     @property
     def planned(self) -> int:
-        """Searches of the finished run."""
+        """The number of searches in the finished run."""
         return len(self.roots) * self.settings.repeats
 
     @property
     def searches(self) -> dict[str, tuple[str, int]]:
-        """For the name of each search its problem's id, and which search of the problem it is.
+        """By search name, the problem's id and the search's index among the problem's searches.
 
         Raises:
             InputError: two searches have one name.
@@ -43,7 +43,7 @@ class SearchJob(AnyJob):
 
 
 def load_search_job(settings: SearchSettings) -> SearchJob:
-    """Return a task with its problems and prompts.
+    """Load a task with its problems and prompts.
 
     Raises:
         DataError, InputError: the task, data or arguments cannot be used.
@@ -55,29 +55,30 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
         problem.id: wrap_task_method(task.root, task.name, problem.id)(data, problem)
         for problem in data.problems
     }
-    search_names(list(roots), settings.repeats)  # it checks them
+    search_names(list(roots), settings.repeats)  # raises if two searches have one name
     return SearchJob(settings, task, data, roots)
 
 
 def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[str, int]]:
-    """For the name of each search its problem's id, and which search of the problem it is.
+    """Return, by search name, the problem's id and the index among the problem's searches.
 
-    The first search of a problem bears its id. So it is the same, whether or not others follow.
+    The first search of a problem is named by the problem's id, so its name does not depend on
+    `repeats`.
 
     Raises:
         InputError: two searches have one name.
     """
-    found: dict[str, tuple[str, int]] = {}
+    searches: dict[str, tuple[str, int]] = {}
     for repeat in range(repeats):
         for problem_id in problem_ids:
             name = f"{problem_id} #{repeat + 1}" if repeat else problem_id
-            if name in found:
+            if name in searches:
                 raise InputError(
                     f"a problem has the id {name!r}, which is the name of a search of another "
                     "problem; give it another id, or leave repeats= out"
                 )
-            found[name] = problem_id, repeat
-    return found
+            searches[name] = problem_id, repeat
+    return searches
 
 
 def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
@@ -100,7 +101,7 @@ def check_memory(job: SearchJob, facts: "ModelInfo") -> None:
     """Raise CacheFullError for a prompt that does not fit in memory with one whole solution."""
     from treegen.prompts.plan.requests import build_sample_requests
 
-    if facts.num_pages is None:  # only the loaded model can tell
+    if facts.num_pages is None:  # the number is known only after the model is loaded
         return
     leaves = [Node(root, id=name, samples=1) for name, root in job.roots.items()]
     tree = Node("", children=leaves, samples=0)

@@ -17,7 +17,7 @@ REQUIRED: Final = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """The least number that an argument of the type Annotated[int, Least(1)] may be."""
+    """The smallest number allowed for an argument of the type Annotated[int, Minimum(1)]."""
 
     least: float
 
@@ -29,7 +29,7 @@ _TYPES: Final = "int, float, str, bool, Literal, X | None or tuple[X, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument that a user may give by name.
+    """An argument that a user can give by name.
 
     kind: its type. default: REQUIRED if it has none.
     """
@@ -42,14 +42,16 @@ class Argument:
 def read_signature(
     function: Callable[..., Any], told: str = "the function", given: Sequence[str] = ()
 ) -> tuple[Argument, ...]:
-    """Return the arguments of a function beside its first one.
+    """Return the arguments of a function except its first one.
 
     Args:
-        told: What messages call the function.
+        function: The function; its first parameter is the root node.
+        told: The function's name in messages.
         given: Names of parameters that the caller fills.
 
     Raises:
-        InputError: the function takes no first argument, or has one that no text can stand for.
+        InputError: the function takes no first argument, or has one that cannot be parsed from
+            text.
     """
     try:
         first, *others = inspect.signature(function).parameters.values()
@@ -58,12 +60,17 @@ def read_signature(
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         raise InputError(f"{told} takes no argument by place; make its first one the root node")
     known = []
-    for each in others:
-        if each.name in given or each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+    for parameter in others:
+        if parameter.name in given or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             continue
-        if each.kind is each.POSITIONAL_ONLY:
-            raise InputError(f"{told} takes {each.name} by place alone; remove the / behind it")
-        known.append(Argument(each.name, _kind(each, function, told), each.default))
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise InputError(
+                f"{told} takes {parameter.name} by place alone; remove the / behind it"
+            )
+        known.append(Argument(parameter.name, _kind(parameter, function, told), parameter.default))
     return tuple(known)
 
 
@@ -73,33 +80,37 @@ def read_values(
     """Return the values of all arguments that JSON can hold, defaults included.
 
     Args:
-        given: Texts, or values that were read before.
-        also: Names that `given` may have beside the known ones; they are left out.
+        known: The arguments of the function.
+        given: Texts, or values that were parsed before, by name.
+        told: The function's name in messages.
+        also: Further names that `given` may have; they are left out.
 
     Raises:
         InputError: a name is not known, a value has another type, or one is missing.
     """
     from treegen.common.spelling import did_you_mean  # slow to import, and help does not need it
 
-    names = [each.name for each in known]
+    names = [argument.name for argument in known]
     for name in given:
         if name not in names and name not in also:
             takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
             raise InputError(f"{told} has no argument {name!r}{did_you_mean(name, names) or takes}")
     values = {}
-    for each in known:
-        if each.name in given:
-            values[each.name] = _read(each.kind, given[each.name], f"{told}: {each.name}")
-        elif each.default is REQUIRED:
-            raise InputError(f"{told} needs {each.name}; give it by -a {each.name}=VALUE")
-        elif _is_plain(each.default):
-            values[each.name] = _tuples_to_lists(each.default)
+    for argument in known:
+        if argument.name in given:
+            values[argument.name] = _read(
+                argument.kind, given[argument.name], f"{told}: {argument.name}"
+            )
+        elif argument.default is REQUIRED:
+            raise InputError(f"{told} needs {argument.name}; give it by -a {argument.name}=VALUE")
+        elif _is_plain(argument.default):
+            values[argument.name] = _tuples_to_lists(argument.default)
     return values
 
 
 def to_call_values(known: Sequence[Argument], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as the function takes them: lists as tuples, where it says so."""
-    kinds = {each.name: each.kind for each in known}
+    """Return the values as the function takes them: lists become tuples if it declares tuples."""
+    kinds = {argument.name: argument.kind for argument in known}
     return {
         name: tuple(value)
         if isinstance(value, list) and typing.get_origin(kinds[name]) is tuple
@@ -147,7 +158,7 @@ def _is_readable(kind: Any) -> bool:
 
 def _read(kind: Any, given: Any, told: str) -> Any:
     if not isinstance(given, str):
-        return given  # of a stored run
+        return given  # already parsed, in a stored run
     try:
         return _value(kind, given.strip())
     except ValueError:
@@ -155,11 +166,11 @@ def _read(kind: Any, given: Any, told: str) -> Any:
 
 
 def _value(kind: Any, text: str) -> Any:
-    """Return what a text stands for; raise ValueError if it stands for nothing of this kind."""
+    """Return the value that a text represents; raise ValueError if the type has no such value."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         value = _value(parts[0], text)
-        return value if all(value >= each.least for each in _bounds(parts)) else _no()
+        return value if all(value >= bound.least for bound in _bounds(parts)) else _no()
     if origin is Literal:
         return {str(part): part for part in parts}[text] if text in map(str, parts) else _no()
     if origin in (typing.Union, types.UnionType):
@@ -195,7 +206,7 @@ def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return " ".join(
-            [_describe_type(parts[0]), *(f"from {each.least} on" for each in _bounds(parts))]
+            [_describe_type(parts[0]), *(f"from {bound.least} on" for bound in _bounds(parts))]
         )
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
@@ -203,8 +214,8 @@ def _describe_type(kind: Any) -> str:
         return " or ".join("none" if p is types.NoneType else _describe_type(p) for p in parts)
     if origin in (tuple, list):
         return f"{_describe_type(parts[0])}, or several with commas between"
-    told = {int: "a whole number", float: "a number", bool: "true or false"}
-    return told.get(kind, "text")
+    names = {int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, "text")
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What methods of search are made of: their settings, what they are given, and what they say."""
+"""Types of search methods: their settings, and the context in which they search a problem."""
 
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ class TreeSettings:
     """The settings that shape a tree.
 
     width: states to keep at a time.
-    depth: most steps of a solution.
+    depth: the largest number of steps of a solution.
     expand: next steps to try in a state.
-    num_samples: most solutions that best-of-n and a majority vote draw.
+    num_samples: the largest number of solutions that best-of-n and a majority vote draw.
     propose: the way to make next steps.
-    evaluate: the way to judge states.
-    prune_below: depth-first search gives up states of a lower value; None gives up none.
+    evaluate: the way to evaluate states.
+    prune_below: depth-first search prunes states of a lower value; None prunes none.
     exploration: the constant of MCTS.
-    iterations: most visits of MCTS to the tree.
-    rollouts: samples that MCTS plays to their ends from a new state. With 0 it takes the value of
-    the state itself.
+    iterations: the largest number of visits of MCTS to the tree.
+    rollouts: the number of samples that MCTS completes from a new state. With 0 it uses the value
+    of the state itself.
     """
 
     width: int
@@ -41,11 +41,11 @@ class TreeSettings:
 
 
 class MethodContext(Protocol):
-    """What a method is given: one problem, with the functions that strategies ask for.
+    """The context of a method: one problem, with the functions that strategies call.
 
     root: the root of the problem's tree.
     knobs: the settings that shape the tree.
-    checkable: whether the problem itself tells if a solution is right.
+    checkable: whether the problem alone decides if a solution is correct.
     """
 
     root: "SearchNode"
@@ -57,7 +57,7 @@ class MethodContext(Protocol):
         ...
 
     def is_solved(self, node: "SearchNode") -> bool:
-        """Return whether a node is a right solution; False if the problem itself cannot tell."""
+        """Return whether a node is a correct solution; False if the problem alone cannot decide."""
         ...
 
     def state(self, node: "SearchNode") -> Hashable:
@@ -77,15 +77,15 @@ class MethodContext(Protocol):
         ...
 
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
-        """Make next steps in the way that the knobs name."""
+        """Make next steps in the way named by the knobs."""
         ...
 
     async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
-        """Judge nodes in the way that the knobs name."""
+        """Return the values of nodes, evaluated in the way named by the knobs."""
         ...
 
     async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
-        """Judge nodes from 0 to 1."""
+        """Return values of nodes from 0 to 1."""
         ...
 
 
@@ -95,12 +95,12 @@ class Method:
 
     run: searches once.
     knobs: names of the settings that it reads.
-    votes: whether it chooses its answer by a vote of its own.
-    on_scale: whether the values of its nodes are from 0 to 1, whatever judges them.
-    ends_early: whether one right solution ends the whole search. It is False if parts of the tree
-    do not wait for each other, because the tree would then depend on what else runs.
-    arguments: those of its own, which users give by name; `run` takes them as keywords.
-    source: a hash of the file that it is in; None if it comes with treegen.
+    votes: whether it chooses its answer by its own vote.
+    on_scale: whether the values of its nodes are from 0 to 1, however they are evaluated.
+    ends_early: whether one correct solution ends the whole search. It is False if parts of the tree
+    grow independently, because the tree would then depend on what else runs.
+    arguments: its own arguments, which users give by name; `run` takes them as keywords.
+    source: a hash of its file; None if it comes with treegen.
     """
 
     run: "Callable[..., Awaitable[SearchOutcome]]"

@@ -1,7 +1,7 @@
-"""The methods of `treegen search`: what each is called, what it does, and which settings shape it.
+"""The methods of `treegen search`: their names, their strategies, and the settings they read.
 
-METHODS has all of them. Help, checks and searches read it, and nothing else names methods.
-Strategies are imported when they run, so that help answers at once.
+METHODS contains all of them. Help, checks and searches read it, and nothing else names methods.
+Strategies are imported when they run, so that help is fast.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def _sample(on: MethodContext) -> "SearchOutcome":
-    """Draw one solution; if the task can be checked, `width` of them side by side."""
+    """Draw one solution; if the task can be checked, draw `width` solutions at once."""
     from treegen.search.budget import BudgetReached
     from treegen.search.tree.result import SearchOutcome
 
@@ -87,8 +87,8 @@ async def _bfs(on: MethodContext) -> "SearchOutcome":
 async def _dfs(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.tree_of_thoughts import dfs
 
-    given = on.knobs.prune_below
-    prune = -math.inf if given is None else given
+    threshold = on.knobs.prune_below
+    prune = -math.inf if threshold is None else threshold
     return await dfs(
         on.root,
         on.propose,
@@ -109,7 +109,7 @@ async def _best_first(on: MethodContext) -> "SearchOutcome":
 
 
 def _enough(on: MethodContext) -> int | None:
-    # If the problem tells right from wrong, one solution is not enough: it may be wrong.
+    # If solutions can be checked, one solution is not enough: it may be wrong.
     return None if on.checkable else 1
 
 

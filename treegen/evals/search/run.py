@@ -1,7 +1,7 @@
-"""Run searches over a task's problems: search those that a run directory lacks, then add up.
+"""Search a task's problems: run the searches missing from a run directory, then aggregate.
 
-Nothing here prints: `search` is an iterator of progress, which its caller shows. Every finished
-search is stored at once, as one record with its whole tree.
+Nothing here prints: `run_searches` is an iterator of progress, which its caller shows. Every
+finished search is stored at once, as one record with its whole tree.
 """
 
 import math
@@ -47,14 +47,20 @@ def run_searches(
     value_function: "ValueFunction | None" = None,
     no_room: dict[str, CacheFullError] | None = None,
 ) -> Iterator[RunProgress]:
-    """Search the problems that a run lacks and store each as it ends; yields after each.
+    """Search the problems that a run is missing and store each search as it ends.
 
     Args:
-        stop: Polled during and after every search; once it returns something true, the iteration
-            ends. Searches that had finished by then, or before an error, are in the run.
+        job: The job of the run.
+        run: The run directory that records are appended to.
+        llm: The model that samples.
+        stop: Called during and after every search; if it returns a true value, the iteration ends.
+            Searches that had finished by then, or before an error, are in the run.
         value_function: From `searcher.load_value_function`; by default it is loaded here.
-        no_room: A dict to fill with the errors of searches that lack memory, by problem id. These
-            are not stored; a resume with more memory searches them again.
+        no_room: A dict to fill with the errors of searches that run out of memory, by search name.
+            These searches are not stored; a resume with more memory searches them again.
+
+    Yields:
+        The progress of the run after every finished search.
     """
     if run.missing <= 0:
         return
@@ -83,8 +89,8 @@ def run_searches(
     with closing(results):
         while results.has_work and not stopped:
             results.step()
-            found = results.take_results()
-            for number, result in enumerate(found, 1):
+            finished = results.take_results()
+            for number, result in enumerate(finished, 1):
                 if result.stopped_by in not_done:
                     continue
                 if isinstance(result.value, CacheFullError):
@@ -96,7 +102,7 @@ def run_searches(
                 tally.count(record["problem_id"], record["solved"])
                 tokens += record["usage"]["tokens_decoded"]
                 parts.save()
-                unknown = results.num_unknown + len(found) - number
+                unknown = results.num_unknown + len(finished) - number
                 solved, status = (
                     _estimate_solved(tally, unknown, settings.repeats),
                     results.status(),
@@ -124,13 +130,13 @@ def run_searches(
 def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
     """Return the line of trees.jsonl for one finished search.
 
-    Only a whole solution has an answer and can be right. A text that a budget cut short has none.
+    Only a whole solution has an answer and can be correct. A text cut short by a budget has none.
     """
     task = job.task
     problem_id, repeat = job.searches[result.name]
     problem = next(problem for problem in job.data.problems if problem.id == problem_id)
     text = result.best_text if result.best in result.candidates else None
-    found = result.to_json()
+    document = result.to_json()
     return {
         "problem_id": problem_id,
         "sample_index": repeat,
@@ -141,15 +147,15 @@ def make_record(job: SearchJob, result: "SearchResult") -> dict[str, Any]:
         if text is None
         else wrap_task_method(task.answer, task.name, problem.id)(problem, text),
         "text": text,
-        **{name: found[name] for name in ("best", "candidates", "votes", "stopped", "error")},
-        "usage": found["usage"],
-        "nodes": found["nodes"],
+        **{name: document[name] for name in ("best", "candidates", "votes", "stopped", "error")},
+        "usage": document["usage"],
+        "nodes": document["nodes"],
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
 
 def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
-    """Write results.json from the trees of a run; returns its content."""
+    """Write results.json from the trees of a run and return its content."""
     tally = AccuracyCounter()
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
@@ -163,12 +169,12 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         stopped[record["stopped"]] += 1
         for name in COSTS:
             costs[name].append(record["usage"][name])
-    errors: dict[str, str] = {}  # of each problem, that of its first search that failed
+    errors: dict[str, str] = {}  # by problem, the error of its first search that failed
     for (problem_id, _), error in sorted(failed.items()):
         errors.setdefault(problem_id, error)
     parts = load_attempts(run)
-    # A search that is solved ends early. So those that were under way when a run was stopped are
-    # more often hard ones than those that have ended.
+    # A solved search ends early. So searches in progress when a run was stopped are more often hard
+    # than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
     solved = _estimate_solved(tally, unknown, job.settings.repeats)
     results = {
@@ -188,27 +194,33 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
 
 
 def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
-    """The share of solved searches as a mean over problems.
+    """Return the share of solved searches as a mean over problems.
 
     Args:
-        unknown: Searches under way. They are left open only if each problem has one search.
+        tally: Counts the solved searches by problem.
+        unknown: The number of searches in progress. The estimate's bounds include them only if
+            each problem has one search.
+        repeats: The number of searches of each problem.
     """
     return tally.estimate(unknown if repeats == 1 else 0)
 
 
 def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
-    """pass@k over searches, for k of 1, 2, 4 and so on; only problems with k searches count.
+    """Return pass@k over searches, for k of 1, 2, 4 and so on; only problems with k searches count.
 
     Args:
-        solved: Of each problem, which of its searches solved it.
+        solved: For each problem, whether each of its searches solved it.
+        repeats: The number of searches of each problem.
     """
     if repeats == 1:
         return {}
-    found: dict[str, Any] = {}
+    estimates: dict[str, Any] = {}
     for k in sorted({*(2**i for i in range(repeats.bit_length())), repeats}):
-        values = [pass_at_k(len(each), sum(each), k) for each in solved if len(each) >= k]
-        found[str(k)] = asdict(estimate(values)) if values else None
-    return {"pass@k": found}
+        values = [
+            pass_at_k(len(searches), sum(searches), k) for searches in solved if len(searches) >= k
+        ]
+        estimates[str(k)] = asdict(estimate(values)) if values else None
+    return {"pass@k": estimates}
 
 
 def _sums(values: list[float]) -> Mapping[str, float | None]:

@@ -1,9 +1,8 @@
 """From a task and a method's name to an async function that searches one of its problems.
 
-Each method (`methods.py`) is a strategy of `treegen.search`, given the task's steps, judgements
-and ends. If the problems of a task can be checked, two more things hold for every method: a search
-ends with the first solution that is right, and until then it starts again from the root while its
-budget lasts.
+Each method (`methods.py`) is a strategy of `treegen.search` with the task's steps, evaluations and
+ends. If the problems of a task can be checked, every method ends with its first correct solution,
+and until then starts again from the root while its budget lasts.
 """
 
 import asyncio
@@ -50,20 +49,23 @@ def search_function(
     interrupted: Callable[[], object] = lambda: None,
     value_function: ValueFunction | None = None,
 ) -> TaskSearchFn:
-    """Return what searches any of a task's problems; `job.search_names` has names of searches.
+    """Return a function that searches any of a task's problems, by the names of `job.search_names`.
 
-    A search that lacks memory returns the CacheFullError: what it has found does not count.
+    A search that runs out of memory returns the CacheFullError; its partial results do not count.
 
     Args:
-        interrupted: Polled while a search is under way; once it returns something true, it is
+        task: The task.
+        data: The task's problems.
+        settings: The settings of the searches.
+        interrupted: Called repeatedly during a search; if it returns a true value, the search is
             stopped.
-        value_function: Of `load_value_function`; by default it is loaded with the first search.
+        value_function: From `load_value_function`; by default it is loaded with the first search.
     """
     return _TaskSearch(task, data, settings, interrupted, value_function)
 
 
 class _TaskSearch:
-    """Searches any of a task's problems. Where it is sent, it loads its value function again."""
+    """Searches any of a task's problems. Unpickled, it loads the value function again."""
 
     def __init__(
         self,
@@ -84,7 +86,8 @@ class _TaskSearch:
         return self._value_function or load_value_function(self._data, self._settings)
 
     def __reduce__(self) -> tuple[Callable[..., "_TaskSearch"], tuple[object, ...]]:
-        # Whoever sent it is who is interrupted. A method of a file goes along, for there it is not.
+        # Only the sending process handles interrupts. A method from a file is sent too, because the
+        # file may not exist on the worker.
         return partial(_TaskSearch, method=self._method), (self._task, self._data, self._settings)
 
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
@@ -102,10 +105,10 @@ class _TaskSearch:
 
 
 def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFunction | None:
-    """Load what judges states in a way that every task has; None for one of the task's own.
+    """Load a way to evaluate states that every task has; None for one of the task's own.
 
-    A reward model takes memory. So it is loaded before the model that samples, which takes all
-    that is left.
+    A reward model takes memory. So it is loaded before the model that samples, which takes all the
+    remaining memory.
     """
     return general_value_function(
         settings.evaluate,
@@ -116,7 +119,7 @@ def load_value_function(data: TaskData, settings: SearchSettings) -> ValueFuncti
 
 
 def problems_of(data: TaskData, settings: SearchSettings) -> dict[str, Problem]:
-    """The problem of each search, by the search's name."""
+    """Return the problem of each search, by the search's name."""
     problems = {problem.id: problem for problem in data.problems}
     names = search_names(list(problems), settings.repeats)
     return {name: problems[problem_id] for name, (problem_id, _) in names.items()}
@@ -129,7 +132,7 @@ async def _stop_when(interrupted: Callable[[], object], search: Search) -> None:
 
 
 class Searcher:
-    """One problem, with the functions that strategies ask for; see `tools.MethodContext`."""
+    """A problem with the functions that strategies call; see `method_types.MethodContext`."""
 
     def __init__(
         self,
@@ -148,27 +151,27 @@ class Searcher:
         self._arguments = to_call_values(method.arguments, settings.arguments)
 
     async def search(self) -> SearchOutcome:
-        """Search until there is a right solution, or once if the task cannot tell."""
+        """Search until there is a correct solution, or once if the task cannot check solutions."""
         usage = self.root.search.usage
         while True:
             self._check()
             spent = usage.tokens_decoded
-            found = await self._method.run(self, **self._arguments)
+            outcome = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
-                others = tuple(each for each in found.candidates if each is not right)
-                return replace(found, best=right, candidates=(right, *others), stopped=SOLVED)
+                others = tuple(each for each in outcome.candidates if each is not right)
+                return replace(outcome, best=right, candidates=(right, *others), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
-                found = vote(found, self.answer, self._weight)
+                outcome = vote(outcome, self.answer, self._weight)
             again = self.checkable and self.root.search.stopped is None
-            # A list of next steps is the same each time, so a second search would be too.
+            # Proposed lists of steps do not vary, so a second search would repeat the first.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
-                return found
+                return outcome
             self.root.search.restart += 1
 
     def _right(self) -> SearchNode | None:
-        """The first solution in the tree that is right, if the task can tell."""
-        # Chance decides how far an interrupted search has come, so it is not judged.
+        """Return the first correct solution in the tree, if the task can check solutions."""
+        # How far an interrupted search has come depends on timing, so it is not scored.
         stopped = self.root.search.stopped
         if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
@@ -178,26 +181,30 @@ class Searcher:
     def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
         return wrap_task_method(method, self._task.name, self._problem.id)
 
-    # What strategies ask for
+    # The functions that strategies call
 
     def done(self, node: SearchNode) -> bool:
+        """Return whether a node ends a solution."""
         return self._is_over(node) or self._ask(self._task.done)(self._problem, node.path_text)
 
     def _is_over(self, node: SearchNode) -> bool:
-        """Whether the model has ended the text, by a token or a stop string of whole solutions."""
+        """Return whether the model ended the text, by a token or a stop string of solutions."""
         return is_ended(node) or node.stop in self._settings.whole.stops
 
     def is_solved(self, node: SearchNode) -> bool:
+        """Return whether a node is a correct solution; False if the problem alone cannot decide."""
         return self.checkable and self._check_solved(node)
 
     def state(self, node: SearchNode) -> Hashable:
+        """Return the state of a node, and whether the model has ended its text."""
         return self._ask(self._task.state)(self._problem, node.path_text), is_ended(node)
 
     def answer(self, node: SearchNode) -> str | None:
+        """Return the answer of a solution; None if it has none."""
         return self._ask(self._task.answer)(self._problem, node.path_text)
 
     def _weight(self, node: SearchNode) -> float:
-        """Votes of a solution; 0 if the budget did not allow to judge it."""
+        """Return the vote weight of a solution; 0 if the budget ended before it was evaluated."""
         if node.value is None:
             return 0.0
         return node.value if self._method.on_scale else self._value.chance(node.value)
@@ -215,7 +222,7 @@ class Searcher:
         return self._prune_checked(await node.sample(n))
 
     async def propose(self, node: SearchNode) -> Sequence[SearchNode]:
-        """Make next steps in the way that the settings name."""
+        """Make next steps in the way named by the settings."""
         if self._settings.propose == "sample":
             return await self.step(node, self._settings.expand)
         self._check()
@@ -224,7 +231,7 @@ class Searcher:
         return self._prune_checked(await way(node))
 
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
-        """Judge nodes; those that a check finds right or lost are not given to the judge."""
+        """Return the values of nodes; nodes that a check settles are not evaluated."""
         self._check()
         plain = {node: value for node in nodes if (value := self._plain(node)) is not None}
         self._is_solved |= self._value.won in plain.values() and self.checkable
@@ -235,11 +242,11 @@ class Searcher:
         return [float(judged[node]) if node in judged else plain[node] for node in nodes]
 
     async def chance(self, nodes: Sequence[SearchNode]) -> list[float]:
-        """Judge nodes from 0 to 1."""
+        """Return values of nodes from 0 to 1."""
         return [self._value.chance(value) for value in await self.evaluate(nodes)]
 
     def _check(self) -> None:
-        """Raise BudgetReached if the search has a right solution, or may ask for nothing more."""
+        """Raise BudgetReached if the search has a correct solution or has used up its budget."""
         if self._is_solved and self._method.ends_early:
             self.root.search.stop(SOLVED, StopReason.SOLVED)
         self.root.search.check()
@@ -258,7 +265,7 @@ class Searcher:
         return kept
 
     def _plain(self, node: SearchNode) -> float | None:
-        """The value of a node that a check finds right or wrong or that leads nowhere, or None."""
+        """Return the value of a node that a check finds correct, wrong or a dead end, else None."""
         text, checkable = node.path_text, self.checkable
         if checkable and self._check_solved(node):
             return self._value.won

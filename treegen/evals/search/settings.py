@@ -1,4 +1,4 @@
-"""What one run of searches was asked for: a task, a method, a budget, and how to sample."""
+"""Settings of a search run: a task, a method, a budget, and how to sample."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _OWN: Final = ("choose", "arguments", "source", "repeats", "verifier_args")
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
-# Values of runs from before there was a choice. run.json leaves these values out.
+# Values of runs from before these settings existed. run.json leaves these values out.
 _BEFORE: Final[dict[str, Any]] = {
     "rollouts": 0,
     "choose": "best",
@@ -47,18 +47,18 @@ _BEFORE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings(BaseSettings, TreeSettings):
-    """Everything that a run of searches was asked for; every default is filled in.
+    """All settings of a search run; every default is filled in.
 
     method: one of METHODS, or the last part of path/to/file.py:function.
-    budget: of each problem.
+    budget: the budget of each problem.
     step: how one step is sampled. whole: how a whole solution is sampled.
     choose: one of CHOOSE, for methods that find several solutions.
-    arguments: those of the method's own, by name.
+    arguments: the method's own arguments, by name.
     source: a hash of the method's file; None if it comes with treegen.
-    repeats: searches of each problem, each with samples of its own.
+    repeats: searches of each problem, each with its own samples.
     verifier_args: how a verifier is read; see `treegen.evals.config.verifier_settings`.
-    verifier_memory: the cache of a verifier; None for the usual size.
-    concurrency: most problems to search at once.
+    verifier_memory: the cache size of a verifier; None for the default.
+    concurrency: the largest number of problems to search at once.
     place: where the method is found: one of METHODS, or the absolute path/to/file.py:function.
     """
 
@@ -100,18 +100,21 @@ class SearchSettings(BaseSettings, TreeSettings):
 
     @property
     def runs_code(self) -> bool:
+        """Whether code runs that does not come with treegen or the model."""
         return self.source is not None or super(SearchSettings, self).runs_code
 
     def explain_unused(self, name: str) -> str | None:
+        """Return why the setting `name` has no effect with the others; None if it has one."""
         if name == "verifier_memory" and not self.evaluate.startswith(REWARD):
             return "without verifier="
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
-            return None  # nobody knows what a user's own method reads
+            return None  # which settings a custom method reads is unknown
         knobs = find_method(self.place).knobs
         return None if knob in knobs else f"to {self.method}, which reads {', '.join(knobs)} alone"
 
     def identity(self) -> dict[str, Any]:
+        """Return the settings that change a search, as run.json groups them."""
         return {
             "search": {
                 "method": self.method,
@@ -134,67 +137,74 @@ class SearchSettings(BaseSettings, TreeSettings):
 def resolve_search_settings(
     asked: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
-    """Return the settings that a user's choices come to; see
-    `treegen.evals.config.eval_settings.resolve_eval_settings`.
+    """Return the settings that follow from a user's choices.
+
+    Defaults and errors are as for `treegen.evals.config.eval_settings.resolve_eval_settings`.
 
     Args:
-        reading: Whether the stored run is only looked at. Its method is not looked for then.
+        asked: The user's choices, by name.
+        stored: The choices of the run that is resumed or read; they hold if the user did not
+            choose.
+        reading: Whether the stored run is only read. Its method is then not imported.
     """
     if "verifier" in asked:
         if "evaluate" in asked:
             raise InputError("give verifier= or evaluate=, not both")
         asked = {**asked, "evaluate": f"{REWARD}{absolute(asked['verifier'])}"}
         del asked["verifier"]
-    given = merge_choices(SearchSettings, asked, stored)
-    if not given.get("task"):
+    choices = merge_choices(SearchSettings, asked, stored)
+    if not choices.get("task"):
         raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
-    task = get_search_task(given["task"])
+    task = get_search_task(choices["task"])
     defaults = task.search_defaults
-    for name in ("method", "place", "arguments", "source"):  # the source is that of the file now
-        given.pop(name, None)
-    also = given.pop("also_arguments", ())
+    for name in ("method", "place", "arguments", "source"):  # source: the file's present hash
+        choices.pop(name, None)
+    also = choices.pop("also_arguments", ())
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
     else:
         method = _method(asked, stored or {}, defaults.method, also)
     ways = (*EVALUATE, *defaults.evaluate)
-    evaluate = _way("evaluate", given.pop("evaluate", defaults.evaluator), ways)
-    propose = _way("propose", given.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
+    evaluate = _way("evaluate", choices.pop("evaluate", defaults.evaluator), ways)
+    propose = _way("propose", choices.pop("propose", PROPOSE[0]), (*PROPOSE, *defaults.propose))
     names = (*_DRAW, *PENALTIES)
-    draw: dict[str, Any] = {name: given.pop(name) for name in names if name in given}
+    draw: dict[str, Any] = {name: choices.pop(name) for name in names if name in choices}
     whole, step = (
         {"seed": default.seed or 0, **draw} for default in (defaults.whole, defaults.step)
     )
-    if "max_tokens" in given:
-        whole["max_tokens"] = given.pop("max_tokens")
-    if "step_tokens" in given:
-        check_int("step_tokens", steps := given.pop("step_tokens"), least=1)
+    if "max_tokens" in choices:
+        whole["max_tokens"] = choices.pop("max_tokens")
+    if "step_tokens" in choices:
+        check_int("step_tokens", steps := choices.pop("step_tokens"), least=1)
         step["max_tokens"] = steps
-    # Each way to judge has a scale of its own; the default is on that of the task's own ways.
+    # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     chosen = {
         **method,
-        "choose": _check_known("way to choose", given.pop("choose", "best"), CHOOSE),
+        "choose": _check_known("way to choose", choices.pop("choose", "best"), CHOOSE),
         "propose": propose,
         "evaluate": evaluate,
-        "prune_below": given.pop("prune_below", prune),
-        "verifier_args": known_settings(given.pop("verifier_args", {})),
-        "budget": _budget(given.pop("budget", None), defaults),
+        "prune_below": choices.pop("prune_below", prune),
+        "verifier_args": known_settings(choices.pop("verifier_args", {})),
+        "budget": _budget(choices.pop("budget", None), defaults),
         "step": replace(defaults.step, **step),
         "whole": replace(defaults.whole, **whole),
-        "num_samples": given.pop("num_samples", task.defaults.num_samples),
-        **{name: given.pop(name, getattr(defaults, name)) for name in ("width", "depth", "expand")},
+        "num_samples": choices.pop("num_samples", task.defaults.num_samples),
+        **{
+            name: choices.pop(name, getattr(defaults, name))
+            for name in ("width", "depth", "expand")
+        },
     }
     seed = {"seed": draw["seed"]} if "seed" in draw else {}
-    return build_settings(SearchSettings, given, chosen, data=seed, also=(*names, "step_tokens"))
+    return build_settings(SearchSettings, choices, chosen, data=seed, also=(*names, "step_tokens"))
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
-    """Return the choices that a run was last begun or resumed with, by name.
+    """Return the choices of a search run's start or latest resume, by name.
 
     Raises:
-        RunError: the run is not one of searches.
+        RunError: the run is not a search run.
     """
     return last_choices(
         info, "search", groups=("search", "draw"), names=("budget",), absent=_BEFORE
@@ -204,19 +214,19 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
 def _method(
     asked: Mapping[str, Any], stored: Mapping[str, Any], default: str, also: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the fields of the settings that say which method searches, and with what arguments."""
+    """Return the settings that name the method and its arguments."""
     place, given = asked.get("method"), dict(asked.get("arguments", {}))
     if stored and place in (None, stored["method"]):
         given = {**stored.get("arguments", {}), **given}
-        there = stored.get("place") or stored["method"]
-        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(there):
-            place = there
+        stored_place = stored.get("place") or stored["method"]
+        if asked.get(ALLOW_TASK_CODE) or not is_custom_method(stored_place):
+            place = stored_place
         elif place is None:
             raise InputError(
-                f"the run names a method with code of its own, {there}, which does not run "
+                f"the run names a method with code of its own, {stored_place}, which does not run "
                 "unasked; read it, then name it with method= or give allow_task_code=True"
             )
-    elif stored and short_name(str(place)) == stored["method"]:  # its file may have moved
+    elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
         given = {**stored.get("arguments", {}), **given}
     if place is not None and not isinstance(place, str):
         raise InputError(f"method must be the name of a method, got {place!r:.60}")
@@ -229,7 +239,7 @@ def _method(
 def _budget(given: Budget | Mapping[str, Any] | None, defaults: SearchDefaults) -> Budget:
     if isinstance(given, Budget):
         return given
-    known = {each.name for each in fields(Budget)}
+    known = {f.name for f in fields(Budget)}
     if given is not None and (not isinstance(given, Mapping) or given.keys() - known):
         raise InputError(
             f"budget must be a Budget or a mapping of {', '.join(sorted(known))}, got {given!r:.60}"

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchDefaults:
-    """How a task is searched if the user does not say.
+    """How a task is searched if the user does not choose.
 
     method: one of `treegen.evals.search.methods.METHODS`.
     tokens: the budget of decoded tokens per problem.
-    depth: most steps of a solution.
+    depth: the largest number of steps of a solution.
     width: states to keep at a time.
     expand: next steps to try in a state.
     step: how one step is sampled. whole: how a whole solution is sampled.
-    evaluator: the way to judge that is used if the user names none.
-    worth: the value of the best state in the task's own ways to judge; the worst has 0.
-    propose, evaluate: names of the task's own ways to make next steps and to judge states, beside
-    those that all tasks share (see `names.py`). A task that has some is a Proposer or Evaluator.
-    prune_below: depth-first search gives up states of a lower value, on the scale of these ways.
+    evaluator: the default way to evaluate states.
+    worth: the value of the best state in the task's own ways to evaluate; the worst has 0.
+    propose, evaluate: names of the task's own ways to make next steps and to evaluate states, in
+    addition to those that all tasks share (see `names.py`). A task that has some is a Proposer or
+    Evaluator.
+    prune_below: depth-first search prunes states of a lower value, on the scale of these ways.
     """
 
     method: str
@@ -47,20 +48,24 @@ class SearchDefaults:
 
 @runtime_checkable
 class SearchTask(Task, Protocol):
-    """A task whose solutions are made of steps.
+    """A task whose solutions consist of steps.
 
     The text after the prompt (`SearchNode.path_text`) alone decides the state.
 
-    checkable: whether a problem itself tells if a text solves it, as a puzzle does. A search may
-    then call `solved`, and ends with a right solution. Otherwise `solved` needs the reference, and
-    only the score may call it.
+    checkable: whether a problem alone decides if a text solves it, as a puzzle does. A search may
+    then call `is_solved`, and ends with a correct solution. Otherwise `is_solved` needs the
+    reference, and only scoring may call it.
     """
 
     @property
-    def search_defaults(self) -> SearchDefaults: ...
+    def search_defaults(self) -> SearchDefaults:
+        """How the task is searched if the user does not choose."""
+        ...
 
     @property
-    def checkable(self) -> bool: ...
+    def checkable(self) -> bool:
+        """Whether a problem alone decides if a text solves it."""
+        ...
 
     def root(self, data: TaskData, problem: Problem) -> str:
         """Return the prompt that a solution continues."""
@@ -75,17 +80,17 @@ class SearchTask(Task, Protocol):
         ...
 
     def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the answer that a solution comes to, in canonical form; None if it has none."""
+        """Return the answer of a solution, in canonical form; None if it has none."""
         ...
 
     def is_solved(self, problem: Problem, text: str) -> bool:
-        """Return whether a text solves the problem. It must take any text."""
+        """Return whether a text solves the problem. It must accept any text."""
         ...
 
 
 @runtime_checkable
 class Proposer(Protocol):
-    """A task with ways of its own to make next steps; `SearchDefaults.propose` names them."""
+    """A task with its own ways to make next steps; `SearchDefaults.propose` names them."""
 
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return a function that makes next steps in one of the task's own ways."""
@@ -94,10 +99,10 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """A task with ways of its own to judge states; `SearchDefaults.evaluate` names them."""
+    """A task with its own ways to evaluate states; `SearchDefaults.evaluate` names them."""
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Return a function that judges nodes in one of the task's own ways; higher is better."""
+        """Return a function that evaluates nodes in one of the task's ways; higher is better."""
         ...
 
 
@@ -108,7 +113,7 @@ def get_search_task(name: str | Task) -> SearchTask:
     """Return a new task that can be searched.
 
     Raises:
-        InputError: there is none, or it cannot be searched.
+        InputError: there is no such task, or it cannot be searched.
     """
     task = get_task(name)
     if isinstance(task, SearchTask):
@@ -121,7 +126,7 @@ def get_search_task(name: str | Task) -> SearchTask:
                 )
         return task
     known = [info.name for info in list_tasks() if info.source == "treegen"]
-    able = [each for each in known if isinstance(get_task(each), SearchTask)]
+    able = [other for other in known if isinstance(get_task(other), SearchTask)]
     raise InputError(
         f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
     )

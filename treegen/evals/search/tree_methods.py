@@ -1,6 +1,6 @@
-"""Methods that visit a tree again and again. Their arguments, for `-a`, are those below `on`.
+"""Methods that visit a tree repeatedly. Their parameters after `on` are the arguments of `-a`.
 
-Strategies are imported when they run, so that help answers at once.
+Strategies are imported when they run, so that help is fast.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,17 @@ async def mcts(
     output: Literal["value", "reward", "visits", "mean"] = "value",
     priors: Literal["none", "likelihood"] = "none",
 ) -> "SearchOutcome":
-    """Monte Carlo tree search; see `treegen.search.mcts` and `treegen.search.MCTSRules`."""
+    """Search by Monte Carlo tree search; see `treegen.search.mcts` and `treegen.search.MCTSRules`.
+
+    Args:
+        on: The problem and its functions.
+        batch: Visits to the tree per batch.
+        virtual: What a visit in progress counts as; see `MCTSRules`.
+        reward: What a visit counts for each node of its path; see `MCTSRules`.
+        backup: Whether a node's value is the mean or the maximum of its visits.
+        output: How the first solution is chosen; see `MCTSRules`.
+        priors: Prior probabilities of children: none, or by their likelihood.
+    """
     from treegen.search.strategies.mcts import mcts as search
     from treegen.search.strategies.node_statistics import MCTSRules, likelihood_priors
 
@@ -44,9 +54,14 @@ async def mcts(
 
 
 async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> "SearchOutcome":
-    """Monte Carlo tree search whose actions are a step and all further steps at once.
+    """Search by Monte Carlo tree search with two actions: one step, or all remaining steps at once.
 
-    Its solutions are checked by completing their beginnings anew; see `treegen.search.mutual`.
+    Solutions are checked by completing their beginnings again; see `treegen.search.mutual`.
+
+    Args:
+        on: The problem and its functions.
+        batch: Visits to the tree per batch.
+        checks: The number of completions that check each solution.
     """
     from treegen.search.propose import combine_proposers
     from treegen.search.strategies.mcts import mcts as search
@@ -55,7 +70,7 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
     async def to_the_end(node: "SearchNode") -> "Sequence[SearchNode]":
         return await on.finish(node, 1)
 
-    found = await search(
+    outcome = await search(
         on.root,
         combine_proposers(on.propose, to_the_end),
         _choose_evaluator(on),
@@ -65,7 +80,7 @@ async def rstar(on: "MethodContext", *, batch: Count = 8, checks: Count = 4) -> 
         batch=batch,
         **get_tree_limits(on),
     )
-    return await mutual(found, on.answer, on.finish, checks=checks)
+    return await mutual(outcome, on.answer, on.finish, checks=checks)
 
 
 async def ab_mcts(
@@ -74,7 +89,13 @@ async def ab_mcts(
     rule: Literal["m", "a", "a-beta"] = "m",
     batch: Count = 4,
 ) -> "SearchOutcome":
-    """Adaptive branching over steps; see `treegen.search.ab_mcts`."""
+    """Search by adaptive branching over steps; see `treegen.search.ab_mcts`.
+
+    Args:
+        on: The problem and its functions.
+        rule: The rule that chooses between a new child and an existing one; see `ab_mcts`.
+        batch: Visits to the tree per batch.
+    """
     from treegen.search.strategies.ab_mcts import ab_mcts as search
 
     return await search(
@@ -90,7 +111,7 @@ async def ab_mcts(
 
 
 def _choose_evaluator(on: "MethodContext") -> "Evaluate":
-    """The evaluation of new states: that of rollouts from them, if the knobs ask for any."""
+    """Return the evaluation of new states: by rollouts from them, if the knobs request any."""
     from treegen.search.evaluate import rollouts
 
     num = on.knobs.rollouts
@@ -98,5 +119,5 @@ def _choose_evaluator(on: "MethodContext") -> "Evaluate":
 
 
 def get_tree_limits(on: "MethodContext") -> dict[str, Any]:
-    """What trees of all methods have: a depth, and states of which only the first is kept."""
+    """Return the limits of every method's tree: a depth, and that equal states are kept once."""
     return {"depth": on.knobs.depth, "state": on.state}

@@ -1,4 +1,4 @@
-"""Ways to judge states: those that all tasks share, and a task's own."""
+"""Ways to evaluate states: those that all tasks share, and a task's own."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,18 +11,18 @@ from treegen.evals.search.task import Evaluator, SearchTask
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.tree.node import SearchNode
 
-# It is less than the mean log-probability of any state that leads somewhere.
+# Lower than the mean log-probability of any state that is not a dead end.
 _LOST: Final = -1e6
 
 
 @dataclass(frozen=True, slots=True)
 class ValueFunction:
-    """A way to judge states.
+    """A way to evaluate states.
 
-    evaluate: gives the values of nodes.
-    lost: the value of a state that leads nowhere.
-    won: the value of a right solution.
-    chance: puts a value on a scale from 0 to 1.
+    evaluate: returns the values of nodes.
+    lost: the value of a dead end.
+    won: the value of a correct solution.
+    chance: maps a value to a scale from 0 to 1.
     """
 
     evaluate: Evaluate
@@ -32,7 +32,13 @@ class ValueFunction:
 
 
 def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFunction:
-    """Return one of the task's own ways."""
+    """Return one of the task's own ways to evaluate states.
+
+    Args:
+        task: The task, an `Evaluator`.
+        problem: The problem that is searched.
+        how: The name of the way.
+    """
     assert isinstance(task, Evaluator), "settings name only ways that the task has"
     worth = task.search_defaults.worth
     return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
@@ -45,26 +51,27 @@ def general_value_function(
     verifier_args: Mapping[str, Any] | None = None,
     memory: str | None = None,
 ) -> ValueFunction | None:
-    """Return a way to judge that every task has; None if it is one of the task's own.
+    """Return a way to evaluate states that every task has; None if it is one of the task's own.
 
     Args:
-        problems: By the names of searches.
+        how: The name of the way.
+        problems: Problems by the names of searches.
         verifier_args: How a verifier is read.
-        memory: Its cache.
+        memory: The verifier's cache size.
     """
     if how.startswith(REWARD):
         from treegen.search.reward import by_verifier
         from treegen.search.verifier import MEMORY, load_verifier
 
         def question_of(node: SearchNode) -> str:
-            # The solved examples are left out, because they say nothing of this solution.
+            # The solved examples are left out, because they say nothing about this solution.
             return problems[node.search.name].question
 
         name = how.removeprefix(REWARD)
         verifier = load_verifier(name, memory=memory or MEMORY, **(verifier_args or {}))
         judge = by_verifier(verifier, question_of=question_of)
         return ValueFunction(judge, 0.0, 1.0, lambda value: value)
-    found = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
-    if found is None:
+    function = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
+    if function is None:
         return None
-    return ValueFunction(found, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
+    return ValueFunction(function, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))

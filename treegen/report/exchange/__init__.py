@@ -1,11 +1,11 @@
-"""Runs in other people's formats, and other people's logs as runs.
+"""Export of runs to the formats of other tools, and import of their logs as runs.
 
     export_run    a run as an Inspect log, lm-eval's files,       export.py, to_*.py
       |           those of Every Eval Ever, or Parquet
-    ExportedRun      a run with its prompts, as all formats take it  whole.py
-    import_log    an Inspect or lm-eval log as run directories    bring.py, from_*.py
+    ExportedRun   a run with its prompts, as all formats take it  exported_run.py
+    import_log    an Inspect or lm-eval log as run directories    importer.py, from_*.py
       |
-    ExternalLog    what a log has, whichever tool wrote it         foreign.py
+    ExternalLog   the content of a log of any tool                external_log.py
 
 inspect_ai is imported where it is used.
 """

@@ -13,7 +13,7 @@ from treegen.evals.config.base import OpenRunOptions
 from treegen.report.exchange.exported_run import ExportedRun, read_whole
 from treegen.runs.files import check_no_link, format_os_error
 
-# Name -> the module whose `write` makes it, and what its files go by below the run, for `path`.
+# Name -> the module whose `write` makes it, and the default `path` of its files below the run.
 _WRITERS: Final = {
     "inspect": ("treegen.report.exchange.to_inspect", "{name}.eval"),
     "every-eval-ever": ("treegen.report.exchange.to_every_eval_ever", "every-eval-ever"),
@@ -29,32 +29,31 @@ def export_run(
     path: str | os.PathLike[str] | None = None,
     **asked: Unpack[OpenRunOptions],
 ) -> list[Path]:
-    """Write a run in another format; returns the files.
+    """Write a run in another format and return the files.
 
     Args:
-        run: Its directory. It may be under way; then its finished samples are written.
+        run: Its directory. The run may be in progress; then its finished samples are written.
         to: "inspect" (a log of Inspect AI, one `.eval` file), "every-eval-ever" (the shared schema
-        of
-            that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
+            of that name), "lm-eval" (results and samples as lm-evaluation-harness writes them), or
             "parquet" (tables of samples, problems, metrics and search nodes).
         path: The file of "inspect", for the others a folder; by default within the run.
         asked: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
         RunError: there is no run, it is damaged or has no sample, or a file cannot be written.
-        InputError: the format is not known, the run has nothing that it holds, a package is not
-            installed, or what is named are not its problems or its task.
+        InputError: the format is not known, the run has no content for it, a package is not
+            installed, or `data` or `task` are not the run's problems or task.
     """
-    given = given_path("run", run)
+    directory = given_path("run", run)
     if not isinstance(to, str) or to not in _WRITERS:
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}")
     target = None if path is None else given_path("path", path)
-    whole = read_whole(given, **asked)
+    whole = read_whole(directory, **asked)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
-        check_no_link(given, target := given / default.format(name=whole.view.name))
+        check_no_link(directory, target := directory / default.format(name=whole.view.name))
     try:
         return write(whole, target)
     except OSError as error:

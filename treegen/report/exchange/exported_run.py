@@ -1,4 +1,4 @@
-"""A finished or unfinished run as exports take it: its samples judged, its prompts as text."""
+"""A run as exports take it, complete or not: its scored samples, and its prompts as text."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from treegen.runs.record_lines import Key
 
 @dataclass(frozen=True)  # without slots, for cached_property
 class ExportedRun:
-    """A run, read.
+    """A loaded run for export.
 
-    view: its problems and judged samples.
+    view: its problems and scored samples.
     records: the stored records by key.
-    prompts: by problem its whole prompt, as text or as chat messages; empty where the data of the
-        run are not at hand, and for searches.
+    prompts: the whole prompt of each problem by id, as text or as chat messages; empty if the data
+        of the run are not available, and for searches.
     """
 
     view: RunView
@@ -34,16 +34,16 @@ class ExportedRun:
 
     @cached_property
     def model(self) -> str:
-        """The name of the model: of a directory, its last part."""
-        asked = str(self.view.info.free.get("model") or "unknown")
-        return Path(asked).name if Path(asked).is_absolute() else asked
+        """The name of the model: the last part of a directory's path."""
+        model = str(self.view.info.free.get("model") or "unknown")
+        return Path(model).name if Path(model).is_absolute() else model
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
-        """How samples were drawn, by the names of `SamplingParams`."""
+        """The sampling parameters, by the names of `SamplingParams`."""
         identity = self.view.info.identity
-        found: Mapping[str, Any] = identity.get("sampling") or identity.get("draw") or {}
-        return found
+        sampling: Mapping[str, Any] = identity.get("sampling") or identity.get("draw") or {}
+        return sampling
 
     @cached_property
     def version(self) -> str:
@@ -52,20 +52,21 @@ class ExportedRun:
         return str(task.get("version", "")) if isinstance(task, Mapping) else ""
 
     def digest(self, what: str) -> bytes:
-        """A hash that tells this run's export from others, the same each time."""
-        told = f"{self.view.info.fingerprint} {self.view.info.created} {what}"
-        return hashlib.sha256(told.encode()).digest()
+        """Return a hash that identifies this run's export, the same each time."""
+        content = f"{self.view.info.fingerprint} {self.view.info.created} {what}"
+        return hashlib.sha256(content.encode()).digest()
 
 
 def read_whole(path: Path, **asked: Unpack[OpenRunOptions]) -> ExportedRun:
-    """Read a run.
+    """Read a run for export.
 
     Args:
+        path: The directory of the run.
         asked: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
         RunError: there is no run, it is damaged, or has no sample yet.
-        InputError: what is named are not the problems or the task of the run.
+        InputError: `data` or `task` are not the problems or the task of the run.
     """
     view = load_run(path, **asked)
     with (SearchRunDir if view.searched else RunDir).open(path) as run:
@@ -87,7 +88,7 @@ def read_whole(path: Path, **asked: Unpack[OpenRunOptions]) -> ExportedRun:
 
 
 def _content(prompt: Prompt) -> str | list[Message]:
-    """Return a prompt as messages if it has some, else as text; token ids stand as numbers."""
+    """Return a prompt as messages if it has some, else as text with token ids as numbers."""
     if any(node.has_messages for node in prompt.path):
         return [message for node in prompt.path for message in node.content]  # type: ignore[misc]
     parts = (node.content for node in prompt.path if node.content)

@@ -1,4 +1,4 @@
-"""What a log of another tool has, whichever wrote it, and how it becomes a run directory."""
+"""The content of a log of any other tool, and its conversion to a run directory."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from treegen.runs.files import format_os_error
 from treegen.runs.new_directory import check_directory
 
 PROBLEMS: Final = "problems.jsonl"
-"""The file in the directory of an imported run with the problems of its log."""
+"""The file with the problems of the log, in the directory of an imported run."""
 _SCRATCH: Final = ".import.{}.tmp"
 _LEFT: Final = (".import.[0-9]*.tmp",)
 
 
 class ForeignVerdict(Schema):
-    """What a score of a log says of a sample; the fields are as in `Verdict`."""
+    """The score of a sample in a log; the fields are as in `Verdict`."""
 
     answer: str | None
     correct: bool
@@ -48,13 +48,13 @@ class ForeignProblem(Schema):
 
 
 class ExternalSample(Schema):
-    """One sample of a log.
+    """A sample of a log.
 
     verdicts: by filter. A filter that is missing here did not score the sample, so the sample does
     not count in that filter's metrics.
-    finish_reason: "stop", "length", or what else the log says.
-    thinking: characters of the text, from its start, that are thinking.
-    thinking_tokens: its tokens, 0 if they are not known.
+    finish_reason: "stop", "length", or another reason of the log.
+    thinking: the number of characters of reasoning at the start of the text.
+    thinking_tokens: the number of reasoning tokens, 0 if it is not known.
     time: when it was finished, in ISO 8601; None if that is not known.
     """
 
@@ -71,14 +71,14 @@ class ExternalSample(Schema):
 
 
 class ExternalLog(Schema):
-    """One task of one model, as a log tells of it.
+    """One task of one model, as a log describes it.
 
     task, version: as the log calls them. model: its name. source: the tool and its version.
     filters: the names of its scores, the headline first.
-    num_samples: of each problem.
-    sampling: what the log tells of it, by the names of `SamplingParams`.
+    num_samples: samples of each problem.
+    sampling: the sampling parameters in the log, by the names of `SamplingParams`.
     num_fewshot: solved examples before each problem.
-    notices: what of the log is left out and why, one sentence each.
+    notices: which content of the log is left out and why, one sentence each.
     """
 
     task: Name
@@ -97,12 +97,12 @@ class ExternalLog(Schema):
 def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
     """Write logs as run directories, all of them or none.
 
-    Each run is written in a scratch folder and moved into its directory when all are whole. A
-    failure removes the scratch folders, and those directories that this call made.
+    Each run is written in a scratch folder and moved into its directory when all are complete. A
+    failure removes the scratch folders, and the directories that this call made.
 
     Args:
         logs: The logs, each of one task.
-        path: The directory of the run; for several logs, the one above those of the runs.
+        path: The directory of the run; for several logs, the parent of the runs' directories.
 
     Returns:
         The directories.
@@ -135,11 +135,11 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
 
 
 def usable_sampling(found: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
-    """Return the sampling settings of a log that treegen has too.
+    """Return the sampling parameters of a log that treegen has too.
 
     Args:
-        found: The settings, by the names of `SamplingParams`.
-        notices: Receives a sentence for each setting that is left out.
+        found: The parameters, by the names of `SamplingParams`.
+        notices: Receives a sentence for each parameter that is left out.
     """
     usable = {}
     for name, value in found.items():
@@ -153,11 +153,11 @@ def usable_sampling(found: Mapping[str, Any], notices: list[str]) -> dict[str, A
 
 
 def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerdict:
-    """Return a score from 0 to 1 as a verdict: right if it is 1, else of partial credit.
+    """Return a score from 0 to 1 as a verdict: correct if it is 1, otherwise partial credit.
 
     Args:
         score: The score.
-        answer: What was read from the text. A right sample without one has its text for an answer.
+        answer: The answer read from the text. A correct sample without one has its text as answer.
         text: The text of the sample.
     """
     right = score >= 1
@@ -168,12 +168,12 @@ def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerd
 
 
 def _check_free(path: Path) -> None:
-    """Raise RunError unless a run can be begun in a directory."""
+    """Raise RunError unless a run can be created in a directory."""
     check_directory(path)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
-    if os.path.exists(path) and any(not _is_scratch(each) for each in os.listdir(path)):
+    if os.path.exists(path) and any(not _is_scratch(entry) for entry in os.listdir(path)):
         raise RunError(f"{path} is not empty; name another directory")
 
 
@@ -183,12 +183,12 @@ def _is_scratch(name: str) -> bool:
 
 @contextmanager
 def _new_directory(path: Path) -> Iterator[Path]:
-    """Make a directory with a scratch folder in it; yields that folder, and removes it at the end.
+    """Make a directory with a scratch folder in it; yield that folder, and remove it at the end.
 
-    The scratch folders of imports that were killed are removed too. Directories that were made
-    here are removed again if they are empty at the end.
+    Scratch folders of interrupted imports are removed too. Directories that were made here are
+    removed if they are empty at the end.
     """
-    missing = [each for each in (path, *path.parents) if not os.path.exists(each)]
+    missing = [directory for directory in (path, *path.parents) if not os.path.exists(directory)]
     try:
         path.mkdir(parents=True, exist_ok=True)
         for pattern in _LEFT:
@@ -200,14 +200,14 @@ def _new_directory(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     finally:
-        for each in missing:  # from the innermost
-            with suppress(OSError):  # it is not empty
-                each.rmdir()
+        for directory in missing:  # from the innermost
+            with suppress(OSError):  # the directory is not empty
+                directory.rmdir()
 
 
 def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
-    """Write a log as a run in a scratch folder. path: the directory that the run will be in."""
-    rows = "".join(f"{json.dumps(_row(each))}\n" for each in log.problems)
+    """Write a log as a run in a scratch folder. path: the final directory of the run."""
+    rows = "".join(f"{json.dumps(_row(problem))}\n" for problem in log.problems)
     (scratch / PROBLEMS).write_text(rows, encoding="ascii")
     job = _job(log, path, scratch)
     with RunDir.create(scratch, _settings(log, job)) as run:
@@ -217,7 +217,7 @@ def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
 
 
 def _move(scratch: Path, path: Path) -> None:
-    """Move the files of a run into its directory, run.json as the last: it makes it a run."""
+    """Move the files of a run into its directory, and last run.json, which makes it a run."""
     names = [name for name in os.listdir(scratch) if name != "run.lock"]
     moved: list[Path] = []
     try:
@@ -228,8 +228,8 @@ def _move(scratch: Path, path: Path) -> None:
             os.rename(scratch / name, target)
             moved.append(target)
     except BaseException:
-        for each in moved:
-            each.unlink(missing_ok=True)
+        for file in moved:
+            file.unlink(missing_ok=True)
         raise
 
 
@@ -250,7 +250,7 @@ def _check(log: ExternalLog) -> None:
     known = {problem.id for problem in log.problems}
     if len(known) < len(log.problems):
         ids = [problem.id for problem in log.problems]
-        twice = next(each for each in ids if ids.count(each) > 1)
+        twice = next(i for i in ids if ids.count(i) > 1)
         raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")
     seen: set[tuple[str, int]] = set()
     for sample in log.samples:
@@ -266,7 +266,7 @@ def _row(problem: ForeignProblem) -> dict[str, str]:
 
 
 def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
-    given = {
+    choices = {
         "task": "imported",
         "data": str((scratch / PROBLEMS).absolute()),
         "model": log.model or "unknown",
@@ -279,7 +279,7 @@ def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
         },
         **log.sampling,
     }
-    job = load_job(resolve_eval_settings(given))
+    job = load_job(resolve_eval_settings(choices))
     place = str((path / PROBLEMS).absolute())
     options = replace(job.settings.options, data=place)
     settings = replace(job.settings, options=options)
@@ -310,8 +310,8 @@ def _record(sample: ExternalSample) -> dict[str, Any]:
         "finish_reason": sample.finish_reason,
         "prompt_tokens": sample.prompt_tokens,
         "verdicts": {
-            name: each.model_dump(exclude_defaults=True) | {"answer": each.answer}
-            for name, each in sample.verdicts.items()
+            name: verdict.model_dump(exclude_defaults=True) | {"answer": verdict.answer}
+            for name, verdict in sample.verdicts.items()
         },
     }
     if sample.thinking:

@@ -1,7 +1,7 @@
-"""An Inspect log: its samples are problems, its epochs samples, its scorers filters.
+"""Read Inspect logs: samples become problems, epochs become samples, and scorers become filters.
 
-Scores count as they do in Inspect's own metrics. A sample that a scorer did not score (it has no
-score of it, or the score is NaN) is left out of that scorer's metrics.
+Scores count as they do in Inspect's own metrics. A sample without a score by a scorer, or with NaN,
+is left out of that scorer's metrics.
 """
 
 import json
@@ -42,10 +42,10 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 
 
 def read_inspect(path: Path) -> ExternalLog:
-    """Return what is in a log.
+    """Return the content of a log.
 
     Raises:
-        InputError: it cannot be read as one, has no samples, or samples that contradict each other.
+        InputError: it is not a readable log, has no samples, or samples that contradict each other.
     """
     log = _read(path)
     if not log.samples:
@@ -55,32 +55,34 @@ def read_inspect(path: Path) -> ExternalLog:
     notices: list[str] = []
     problems: dict[str, ForeignProblem] = {}
     ids: dict[str, int | str] = {}
-    for each in log.samples:
-        name = str(each.id)
-        if ids.setdefault(name, each.id) != each.id:
-            told = f"{path} has the number {name} and the text {name!r} as two ids"
-            raise InputError(f"{told}; rename one of the samples")
-        problem = _problem(each, f"{path}: sample {each.id!r:.60}")
+    for sample in log.samples:
+        name = str(sample.id)
+        if ids.setdefault(name, sample.id) != sample.id:
+            message = f"{path} has the number {name} and the text {name!r} as two ids"
+            raise InputError(f"{message}; rename one of the samples")
+        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
         if problems.setdefault(name, problem) != problem:
             raise InputError(
                 f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
             )
     scores = _scores(log.samples, notices)
-    filters = list(dict.fromkeys(name for mine in scores for name in mine))
+    filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
     done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
     failed = sum(
-        bool(each.error) for each, mine in zip(log.samples, scores, strict=True) if not mine
+        bool(sample.error)
+        for sample, of_sample in zip(log.samples, scores, strict=True)
+        if not of_sample
     )
     if failed:
         notices.append(f"{failed:,} samples ended with an error and no score; left out")
     if filters and (num_left := len(log.samples) - len(done) - failed):
         notices.append(f"{num_left:,} samples have no score and are left out")
     for name in filters:
-        if num_lacking := sum(name not in mine for _, mine in done):
+        if num_lacking := sum(name not in of_sample for _, of_sample in done):
             notices.append(
                 f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
             )
-    epochs = max([log.eval.config.epochs or 1, *(each.epoch for each in log.samples)])
+    epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MOST_SAMPLES:
         raise InputError(f"{path} has {epochs} epochs; a run has up to {MOST_SAMPLES:,} samples")
     return validate(
@@ -96,10 +98,10 @@ def read_inspect(path: Path) -> ExternalLog:
             "samples": tuple(
                 validate(
                     ExternalSample,
-                    _sample(each, mine),
-                    f"{path}: sample {each.id!r:.60}, epoch {each.epoch}",
+                    _sample(sample, of_sample),
+                    f"{path}: sample {sample.id!r:.60}, epoch {sample.epoch}",
                 )
-                for each, mine in done
+                for sample, of_sample in done
             ),
             "sampling": usable_sampling(_sampling(log), notices),
             "notices": tuple(notices),
@@ -119,17 +121,17 @@ def _read(path: Path) -> EvalLog:
         raise InputError(describe_read_error(path, error)) from None
     except InputError:
         raise
-    except Exception as error:  # of zip files, of JSON, or of pydantic
-        told = " ".join(str(error).split())[:200] or type(error).__name__
+    except Exception as error:  # from zipfile, json or pydantic
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{path} cannot be read as an Inspect log: {told}; name a whole .eval or .json"
+            f"{path} cannot be read as an Inspect log: {reason}; name a whole .eval or .json"
         ) from error
 
 
 def _check_size(file: BinaryIO, path: Path) -> None:
     """Raise InputError for a log that unpacks to far more than logs of its size do.
 
-    No entry is read beyond the size that the log's directory has for it.
+    No entry is read beyond the size stated in the zip directory.
     """
     most = most_unpacked(path.stat().st_size)
     with zipfile.ZipFile(file) as packed:
@@ -143,11 +145,11 @@ def _check_size(file: BinaryIO, path: Path) -> None:
 
 
 def _problem(sample: EvalSample, where: str) -> ForeignProblem:
-    asked = sample.input
+    content = sample.input
     question = (
-        asked
-        if isinstance(asked, str)
-        else "\n\n".join(turn.text for turn in asked if turn.role == "user")
+        content
+        if isinstance(content, str)
+        else "\n\n".join(turn.text for turn in content if turn.role == "user")
     )
     target = sample.target
     answer = target if isinstance(target, str) else json.dumps(target)
@@ -161,15 +163,15 @@ def _problem(sample: EvalSample, where: str) -> ForeignProblem:
 def _scores(
     samples: Sequence[EvalSample], notices: list[str]
 ) -> list[dict[str, tuple[float, Score]]]:
-    """Return the scores of each sample that are numbers from 0 to 1; of dicts, each entry.
+    """Return the scores of each sample that are numbers from 0 to 1; each entry of a dict counts.
 
-    A scorer with another number, or with none, is left out as a whole. Beside numbers, a text that
-    is none counts as 0, as it does in Inspect.
+    A scorer with another number, or without numbers, is left out. If a scorer has numbers, a text
+    that is not a number counts as 0, as in Inspect.
     """
-    found = [_values(sample) for sample in samples]
+    scores_of_samples = [_values(sample) for sample in samples]
     numbers: dict[str, list[float | None]] = {}
-    for mine in found:
-        for name, (value, _) in mine.items():
+    for by_name in scores_of_samples:
+        for name, (value, _) in by_name.items():
             numbers.setdefault(name, []).append(_number(value))
     shares = {
         name
@@ -179,7 +181,7 @@ def _scores(
     }
     known = dict.fromkeys(name for sample in samples for name in sample.scores or {})
     for name in sorted(known):
-        if not any(each == name or each.startswith(f"{name}/") for each in shares):
+        if not any(share == name or share.startswith(f"{name}/") for share in shares):
             notices.append(f"the scores of {name} are no numbers from 0 to 1 and are left out")
     for name in sorted(shares):
         if strange := numbers[name].count(None):
@@ -187,26 +189,26 @@ def _scores(
     return [
         {
             name: (_number(value) or 0.0, score)
-            for name, (value, score) in mine.items()
+            for name, (value, score) in by_name.items()
             if name in shares
         }
-        for mine in found
+        for by_name in scores_of_samples
     ]
 
 
 def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
-    """Return what scorers say of a sample, by scorer; NaN stands for what is not scored."""
-    found = {}
+    """Return the scores of a sample, by scorer, without NaN, which means that it is not scored."""
+    by_scorer = {}
     for name, score in (sample.scores or {}).items():
         values = score.value if isinstance(score.value, Mapping) else {"": score.value}
         for key, value in values.items():
             if not (isinstance(value, float) and math.isnan(value)):
-                found[f"{name}/{key}" if key else name] = (value, score)
-    return found
+                by_scorer[f"{name}/{key}" if key else name] = (value, score)
+    return by_scorer
 
 
 def _number(value: Any) -> float | None:
-    """Return a score as Inspect's metrics take it; None if it is no number."""
+    """Return a score as Inspect's metrics take it; None if it is not a number."""
     if isinstance(value, str):
         if value in _LETTERS:
             return _LETTERS[value]
@@ -242,7 +244,7 @@ def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> d
 
 
 def _verdict(score: Score, number: float, text: str) -> ForeignVerdict:
-    # An exported run says itself what is right, for credit does not.
+    # A log exported by treegen stores which samples are correct, because credit does not imply it.
     right = (score.metadata or {}).get("correct")
     if isinstance(right, bool) and (score.answer is not None or not right):
         credit = None if isinstance(score.value, str) else number
@@ -258,13 +260,13 @@ def _reasoning(sample: EvalSample) -> str:
 
 
 def _sampling(log: EvalLog) -> dict[str, Any]:
-    # What solvers were given for their calls is over what the model was given.
+    # The plan's settings for calls override the model's settings.
     configs = (log.eval.model_generate_config, log.plan.config)
-    found = {
+    sampling = {
         name: value
         for config in configs
         for name in _SAMPLING
         if (value := getattr(config, name)) is not None
     }
     stops = [stop for config in configs for stop in config.stop_seqs or ()]
-    return found | ({"stop": tuple(dict.fromkeys(stops))} if stops else {})
+    return sampling | ({"stop": tuple(dict.fromkeys(stops))} if stops else {})

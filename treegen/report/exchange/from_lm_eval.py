@@ -1,4 +1,4 @@
-"""lm-evaluation-harness' results and logged samples: one run for each task."""
+"""Read lm-evaluation-harness' results and logged samples: one run for each task."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from treegen.report.exchange.to_lm_eval import BY_RESPONSE
 
 # Fields of a document that may hold the question, the likeliest first.
 _QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
-# Functions of filters after which a metric is not of the first response alone.
+# Filter functions after which a metric describes more than the first response.
 _VOTES: Final = ("majority_vote", "take_first_k")
 _INVALID: Final = "[invalid]"
 
@@ -64,7 +64,7 @@ class _Results(Schema):
 
 
 class _Response(Schema):
-    """A response with its verdict, as treegen's own export has it beside what lm-eval knows."""
+    """A response with its verdict, as treegen's own export adds it to lm-eval's format."""
 
     index: Index
     tokens: Count
@@ -103,9 +103,9 @@ class _Line:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a JSON file is lm-eval's results and not an Inspect log."""
-    found = _json(path)
-    return isinstance(found, dict) and "results" in found and "configs" in found
+    """Return whether a JSON file is lm-eval's results and not an Inspect log."""
+    content = _json(path)
+    return isinstance(content, dict) and "results" in content and "configs" in content
 
 
 def newest_results(folder: Path) -> Path:
@@ -114,23 +114,24 @@ def newest_results(folder: Path) -> Path:
     Raises:
         InputError: there is none.
     """
-    found = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
-    if not found:
+    files = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
+    if not files:
         raise InputError(
             f"{folder} has no results_TIME.json of lm-eval; name lm-eval's --output_path"
         )
-    return max(found, key=lambda path: path.name)
+    return max(files, key=lambda path: path.name)
 
 
 def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
-    """Return what is in results and the samples beside them, task by task.
+    """Return the content of a results file and its samples, task by task.
 
     Args:
-        tasks: These only.
+        path: The results_TIME.json; the files of samples are in its folder.
+        tasks: Read only these tasks; None reads all.
 
     Raises:
-        InputError: a file cannot be read or does not have lm-eval's form, samples were not logged,
-            a task is not there, or it has no scores that say right or wrong.
+        InputError: a file cannot be read or does not have lm-eval's format, samples were not
+            logged, a task is missing, or it has no scores of correctness.
     """
     results = validate(_Results, _json(path), str(path))
     stamp = path.stem.removeprefix("results_")
@@ -157,12 +158,12 @@ def _json(path: Path) -> Any:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     except (ValueError, RecursionError) as error:
-        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{path} cannot be read as JSON: {told}; copy it again") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{path} cannot be read as JSON: {reason}; copy it again") from None
 
 
 def _lines(path: Path) -> list[_Line]:
-    found: list[_Line] = []
+    lines: list[_Line] = []
     seen: dict[tuple[int, str], str] = {}
     first: dict[int, _Line] = {}
     try:
@@ -180,22 +181,22 @@ def _lines(path: Path) -> list[_Line]:
                         f"{before}; remove one of them"
                     )
                 _check_same(line, first.setdefault(key[0], line))
-                found.append(line)
+                lines.append(line)
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
-    return found
+    return lines
 
 
 def _parse_json(text: bytes, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        told = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise InputError(f"{where} cannot be read as JSON: {told}; remove the line") from None
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise InputError(f"{where} cannot be read as JSON: {reason}; remove the line") from None
 
 
 def _check(line: _Line) -> None:
-    """Raise InputError for a line whose fields do not go together."""
+    """Raise InputError for a line whose fields contradict each other."""
     row = line.row
     if not all(row.resps):
         raise InputError(f"{line.where}: resps has a request without responses; remove the line")
@@ -210,15 +211,15 @@ def _check(line: _Line) -> None:
         raise InputError(f"{line.where}: {BY_RESPONSE} and resps must have as many responses")
     if len(row.metrics) > 1:
         raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
-    if len({each.index for each in row.by_response}) < len(row.by_response):
+    if len({response.index for response in row.by_response}) < len(row.by_response):
         raise InputError(f"{line.where}: {BY_RESPONSE} has two responses of one index")
-    for each in row.by_response:
-        if each.correct and each.answer is None:
+    for response in row.by_response:
+        if response.correct and response.answer is None:
             raise InputError(f"{line.where}: {BY_RESPONSE} has a right response without an answer")
 
 
 def _check_same(line: _Line, first: _Line) -> None:
-    """Raise InputError unless two lines of a document agree on what was asked and answered."""
+    """Raise InputError unless two lines of a document have the same question and responses."""
     row = line.row
     if line is not first and _facts(row) != _facts(first.row):
         raise InputError(
@@ -228,9 +229,9 @@ def _check_same(line: _Line, first: _Line) -> None:
 
 
 def _facts(row: _Row) -> str:
-    """Return what is compared; as text, because NaN does not equal itself."""
-    told = [(each.index, each.tokens, each.finish_reason) for each in row.by_response or ()]
-    return json.dumps([row.doc, row.target, row.resps, told], sort_keys=True)
+    """Return the compared fields as text, because NaN does not equal itself."""
+    responses = [(r.index, r.tokens, r.finish_reason) for r in row.by_response or ()]
+    return json.dumps([row.doc, row.target, row.resps, responses], sort_keys=True)
 
 
 def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
@@ -281,25 +282,25 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
 
 
 def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tuple[str, str]]:
-    """Return the filters and metrics that are numbers from 0 to 1, bits and likelihoods apart.
+    """Return the filters and metrics that are numbers from 0 to 1, without bits and likelihoods.
 
-    lm-eval takes the mean over the documents that have a metric. A document whose value is no
+    lm-eval takes the mean over the documents that have a metric. A document whose value is not a
     number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
     """
-    found: dict[tuple[str, str], bool] = {}
+    only_shares: dict[tuple[str, str], bool] = {}
     for line in lines:
         for name, value in line.values.items():
             key = line.row.filter, name
-            found[key] = found.get(key, True) and (_is_nan(value) or _is_share(value))
+            only_shares[key] = only_shares.get(key, True) and (_is_nan(value) or _is_share(value))
     none = {
         key
-        for key in found
+        for key in only_shares
         if not any(
             line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
         )
     }
-    pairs = [key for key, is_share in found.items() if is_share and key not in none]
-    for name in sorted({name for _, name in found} - {name for _, name in pairs}):
+    pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
+    for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
         notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
     return pairs
 
@@ -313,7 +314,7 @@ def _is_nan(value: object) -> bool:
 
 
 def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the filter's name for each filter and metric of lm-eval, as short as can be."""
+    """Return the filter's name for each filter and metric of lm-eval, as short as possible."""
     pairs = list(pairs)
     one = len({metric for _, metric in pairs}) == 1
     return {
@@ -323,7 +324,7 @@ def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def _is_chosen(row: _Row) -> bool:
-    """Whether a document was answered by log-likelihoods: a response is [[logprob, is_greedy]]."""
+    """Return whether a document has log-likelihoods: a response is [[logprob, is_greedy]]."""
     return bool(row.resps[0]) and not isinstance(row.resps[0][0], str)
 
 
@@ -333,46 +334,46 @@ def _problem(line: _Line) -> ForeignProblem:
     question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
     if question is None:
         question = json.dumps(doc, sort_keys=True)
-    # Documents are told apart by their number alone, as lm-eval's are; ids of an export come back.
-    own = doc.get("id") if row.by_response is not None else None
-    found = {
-        "id": str(row.doc_id if own is None else own),
+    # Documents are identified by number, as in lm-eval; treegen's exports also contain their ids.
+    doc_id = doc.get("id") if row.by_response is not None else None
+    fields = {
+        "id": str(row.doc_id if doc_id is None else doc_id),
         "question": question,
         "answer": str(row.target),
     }
     group = doc.get("group") if row.by_response is not None else None
     return validate(
-        ForeignProblem, found | ({"group": group} if isinstance(group, str) else {}), line.where
+        ForeignProblem, fields | ({"group": group} if isinstance(group, str) else {}), line.where
     )
 
 
 def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
     row = line.row
-    own = {
+    scored = {
         name: (names[row.filter, name], value)
         for name, value in line.values.items()
         if (row.filter, name) in names and not _is_nan(value)
     }
     problem_id = _problem(line).id
     if row.by_response is not None:
-        for told, text in zip(row.by_response, row.resps[0], strict=True):
+        for response, text in zip(row.by_response, row.resps[0], strict=True):
             verdict = (
                 {}
-                if told.correct is None
+                if response.correct is None
                 else {
                     name: ForeignVerdict(
-                        answer=told.answer, correct=told.correct, credit=told.credit
+                        answer=response.answer, correct=response.correct, credit=response.credit
                     )
-                    for name, _ in own.values()
+                    for name, _ in scored.values()
                 }
             )
             yield {
                 "problem_id": problem_id,
-                "index": told.index,
+                "index": response.index,
                 "text": text,
                 "verdicts": verdict,
-                "num_tokens": told.tokens,
-                "finish_reason": told.finish_reason or "",
+                "num_tokens": response.tokens,
+                "finish_reason": response.finish_reason or "",
             }
         return
     answer: str | None
@@ -386,38 +387,40 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
         "problem_id": problem_id,
         "index": 0,
         "text": text,
-        "verdicts": {name: score_to_verdict(value, answer, text) for name, value in own.values()},
+        "verdicts": {
+            name: score_to_verdict(value, answer, text) for name, value in scored.values()
+        },
     }
 
 
 def _likeliest(line: _Line) -> tuple[str, str]:
-    """Return the likeliest of the choices that a document was answered by, as text and answer."""
+    """Return the likeliest of a document's choices, as text and answer."""
     row = line.row
     try:
-        found = [float(each[0][0]) for each in row.resps]
+        logprobs = [float(response[0][0]) for response in row.resps]
     except (TypeError, ValueError, LookupError):
         raise InputError(
             f"{line.where}: resps must hold texts, or pairs of a log-probability and whether it is "
             "the likeliest; remove the line"
         ) from None
-    asked = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
-    best = max(range(len(found)), key=found.__getitem__)
-    given = asked[best] if best < len(asked) else None
-    text = str(given.get("arg_1", best)) if isinstance(given, dict) else str(best)
+    arguments = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
+    best = max(range(len(logprobs)), key=logprobs.__getitem__)
+    chosen = arguments[best] if best < len(arguments) else None
+    text = str(chosen.get("arg_1", best)) if isinstance(chosen, dict) else str(best)
     return text, text.strip()
 
 
 def _sampling(told: _Generation | None) -> dict[str, Any]:
     if told is None:
         return {}
-    found: dict[str, Any] = {
+    sampling: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "top_k")
         if (value := getattr(told, name)) is not None
     }
     if told.do_sample is False:
-        found["temperature"] = 0.0
+        sampling["temperature"] = 0.0
     if told.max_gen_toks:
-        found["max_tokens"] = told.max_gen_toks
+        sampling["max_tokens"] = told.max_gen_toks
     stops = (told.until,) if isinstance(told.until, str) else tuple(told.until or ())
-    return found | ({"stop": stops} if stops else {})
+    return sampling | ({"stop": stops} if stops else {})

@@ -1,4 +1,4 @@
-"""`import_log`: a log of another tool as run directories that report, compare and score read."""
+"""`import_log`: converts a log of another tool to run directories."""
 
 import os
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ def import_log(
     *,
     tasks: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Write a log as run directories; returns them, one for each task of the log.
+    """Write a log as run directories and return them, one for each task of the log.
 
     Args:
-        log: an Inspect log (`.eval` or `.json`), or lm-eval's results: results_TIME.json, its
-            samples_TASK_TIME.jsonl beside it (`--log_samples`), or the folder of both, of which the
+        log: An Inspect log (`.eval` or `.json`), or lm-eval's results: results_TIME.json with
+            samples_TASK_TIME.jsonl in its folder (`--log_samples`), or that folder, of which the
             newest results are read.
-        path: The directory of the run; of several tasks, the one above theirs.
-        tasks: Import these tasks of the log only.
+        path: The directory of the run; for several tasks, the parent of the runs' directories.
+        tasks: Import only these tasks of the log; None imports all.
 
     Raises:
-        InputError: there is no log, it is no log of either kind, it has no samples or no scores
-            that say right or wrong, or it lacks a task; or inspect_ai is not installed.
+        InputError: there is no log, it is not a log of either kind, it has no samples or no scores
+            of correctness, or a task is missing; or inspect_ai is not installed.
         RunError: a directory is not empty, or cannot be written.
     """
     target = given_path("path", path)
@@ -39,8 +39,8 @@ def import_log(
 
 
 def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
-    """Return what is in a log, task by task; see `import_log`."""
-    if not os.path.exists(log):  # a Path raises for names that are too long
+    """Return the content of a log, task by task; see `import_log`."""
+    if not os.path.exists(log):  # Path.exists raises for names that are too long
         raise InputError(f"there is no log: {describe_read_error(log, FileNotFoundError())}")
     if log.is_dir():
         return read_lm_eval(newest_results(log), tasks)
@@ -54,9 +54,9 @@ def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]
         return read_lm_eval(log, tasks)
     from treegen.report.exchange.from_inspect import read_inspect
 
-    found = read_inspect(log)
-    if tasks and found.task not in tasks:
+    inspect_log = read_inspect(log)
+    if tasks and inspect_log.task not in tasks:
         raise InputError(
-            f"{log} is of the task {found.task}, not of {', '.join(tasks)}; leave --task out"
+            f"{log} is of the task {inspect_log.task}, not of {', '.join(tasks)}; leave --task out"
         )
-    return [found]
+    return [inspect_log]

@@ -1,8 +1,8 @@
-"""Checks what other tools' logs hold, by schemas of pydantic's.
+"""Checks the content of other tools' logs with pydantic schemas.
 
-A log comes from anybody. Every field that is used has a type and bounds, nothing is converted (1.7
-is no document number, and "no" is not true), and an error names the file, the line or sample, and
-the field.
+A log is untrusted. Every field that is used has a type and bounds, nothing is converted (1.7 is not
+a document number, and "no" is not true), and an error names the file, the line or sample, and the
+field.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from treegen.errors import InputError
 
 MOST_SAMPLES: Final = 1_000_000
-"""Samples of one problem in a log, or the number of its epochs."""
+"""The largest number of samples of a problem in a log, or of its epochs."""
 _MOST_COUNT: Final = 2**53
 
 
@@ -31,7 +31,7 @@ Time = Annotated[str, AfterValidator(_is_time)]
 
 
 class Schema(BaseModel):
-    """A part of a log, of which the fields that are named here are checked."""
+    """A part of a log; only the fields that are declared here are checked."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
@@ -40,11 +40,11 @@ _Kind = TypeVar("_Kind", bound=Schema)
 
 
 def validate(kind: type[_Kind], found: Any, where: str) -> _Kind:
-    """Return a part of a log.
+    """Return a part of a log after checking it.
 
     Args:
         kind: The schema of the part.
-        found: The value that the log has.
+        found: The value in the log.
         where: The file, and the line or sample, for the message.
 
     Raises:
@@ -59,7 +59,7 @@ def validate(kind: type[_Kind], found: Any, where: str) -> _Kind:
         place = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
         more = f" ({len(others)} more faults)" if others else ""
-        told = first["msg"][:1].lower() + first["msg"][1:]
+        message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
-            f"{where}: {place or 'it'}: {told}{got}{more}; mend or remove it"
+            f"{where}: {place or 'it'}: {message}{got}{more}; mend or remove it"
         ) from None

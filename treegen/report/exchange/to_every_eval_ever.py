@@ -1,7 +1,7 @@
-"""A run in the schema of Every Eval Ever, version 0.3.0: an aggregate and its samples.
+"""Write a run in the schema of Every Eval Ever, version 0.3.0: an aggregate and its samples.
 
-A folder is laid out as that project's datastore, data/BENCHMARK/DEVELOPER/MODEL/UUID.json with
-UUID_samples.jsonl beside it. See https://github.com/evaleval/every_eval_ever.
+The folder has the layout of that project's datastore, data/BENCHMARK/DEVELOPER/MODEL/UUID.json and
+UUID_samples.jsonl. See https://github.com/evaleval/every_eval_ever.
 """
 
 import hashlib
@@ -26,10 +26,10 @@ SCHEMA_VERSION: Final = "0.3.0"
 
 
 def write(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write the aggregate and its samples; returns both files.
+    """Write the aggregate and its samples and return both files.
 
     Raises:
-        InputError: the samples are not judged, so there is no score to tell.
+        InputError: the samples are not scored.
         OSError: a file cannot be written.
     """
     if run.view.report is None or not run.view.filters:
@@ -167,8 +167,8 @@ def _rows(run: ExportedRun, results: Mapping[str, Any]) -> Iterator[dict[str, An
     """Yield a row for each sample and filter, joined to the filter's first metric."""
     first = {}
     for name in run.view.filters:
-        mine = [key for key in results if key.startswith(f"{name}:")]
-        first[name] = mine[0] if mine else None
+        keys = [key for key in results if key.startswith(f"{name}:")]
+        first[name] = keys[0] if keys else None
     for problem in run.view.problems:
         for sample in problem.samples:
             for name, verdict in (sample.verdicts or {}).items():

@@ -1,7 +1,7 @@
-"""A run as a log of Inspect AI: a sample for each sample, whose number is its epoch.
+"""Write a run as a log of Inspect AI: a sample for each sample, whose index gives its epoch.
 
-A search becomes one sample whose transcript has its tree: a span for each node, within that of its
-parent.
+A search becomes one sample whose transcript contains its tree: a span for each node, within the
+span of its parent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,10 +61,11 @@ _TURNS: Final = {
 
 
 def write(run: ExportedRun, path: Path) -> list[Path]:
-    """Write the log; returns its file.
+    """Write the log and return its file.
 
     Args:
-        path: Ends in .eval, or in .json for Inspect's older form.
+        run: The run.
+        path: Ends in .eval, or in .json for Inspect's older format.
 
     Raises:
         InputError: the path has another ending.
@@ -74,7 +75,7 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
         raise InputError(f"an Inspect log ends in .eval or .json, not as {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
-    scratch.unlink(missing_ok=True)  # it may be a link
+    scratch.unlink(missing_ok=True)  # an existing file may be a link
     try:
         write_eval_log(_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json")
         scratch.replace(path)
@@ -89,7 +90,7 @@ def _log(run: ExportedRun) -> EvalLog:
         _sample(run, problem, sample) for problem in view.problems for sample in problem.samples
     ]
     usage = {run.model: _total(samples)}
-    ended = [each.completed_at for each in samples if each.completed_at]
+    ended = [s.completed_at for s in samples if s.completed_at]
     started = min([info.created, *ended])
     params = {
         key: value for key, value in run.sampling.items() if value is not None and key != "seed"
@@ -144,23 +145,23 @@ def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
     for name in run.view.filters if report else ():
         assert report is not None
         rows = [row for row in report.metrics if row.filter == name]
-        found: dict[str, EvalMetric] = {}
+        metrics: dict[str, EvalMetric] = {}
         for row in rows:
             if row.value is not None:
                 bounds = {"stderr": row.stderr, "low": row.low, "high": row.high}
-                found[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
+                metrics[row.metric] = EvalMetric(name=row.metric, value=row.value, metadata=bounds)
         if rows and rows[0].value is not None and rows[0].stderr is not None:
-            found["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
-        for each in report.majority:
-            if each.filter == name and each.value is not None:
-                found[f"maj@{each.k}"] = EvalMetric(name=f"maj@{each.k}", value=each.value)
+            metrics["stderr"] = EvalMetric(name="stderr", value=rows[0].stderr)
+        for vote in report.majority:
+            if vote.filter == name and vote.value is not None:
+                metrics[f"maj@{vote.k}"] = EvalMetric(name=f"maj@{vote.k}", value=vote.value)
         scored = sum(bool(sample.scores) for sample in samples)
         scores.append(
             EvalScore(
                 name=name,
                 scorer=name,
                 reducer="mean",
-                metrics=found,
+                metrics=metrics,
                 scored_samples=scored,
                 unscored_samples=len(samples) - scored,
             )
@@ -173,8 +174,8 @@ def _results(run: ExportedRun, samples: list[EvalSample]) -> EvalResults:
 def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSample:
     record = run.records.get((sample.problem_id, sample.index), {})
     prompt = run.prompts.get(problem.id, problem.question)
-    asked: str | list[ChatMessage]
-    asked = (
+    prompt_content: str | list[ChatMessage]
+    prompt_content = (
         replace_surrogates(prompt) if isinstance(prompt, str) else [_turn(turn) for turn in prompt]
     )
     thinking, answer = sample.parts
@@ -206,7 +207,11 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     )
     metadata = {name: record[name] for name in kept if record.get(name) is not None}
     ended = record.get("time")
-    turns = [ChatMessageUser(content=asked)] if isinstance(asked, str) else asked
+    turns = (
+        [ChatMessageUser(content=prompt_content)]
+        if isinstance(prompt_content, str)
+        else prompt_content
+    )
     tree = (
         next(
             (t for t in run.view.trees if (t.problem_id, t.repeat) == (problem.id, sample.index)),
@@ -218,7 +223,7 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> EvalSampl
     return EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
-        input=asked,
+        input=prompt_content,
         target=replace_surrogates(problem.answer),
         messages=[*turns, reply],
         output=ModelOutput(
@@ -254,13 +259,13 @@ def _turn(turn: Mapping[str, Any]) -> ChatMessage:
 
 
 def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
-    """Yield the events of a search tree, depth first: what stands in a span is below its node."""
+    """Yield the events of a search tree, depth first; the span of a node contains its subtree."""
     when: Any = {"timestamp": datetime.fromisoformat(time).astimezone(UTC), "working_start": 0.0}
     below: dict[int | None, list[Any]] = {}
     for node in tree.nodes:
         below.setdefault(node["parent_id"], []).append(node)
     open_nodes = list(reversed(below.get(None, [])))
-    while open_nodes:  # a stack in place of recursion: trees may be deep
+    while open_nodes:  # a stack instead of recursion, because trees may be deep
         node = open_nodes.pop()
         if isinstance(node, str):
             yield SpanEndEvent(id=node, span_id=node, **when)

@@ -1,8 +1,8 @@
-"""A run as lm-evaluation-harness writes its own: results_TIME.json and samples_TASK_TIME.jsonl.
+"""Write a run as lm-evaluation-harness does: results_TIME.json and samples_TASK_TIME.jsonl.
 
 A problem is a document and its samples are the responses of one request. `filtered_resps` has the
-answer of each, and a metric of a document is the mean over its responses. lm-eval has no place for
-verdicts on single responses, so `by_response` has them beside it.
+answer of each, and a metric of a document is the mean over its responses. lm-eval has no field for
+verdicts on single responses, so they are in an additional field, `by_response`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ BY_RESPONSE: Final = "by_response"
 
 
 def write(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write the results and the samples; returns both files.
+    """Write the results and the samples and return both files.
 
     Raises:
         InputError: the name of the model or of the task cannot name a file.
@@ -50,18 +50,18 @@ def _hash(text: str) -> str:
 
 def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     view, info = run.view, run.view.info
-    found: dict[str, Any] = {"name": task, "alias": task}
+    values: dict[str, Any] = {"name": task, "alias": task}
     better: dict[str, bool] = {}
     shots: int | None = None
     metrics = view.report.metrics if view.report else ()
     majority = view.report.majority if view.report else ()
     for row in metrics:
-        found[f"{row.metric},{row.filter}"] = row.value
-        found[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
+        values[f"{row.metric},{row.filter}"] = row.value
+        values[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
         better[row.metric], shots = row.higher_is_better, row.num_fewshot
     for vote in majority:
-        found[f"maj@{vote.k},{vote.filter}"] = vote.value
-        found[f"maj@{vote.k}_stderr,{vote.filter}"] = "N/A" if vote.stderr is None else vote.stderr
+        values[f"maj@{vote.k},{vote.filter}"] = vote.value
+        values[f"maj@{vote.k}_stderr,{vote.filter}"] = "N/A" if vote.stderr is None else vote.stderr
         better[f"maj@{vote.k}"] = True
     drawn = run.sampling
     generation = {
@@ -72,7 +72,7 @@ def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[st
     }
     version = run.version
     return {
-        "results": {task: found},
+        "results": {task: values},
         "group_subtasks": {task: []},
         "configs": {
             task: {
@@ -111,7 +111,7 @@ def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[st
 
 
 def _documents(run: ExportedRun) -> Iterator[dict[str, Any]]:
-    """Yield a line for each problem and filter; one without metrics where nothing is judged."""
+    """Yield a line for each problem and filter, without metrics if nothing is scored."""
     for filter in run.view.filters or ("none",):
         for number, problem in enumerate(run.view.problems):
             if problem.samples:
@@ -121,14 +121,14 @@ def _documents(run: ExportedRun) -> Iterator[dict[str, Any]]:
 def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) -> dict[str, Any]:
     question, answer = replace_surrogates(problem.question), replace_surrogates(problem.answer)
     prompt = run.prompts.get(problem.id, problem.question)
-    asked = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
     verdicts = [
         sample.verdicts[filter] if sample.verdicts and filter in sample.verdicts else None
         for sample in problem.samples
     ]
-    right = [float(each.correct) for each in verdicts if each is not None]
+    right = [float(v.correct) for v in verdicts if v is not None]
     rows = run.view.report.metrics if run.view.report else ()
-    # The first metric of a filter is the mean of right and wrong.
+    # The first metric of a filter is the share of correct samples.
     metric = next((row.metric for row in rows if row.filter == filter), "exact_match")
     doc: dict[str, Any] = {
         "id": replace_surrogates(problem.id),
@@ -141,12 +141,12 @@ def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) 
         "doc_id": number,
         "doc": doc,
         "target": answer,
-        "arguments": {"gen_args_0": {"arg_0": replace_surrogates(asked), "arg_1": {}}},
+        "arguments": {"gen_args_0": {"arg_0": replace_surrogates(text), "arg_1": {}}},
         "resps": [[replace_surrogates(sample.text) for sample in problem.samples]],
         "filtered_resps": [
             [
-                replace_surrogates(each.answer) if each and each.answer is not None else "[invalid]"
-                for each in verdicts
+                replace_surrogates(v.answer) if v and v.answer is not None else "[invalid]"
+                for v in verdicts
             ]
         ],
         "filter": filter,

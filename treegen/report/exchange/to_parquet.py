@@ -1,4 +1,4 @@
-"""A run as Parquet tables: those of `treegen.report.frames`."""
+"""Write a run as Parquet tables, the frames of `treegen.report.frames`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from treegen.report.frames import Frames
 
 
 def write(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write a file for each table that has rows; returns the files.
+    """Write a file for each table that has rows and return the files.
 
     Raises:
         InputError: pandas is not installed.
@@ -40,15 +40,15 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
 
 
 def _one_type(column: Any) -> Any:
-    """Return a column of texts, of lists of one type, or of values as JSON where they differ."""
+    """Return a column of texts, of lists of one type, or of JSON values if types differ."""
     column = column.astype(object)
     known = [value for value in column if value is not None and value == value]
     kinds = {type(value) for value in known}
-    if kinds == {list} and len({type(each) for value in known for each in value}) < 2:
+    if kinds == {list} and len({type(item) for value in known for item in value}) < 2:
         return column
 
     def to_text(value: Any) -> str | None:
-        if value is None or value != value:  # pandas has NaN for what is absent
+        if value is None or value != value:  # pandas uses NaN for missing values
             return None
         return replace_surrogates(value if isinstance(value, str) else json.dumps(value))
 

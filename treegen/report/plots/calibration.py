@@ -1,4 +1,4 @@
-"""Pictures of whether likely, agreed or short samples are right ones."""
+"""Plots of accuracy against probability, vote share and length."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# With fewer there is no shape to see.
+# Fewer samples would show no pattern.
 _LEAST: Final = 20
 _INTERVALS: Final = "with 95% intervals"
 
 
 def calibration_plots(view: RunView) -> list[Plot]:
-    """Return the pictures for which a judged run has numbers."""
+    """Return the plots for which a scored run has enough data."""
     filter = view.filters[0]
-    rights = [verdict.correct for mine in view.verdicts(filter).values() for verdict in mine]
+    rights = [
+        verdict.correct for of_problem in view.verdicts(filter).values() for verdict in of_problem
+    ]
     if len(rights) < _LEAST or len(set(rights)) < 2:
         return []
     plots: list[Plot] = []
@@ -47,13 +49,13 @@ def calibration_plots(view: RunView) -> list[Plot]:
 
 
 def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
-    values = [each.right.value for each in bins]
+    values = [b.right.value for b in bins]
     spread = [
-        [each.right.value - each.right.low for each in bins],
-        [each.right.high - each.right.value for each in bins],
+        [b.right.value - b.right.low for b in bins],
+        [b.right.high - b.right.value for b in bins],
     ]
     axes.errorbar(
-        [each.mean for each in bins],
+        [b.mean for b in bins],
         values,
         yerr=spread,
         fmt="o-",
@@ -66,12 +68,12 @@ def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
 
 
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
-    told = (
+    description = (
         f"from {bins[0].right.value:.3f} right of the least likely samples to "
         f"{bins[-1].right.value:.3f} of the likeliest"
     )
     if pairs := compute_within_problem_auc(view, filter):
-        told += (
+        description += (
             f"; of a right and a wrong sample of a problem, the right one is likelier in "
             f"{pairs.value:.0%} of cases ({pairs.low:.0%} to {pairs.high:.0%})"
         )
@@ -84,7 +86,7 @@ def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
         axes.set_ylim(-0.02, 1.02)
 
     title = f"Log-probability against accuracy, {_INTERVALS}"
-    return Plot("probability_accuracy", title, told, draw)
+    return Plot("probability_accuracy", title, description, draw)
 
 
 def _dots(axes: "Axes", x: Sequence[float], y: Sequence[float], colour: str, label: str) -> None:
@@ -100,7 +102,7 @@ def _spots(places: Mapping[int, tuple[float, float]], figure: "Figure") -> list[
 def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
     bins = bin_values([p.top for p in points], [p.vote for p in points])
     error = expected_error(bins)
-    told = (
+    description = (
         f"expected calibration error {error:.3f}: how far the share of the top answer is, in the "
         "mean, from the share of right votes; a point is a problem"
     )
@@ -111,8 +113,8 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         axes.plot([0, 1], [0, 1], linestyle=":", color=GREY, label="as sure as right")
         _line(axes, bins, "votes")
         for right, colour, label in ((True, GREEN, "right vote"), (False, ORANGE, "wrong vote")):
-            mine = [places[p.place] for p in points if (p.vote >= 0.5) == right]
-            _dots(axes, [x for x, _ in mine], [y for _, y in mine], colour, label)
+            kind = [places[p.place] for p in points if (p.vote >= 0.5) == right]
+            _dots(axes, [x for x, _ in kind], [y for _, y in kind], colour, label)
         axes.set_xlabel("share of the answer with most votes")
         axes.set_ylabel("share of right votes")
         axes.set_ylim(-0.12, 1.12)
@@ -122,7 +124,7 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
     return Plot(
         "share_accuracy",
         f"Vote share against accuracy, {_INTERVALS}",
-        told,
+        description,
         draw,
         (6.4, 4.0),
         lambda figure: _spots(places, figure),
@@ -136,7 +138,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         ("wrong vote", ORANGE, [p for p in points if p.vote == 0]),
     )
     sure = sum(p.vote == 0 and p.top > 0.5 for p in points)
-    told = (
+    description = (
         f"{len(kinds[2][2]):,} of {len(points):,} votes are wrong, {sure:,} of them with more than "
         "half of the samples; on the line, the top answer is right"
     )
@@ -145,9 +147,9 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], linestyle=":", color=GREY)
-        for label, colour, mine in kinds:
-            if mine:
-                _dots(axes, [p.right for p in mine], [p.top for p in mine], colour, label)
+        for label, colour, kind in kinds:
+            if kind:
+                _dots(axes, [p.right for p in kind], [p.top for p in kind], colour, label)
         axes.set_xlabel("share of right samples (easier to the right)")
         axes.set_ylabel("share of the top answer")
         axes.set_xlim(-0.02, 1.02)
@@ -157,7 +159,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
     return Plot(
         "difficulty_votes",
         "Difficulty against votes",
-        told,
+        description,
         draw,
         (6.4, 4.0),
         lambda figure: _spots(places, figure),
@@ -165,7 +167,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
 
 
 def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
-    told = (
+    description = (
         f"{bins[0].right.value:.3f} right of the shortest samples ({bins[0].mean:,.0f} tokens in "
         f"the mean), {bins[-1].right.value:.3f} of the longest ({bins[-1].mean:,.0f}); a point is "
         "a problem, at the mean of its samples"
@@ -184,7 +186,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
     return Plot(
         "tokens_accuracy",
         f"Tokens against accuracy, {_INTERVALS}",
-        told,
+        description,
         draw,
         (6.4, 4.0),
         lambda figure: _spots(places, figure),
@@ -192,9 +194,9 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:
-    rights, wrong = (np.array(each) for each in lengths_by_right(view, filter))
+    rights, wrong = (np.array(lengths) for lengths in lengths_by_right(view, filter))
     middle = float(np.median(rights)), float(np.median(wrong))
-    told = (
+    description = (
         f"half of the right samples have up to {middle[0]:,.0f} tokens, of the wrong "
         f"{middle[1]:,.0f}"
     )
@@ -225,4 +227,6 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
         axes.grid(axis="x", visible=False)
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
-    return Plot("lengths_by_verdict", "Lengths of right and wrong samples", told, draw, (6.4, 3.2))
+    return Plot(
+        "lengths_by_verdict", "Lengths of right and wrong samples", description, draw, (6.4, 3.2)
+    )

@@ -1,4 +1,4 @@
-"""The pictures of two runs of the same problems."""
+"""The plots that compare two runs of the same problems."""
 
 from typing import TYPE_CHECKING
 
@@ -63,11 +63,11 @@ def comparison_plots(found: Comparison) -> list[Plot]:
             for at, i in enumerate(order)
         ]
 
-    told = f"{first.better:,} problems better, {first.worse:,} worse"
-    plots = [Plot("by_problem", f"{names}, by problem", told, by_problem, spots=spots)]
+    description = f"{first.better:,} problems better, {first.worse:,} worse"
+    plots = [Plot("by_problem", f"{names}, by problem", description, by_problem, spots=spots)]
     if rows:
-        told = "; ".join(f"{row.metric} ({row.filter}): {row.value:+.3f}" for row in rows)
+        description = "; ".join(f"{row.metric} ({row.filter}): {row.value:+.3f}" for row in rows)
         size = (6.4, 1.2 + 0.35 * len(rows))
         title = f"{names}, with 95% intervals"
-        plots.insert(0, Plot("by_metric", title, told, by_metric, size))
+        plots.insert(0, Plot("by_metric", title, description, by_metric, size))
     return plots

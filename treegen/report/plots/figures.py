@@ -1,4 +1,4 @@
-"""From a drawing function to bytes: matplotlib pictures as SVG, for light and dark, and as PNG."""
+"""Renders matplotlib figures as SVG, for light and dark pages, and as PNG."""
 
 import io
 import re
@@ -16,7 +16,7 @@ from treegen.errors import InputError, install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# Okabe and Ito's colours, which people with any colour vision can distinguish.
 GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
     "#009e73",
     "#d55e00",
@@ -28,22 +28,22 @@ GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
 )
 # Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
 COLOUR_MAP: Final = "cividis"
-# More points than these are drawn as pixels: a browser takes long to read them as shapes.
+# More points than this are drawn as pixels, because a browser is slow with so many shapes.
 MANY: Final = 200
-# Inches of the smallest spot.
+# The size of the smallest spot in inches.
 _POINT: Final = 0.12
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
-# The colour of text and lines. Nothing else in a picture has just this colour.
+# The colour of text and lines. Nothing else in a picture has exactly this colour.
 _INK: Final = "#1f2328"
 _ADAPTING: Final = f"svg{{color:{_INK}}}@media (prefers-color-scheme:dark){{svg{{color:#e6e8eb}}}}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlotLink:
-    """A part of a picture that leads to a problem, or to some.
+    """A part of a picture that links to one problem or to several.
 
     box: left, top, right and bottom, as shares of the picture's width and height.
-    place: which of the run's problems, or a filter of the table of problems.
+    place: the index of the run's problem, or a filter of the table of problems.
     """
 
     box: tuple[float, float, float, float]
@@ -51,15 +51,21 @@ class PlotLink:
 
     def to_json(self) -> list[float | int | str]:
         """Return the box and the place as one list."""
-        return [*(round(each, 5) for each in self.box), self.place]
+        return [*(round(side, 5) for side in self.box), self.place]
 
 
 def spot(
     figure: "Figure", low: tuple[float, float], high: tuple[float, float], place: int | str
 ) -> PlotLink:
-    """Return the spot between two points of a drawn figure's first axes, in its data's numbers.
+    """Return the spot between two points of a drawn figure's first axes.
 
-    A spot has at least the size of a point that is drawn.
+    A spot is at least as large as a drawn point.
+
+    Args:
+        figure: The drawn figure.
+        low: One corner (x, y), in the axes' data coordinates.
+        high: The opposite corner.
+        place: The target of the link, as in `PlotLink`.
     """
     axes = figure.axes[0]
     corners = axes.transData.transform([low, high])
@@ -77,14 +83,14 @@ def spot(
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One picture that can be drawn.
+    """A plot that can be drawn.
 
     name: the name of its files.
     title: the heading above it.
-    told: what it shows, in a sentence, for those who cannot see it.
+    told: a sentence that describes it, for people who cannot see it.
     draw: draws it on a figure.
     size: width and height in inches.
-    spots: of the figure that was drawn, its bars and points that stand for problems; see `spot`.
+    spots: returns the bars and points of the drawn figure that link to problems; see `spot`.
     """
 
     name: str
@@ -103,7 +109,7 @@ class Plot:
         return self.svg_and_spots()[0]
 
     def svg_and_spots(self) -> tuple[bytes, list[PlotLink]]:
-        """Return the picture as `svg` does, and its spots.
+        """Return the SVG, as `svg` does, and the plot's spots.
 
         Raises:
             InputError: matplotlib is not installed.
@@ -123,7 +129,8 @@ class Plot:
         """Write NAME.svg and NAME.png, and return their paths.
 
         Args:
-            svg: What `svg` returned, so that it is not drawn again.
+            folder: The folder of the files; it is created if necessary.
+            svg: The result of `svg`, to avoid drawing again.
 
         Raises:
             InputError: the folder cannot be written, or matplotlib is not installed.
@@ -148,14 +155,14 @@ class Plot:
             figure = Figure(figsize=self.size, layout="constrained")
             self.draw(figure)
             out = io.BytesIO()
-            # Without a date the same run gives the same file.
+            # Without a date, the same run produces the same file.
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(out, format=kind, dpi=144, transparent=kind == "svg", metadata=metadata)
         return out.getvalue(), figure
 
 
 def plain_label(text: str, limit: int = 40) -> str:
-    """Return a text as a label: one line, nothing that steers, not too long."""
+    """Return a text as a label: one line, without control characters, cut to `limit` characters."""
     line = " ".join(safe_text(text).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
@@ -187,18 +194,18 @@ def _style() -> Iterator[None]:
         "axes.titlesize": 11,
         "axes.prop_cycle": cycler(color=CYCLE),
         "font.size": 10,
-        # A dollar sign in a label begins no formula. The salt keeps ids the same in every file.
+        # A dollar sign in a label starts no formula. The salt keeps ids the same in every file.
         "text.parse_math": False,
         "svg.hashsalt": "treegen",
     }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Labels may be in any script. A box in place of a letter needs no warning.
+        # Labels may be in any script. A missing glyph is drawn as a box and needs no warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def _light_or_dark(svg: bytes) -> bytes:
-    """Return an SVG whose text and lines have the page's colour, without metadata and comments."""
+    """Return an SVG with text and lines in the page's colour, without metadata and comments."""
     text = svg.decode("utf-8")
     unread = r"<metadata>.*?</metadata>|<!--.*?-->"  # comments repeat the labels
     text = re.sub(unread, "", text[text.index("<svg") :], flags=re.DOTALL)

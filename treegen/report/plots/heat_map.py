@@ -1,4 +1,4 @@
-"""Drawing a grid of values: as text for a terminal, and as a PNG picture."""
+"""Draws a grid of values: as text for a terminal, and as a PNG picture."""
 
 import os
 from importlib import import_module
@@ -8,7 +8,7 @@ from treegen.errors import InputError, install
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP
 
-# From nothing to full, for values from 0 to 1.
+# From empty to full, for values from 0 to 1.
 _BLOCKS: Final = " \u2591\u2592\u2593\u2588"
 _ASCII: Final = " .:*#"
 _MISSING: Final = "--"
@@ -18,7 +18,8 @@ def draw_text(grid: Grid, *, ascii: bool = False) -> str:
     """Return the grid as lines of shaded cells, each with its value in percent.
 
     Args:
-        ascii: Shade with punctuation, for streams that have no block characters.
+        grid: The grid.
+        ascii: Shade with punctuation, for streams that cannot encode block characters.
     """
     shades = _ASCII if ascii else _BLOCKS
     cells = [[_cell(value, shades) for value in row] for row in grid.values]
@@ -78,10 +79,10 @@ def draw_grid(figure: Any, grid: Grid) -> None:
         for j, value in enumerate(row):
             if value is None:
                 axes.text(j, i, _MISSING, ha="center", va="center", fontsize=8)
-            else:  # low values are dark, whatever is around the picture
+            else:  # low values have a dark background
                 ink = "white" if value < 0.55 else "black"
-                told = f"{100 * value:.0f}"
-                axes.text(j, i, told, ha="center", va="center", fontsize=8, color=ink)
+                percent = f"{100 * value:.0f}"
+                axes.text(j, i, percent, ha="center", va="center", fontsize=8, color=ink)
 
 
 def _figure(grid: Grid) -> Any:
@@ -103,5 +104,5 @@ def _figure(grid: Grid) -> Any:
 
 
 def _plain(text: str) -> str:
-    # Dollar signs would be read as mathematics.
+    # matplotlib would read text between dollar signs as mathematics.
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Pictures of how a run went: why and when samples ended, speed, and what sharing saved."""
+"""Plots of a run's progress: why and when samples ended, speed, and what sharing saved."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -34,8 +34,9 @@ _COLOURS: Final = {
 
 
 def finish_plot(view: RunView) -> Plot:
+    """Return the plot of finish reasons by outcome."""
     counts = finish_counts(view)
-    told = "; ".join(f"{reason}: {sum(by.values()):,}" for reason, by in counts.items())
+    description = "; ".join(f"{reason}: {sum(by.values()):,}" for reason, by in counts.items())
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -53,25 +54,30 @@ def finish_plot(view: RunView) -> Plot:
         figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
     return Plot(
-        "finish_reasons", f"Why {view.unit} ended", told, draw, (6.4, 1.4 + 0.45 * len(counts))
+        "finish_reasons",
+        f"Why {view.unit} ended",
+        description,
+        draw,
+        (6.4, 1.4 + 0.45 * len(counts)),
     )
 
 
 def lengths_plot(view: RunView) -> Plot:
-    found = lengths(view)
-    everything = sorted(length for values in found.values() for length in values)
+    """Return the histogram of lengths by outcome."""
+    by_outcome = lengths(view)
+    everything = sorted(length for values in by_outcome.values() for length in values)
     middle = everything[len(everything) // 2]
 
     def draw(figure: "Figure") -> None:
         from matplotlib.ticker import MaxNLocator
 
         axes = figure.subplots()
-        names = list(found)
-        # Bins as wide as whole tokens, however few lengths there are.
+        names = list(by_outcome)
+        # The width of bins is a whole number of tokens.
         width = 1 + (everything[-1] - everything[0]) // 30
         bins = range(everything[0], everything[-1] + width + 1, width)
         axes.hist(
-            [np.array(found[name]) for name in names],
+            [np.array(by_outcome[name]) for name in names],
             bins=[edge - 0.5 for edge in bins],
             stacked=True,
             color=[_COLOURS[name] for name in names],
@@ -84,11 +90,12 @@ def lengths_plot(view: RunView) -> Plot:
         axes.grid(axis="x", visible=False)
         figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
-    told = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
-    return Plot("lengths", f"How long {view.unit} are", told, draw, (6.4, 3.2))
+    description = f"{everything[0]:,} to {everything[-1]:,} tokens, half of them up to {middle:,}"
+    return Plot("lengths", f"How long {view.unit} are", description, draw, (6.4, 3.2))
 
 
 def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
+    """Return the plot of tokens per second and rows over time, from a run's timeline."""
     parts = _parts(moments)
 
     def draw(figure: "Figure") -> None:
@@ -113,16 +120,16 @@ def timeline_plot(moments: Sequence[Mapping[str, Any]]) -> Plot:
 
     last = [part[-1] for part in parts]
     tokens, seconds = sum(m["tokens"] for m in last), sum(m["seconds"] for m in last)
-    told = f"{tokens:,} tokens in {seconds:,.1f} s"
-    return Plot("speed", "Tokens per second and rows over time", told, draw, (6.4, 4.0))
+    description = f"{tokens:,} tokens in {seconds:,.1f} s"
+    return Plot("speed", "Tokens per second and rows over time", description, draw, (6.4, 4.0))
 
 
 def _parts(moments: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the moments of each part of a run. Each part has a clock of its own."""
+    """Return the moments of each part of a run. Each part has its own clock."""
     parts: list[list[Mapping[str, Any]]] = []
     for moment in moments:
         before = parts[-1][-1] if parts else moment
-        # If a part was killed before its account was written, the next part has its number too.
+        # If a part was killed before its usage was written, the next part has the same number.
         anew = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
         if anew or not parts:
             parts.append([])
@@ -136,6 +143,7 @@ def _rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
 
 
 def sharing_plot(usage: Mapping[str, Any]) -> Plot:
+    """Return the plot of tokens computed and read with and without sharing."""
     pairs = [
         (
             "prompt tokens computed",
@@ -149,7 +157,7 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         ),
     ]
     pairs = [(name, shared, apart) for name, shared, apart in pairs if shared and apart]
-    told = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
+    description = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
 
     def draw(figure: "Figure") -> None:
         from matplotlib.ticker import EngFormatter
@@ -178,4 +186,4 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
-    return Plot("sharing", "What sharing saved", told, draw, (6.4, 2.6))
+    return Plot("sharing", "What sharing saved", description, draw, (6.4, 2.6))

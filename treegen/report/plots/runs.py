@@ -1,4 +1,4 @@
-"""The pictures of one run, and those of several beside each other."""
+"""The plots of one run, and those that show several runs together."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# With fewer samples there is little to save.
+# With fewer samples, early stopping saves little.
 _LEAST_VOTERS: Final = 16
-# With this many problems at most, each has a bar with its name.
+# Up to this many problems, each has a bar with its name.
 _NAMED: Final = 40
 
 
 @pause_gc()
 def run_plots(view: RunView) -> list[Plot]:
-    """Return every picture for which a run has numbers."""
+    """Return every plot for which a run has data."""
     plots: list[Plot] = []
     if view.filters and view.report is not None:
         headline = view.filters[0]
@@ -82,12 +82,12 @@ def run_plots(view: RunView) -> list[Plot]:
 
 
 def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
-    """Return the picture of pass@k and maj@k against k, for one run or several.
+    """Return the plot of pass@k and maj@k against k, for one run or several.
 
     Args:
-        curves_of: By the name of a run, its curves; without maj@k where answers do not vote.
+        curves_of: The curves by the name of the run; without maj@k if answers do not vote.
     """
-    told = "; ".join(
+    description = "; ".join(
         f"{name}: {c.metric} from {c.values[0].value:.3f} at k={c.ks[0]} to "
         f"{c.values[-1].value:.3f} at k={c.ks[-1]}"
         for name, curves in curves_of.items()
@@ -132,14 +132,14 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
         axes.legend()
 
     metrics = dict.fromkeys(curve.metric for curves in curves_of.values() for curve in curves)
-    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", told, draw)
+    return Plot("metrics_over_k", f"{' and '.join(metrics)}, with 95% intervals", description, draw)
 
 
 def _savings_plot(found: Sequence[Savings]) -> Plot:
-    """Return the picture of votes against tokens: all samples' majority, and stopping early."""
+    """Return the plot of votes against tokens: majority of all samples, and stopping early."""
     whole = found[0]
     best = whole.rules[-1]
-    told = (
+    description = (
         f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
         f"{whole.majority[-1].name}, which has {whole.majority[-1].vote.value:.3f}"
     )
@@ -178,21 +178,22 @@ def _savings_plot(found: Sequence[Savings]) -> Plot:
 
     size = max(6.4, 2.6 * len(found)), 3.4
     title = "Votes against tokens, with 95% intervals"
-    return Plot("votes_over_tokens", title, told, draw, size)
+    return Plot("votes_over_tokens", title, description, draw, size)
 
 
 def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
-    """Return the picture of one metric of several runs.
+    """Return the plot of one metric of several runs.
 
     Args:
+        name: The name of the metric.
         rows: For each run its label, its value, and the bounds of its interval.
     """
-    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
+    description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
 
     def draw(figure: "Figure") -> None:
         _bars(figure.subplots(), rows)
 
-    return Plot("runs", f"{name}, with 95% intervals", told, draw, _bars_size(len(rows)))
+    return Plot("runs", f"{name}, with 95% intervals", description, draw, _bars_size(len(rows)))
 
 
 def _has_bars(table: Table) -> bool:
@@ -205,14 +206,14 @@ def _table_plot(index: int, table: Table) -> Plot:
         if isinstance(value, float):
             bounds = [bound if isinstance(bound, float) else None for bound in (low, high)]
             rows.append((f"{plain_label(str(label))} ({num:,})", value, bounds[0], bounds[1]))
-    told = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
+    description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
 
     def draw(figure: "Figure") -> None:
         _bars(figure.subplots(), rows)
 
-    told = f"by {plain_label(table.columns[0])}, problems in brackets; {told}"
+    description = f"by {plain_label(table.columns[0])}, problems in brackets; {description}"
     return Plot(
-        f"table_{index + 1}", plain_label(table.title, 80), told, draw, _bars_size(len(rows))
+        f"table_{index + 1}", plain_label(table.title, 80), description, draw, _bars_size(len(rows))
     )
 
 
@@ -243,11 +244,13 @@ def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | N
 def _grid_plot(index: int, grid: Grid) -> Plot:
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     known = [v for row in grid.values for v in row if v is not None]
-    told = f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+    description = (
+        f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+    )
     return Plot(
         f"heat_map_{index + 1}",
         plain_label(grid.title, 80),
-        told,
+        description,
         lambda figure: draw_grid(figure, grid),
         size,
     )
@@ -262,7 +265,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         ("other wrong answers", [s.other for s in shares], YELLOW),
         ("no answer", [s.invalid for s in shares], GREY),
     ]
-    if not votes:  # no two programs agree, so there is no most frequent wrong one
+    if not votes:  # no two programs are the same, so no wrong one is most frequent
         wrong = [s.leading + s.other for s in shares]
         parts[1:3] = [("wrong", wrong, ORANGE)]
 
@@ -298,9 +301,9 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
         axes.margins(x=0.01)
         figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
-    told = f"{len(shares):,} problems"
+    description = f"{len(shares):,} problems"
     if votes:
-        told += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
+        description += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
 
     def spots(figure: "Figure") -> list[PlotLink]:
         return [
@@ -308,7 +311,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
             for at, share in enumerate(shares)
         ]
 
-    return Plot("votes", "Answers per problem", told, draw, (6.4, 4.4), spots)
+    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), spots)
 
 
 def _solved_plot(right: Sequence[float]) -> Plot:
@@ -324,7 +327,7 @@ def _solved_plot(right: Sequence[float]) -> Plot:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="x", visible=False)
 
-    told = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
+    description = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
 
     def spots(figure: "Figure") -> list[PlotLink]:
         top = figure.axes[0].get_ylim()[1]
@@ -336,4 +339,4 @@ def _solved_plot(right: Sequence[float]) -> Plot:
             spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
         ]
 
-    return Plot("difficulty", "How hard the problems are", told, draw, (6.4, 3.0), spots)
+    return Plot("difficulty", "How hard the problems are", description, draw, (6.4, 3.0), spots)

@@ -1,4 +1,4 @@
-"""What searches came to for what they cost: a table of runs, and curves over tokens."""
+"""Results of searches against their cost: a table of runs, and curves over tokens."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from treegen.report.view import RunView
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Names of costs in records, with their heads.
+# Names of costs in records, with their column heads.
 _COSTS = {
     "tokens_prefilled": "Prefilled",
     "tokens_reprompted": "Reprompted",
@@ -24,75 +24,83 @@ _COSTS = {
 
 
 def methods_of(views: Sequence[RunView]) -> list[str]:
-    """Return the search method of each run, with the settings in which runs of it differ."""
+    """Return the search method of each run, with the settings in which its runs differ."""
     names = [
         str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
         for view in views
     ]
     settings = [_settings(view) for view in views]
-    told = []
-    for name, mine in zip(names, settings, strict=True):
-        others = [each for other, each in zip(names, settings, strict=True) if other == name]
-        differ = (key for key in mine if any(each.get(key) != mine[key] for each in others))
-        told.append(" ".join([name, *(f"{key}={mine[key]}" for key in differ)]))
-    return told
+    labels = []
+    for name, own_settings in zip(names, settings, strict=True):
+        others = [
+            other_settings
+            for other, other_settings in zip(names, settings, strict=True)
+            if other == name
+        ]
+        differ = (
+            key
+            for key in own_settings
+            if any(other_settings.get(key) != own_settings[key] for other_settings in others)
+        )
+        labels.append(" ".join([name, *(f"{key}={own_settings[key]}" for key in differ)]))
+    return labels
 
 
 def _settings(view: RunView) -> dict[str, Any]:
-    """The settings of a run that shape its searches, apart from their budget."""
+    """Return the settings of a run that shape its searches, except their budget."""
     search = dict(_part(view, "search"))
-    given = search.pop("arguments", None)
-    more = dict(given) if isinstance(given, Mapping) else {}
+    arguments = search.pop("arguments", None)
+    more = dict(arguments) if isinstance(arguments, Mapping) else {}
     model = {"model": view.info.free.get("model")}
     return {**search, **more, **_part(view, "draw"), **model}
 
 
 def budget_of(view: RunView) -> str:
-    """Return what a search of a run may cost at most."""
+    """Return the limits on the cost of each search of a run."""
     limits = _part(view, "budget").items()
-    told = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
-    return ", ".join(told) or "none"
+    texts = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
+    return ", ".join(texts) or "none"
 
 
 def _part(view: RunView, name: str) -> Mapping[str, Any]:
-    found = view.info.identity.get(name)
-    return found if isinstance(found, Mapping) else {}
+    part = view.info.identity.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estimate | None:
-    """Return the share of searches that are solved within some tokens, with the problem as unit.
+    """Return the share of searches solved within some tokens, as a mean over problems.
 
-    Several searches of a problem count with the mean of them. None if nothing is judged.
+    Several searches of a problem count by their mean. None if nothing is scored.
     """
     groups: dict[str, list[bool]] = {}
     for tree in trees:
         if tree.solved is not None:
             within = tree.solved and tree.num_tokens <= tokens
             groups.setdefault(tree.problem_id, []).append(within)
-    return estimate([sum(each) / len(each) for each in groups.values()]) if groups else None
+    return estimate([sum(solved) / len(solved) for solved in groups.values()]) if groups else None
 
 
 def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
-    """Return one line for each run of searches: what it was allowed, found and spent."""
-    mine = [view for view in views if view.searched and view.trees]
-    if not mine:
+    """Return one line for each search run: its budget, its solutions and its cost."""
+    searched = [view for view in views if view.searched and view.trees]
+    if not searched:
         return None
     rows = []
-    for view, method in zip(mine, methods_of(mine), strict=True):
+    for view, method in zip(searched, methods_of(searched), strict=True):
         solved = solved_share(view.trees)
         tokens = [tree.num_tokens for tree in view.trees]
-        found = sum(bool(tree.solved) for tree in view.trees)
+        num_solved = sum(bool(tree.solved) for tree in view.trees)
         rows.append(
             [
                 view.name,
                 method,
                 budget_of(view),
-                f"{found:,}/{len(view.trees):,}",
+                f"{num_solved:,}/{len(view.trees):,}",
                 number(solved.value if solved else None),
                 interval(solved.low, solved.high) if solved else "",
                 f"{_mean(tokens):,.0f}",
                 f"{max(tokens):,}",
-                f"{sum(tokens) / found:,.0f}" if found else "n/a",
+                f"{sum(tokens) / num_solved:,.0f}" if num_solved else "n/a",
                 *(_cost(view.trees, name) for name in _COSTS),
             ]
         )
@@ -131,24 +139,24 @@ def _cost(trees: Sequence[StoredTree], name: str) -> str:
 
 
 def solved_plot(view: RunView) -> Plot | None:
-    """Return how many problems of a run are solved within so many tokens, if some are."""
+    """Return the plot of searches solved within a number of tokens; None if none is solved."""
     costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
     whole = solved_share(view.trees)
     if not costs or whole is None:
         return None
-    # Few enough steps for a picture.
+    # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
     most = max(tree.num_tokens for tree in view.trees)
     at = sorted({0, *steps, costs[-1], most})
-    found = [share for tokens in at if (share := solved_share(view.trees, tokens)) is not None]
+    shares = [share for tokens in at if (share := solved_share(view.trees, tokens)) is not None]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        axes.step(at, [each.value for each in found], where="post", color=CYCLE[0])
+        axes.step(at, [s.value for s in shares], where="post", color=CYCLE[0])
         axes.fill_between(
             at,
-            [each.low for each in found],
-            [each.high for each in found],
+            [s.low for s in shares],
+            [s.high for s in shares],
             step="post",
             color=CYCLE[0],
             alpha=0.15,
@@ -161,18 +169,20 @@ def solved_plot(view: RunView) -> Plot | None:
         axes.xaxis.set_major_formatter("{x:,.0f}")
 
     half = costs[(len(costs) - 1) // 2]
-    told = f"{whole.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
-    return Plot("solved", "Solved within so many tokens, with 95% intervals", told, draw)
+    description = (
+        f"{whole.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
+    )
+    return Plot("solved", "Solved within so many tokens, with 95% intervals", description, draw)
 
 
 def methods_plot(views: Sequence[RunView]) -> Plot | None:
     """Return solved against tokens: a curve for each method, over the budgets of its runs.
 
-    Runs of a method that differ in anything else have curves of their own.
+    Runs of a method that differ in other settings have separate curves.
     """
     curves: dict[str, list[tuple[float, Estimate]]] = {}
-    mine = [view for view in views if view.searched and view.trees]
-    for view, method in zip(mine, methods_of(mine), strict=True):
+    searched = [view for view in views if view.searched and view.trees]
+    for view, method in zip(searched, methods_of(searched), strict=True):
         if (solved := solved_share(view.trees)) is not None:
             tokens = _mean([float(tree.num_tokens) for tree in view.trees])
             curves.setdefault(method, []).append((tokens, solved))
@@ -180,7 +190,7 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         return None
     for points in curves.values():
         points.sort(key=lambda point: point[0])
-    told = "; ".join(
+    description = "; ".join(
         f"{name}: {', '.join(f'{s.value:.3f} with {tokens:,.0f}' for tokens, s in points)} tokens"
         for name, points in curves.items()
     )
@@ -218,4 +228,4 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
         figure.legend(loc="outside upper center", ncols=4, fontsize=9)
 
     title = "Solved against tokens by method, with 95% intervals"
-    return Plot("methods_over_tokens", title, told, draw, (6.4, 4.2))
+    return Plot("methods_over_tokens", title, description, draw, (6.4, 4.2))
