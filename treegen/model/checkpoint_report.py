@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint, told from its configuration alone, or why it is refused."""
+"""Report how treegen would run a checkpoint, from its configuration alone, or why it cannot."""
 
 from __future__ import annotations
 
@@ -30,21 +30,24 @@ _WIDTH: Final = 100  # of a line
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What becomes of a checkpoint.
+    """How treegen would run a checkpoint.
 
-    name: as the user gave it.
-    model_type: its family; empty if that could not be read.
-    way: what treegen says of the family, one of `families.WAYS`.
-    refused: why it cannot be used; empty if it can.
-    spec: its shape; None if it is refused.
-    dtype: the type to compute in.
-    stored: how its weights are quantised; empty if they are not.
-    quantization: "fp8" if its matrices run in FP8, "mxfp4" if its experts run in 4 bits.
-    weight_bytes: of the weights once they are loaded.
-    latent_bytes: of a token's latents, if the model has such and they cannot be kept; else 0.
-    takes: what it is given: text, images, sound.
-    image_tokens: by width and height in pixels, how many tokens an image becomes.
-    no_images: why its images cannot be taken here, though its family's can; empty if they can.
+    Attributes:
+        name: The name that the user gave.
+        model_type: The model family; empty if it could not be read.
+        way: The support of the family, one of `families.WAYS`.
+        refused: Why the checkpoint cannot be used; empty if it can.
+        spec: The model's shape; None if it is refused.
+        dtype: The type to compute in.
+        stored: How the weights are quantised; empty if they are not.
+        quantization: "fp8" if matrices run in FP8, "mxfp4" if experts run in 4 bits; else empty.
+        weight_bytes: Bytes of the loaded weights.
+        latent_bytes: Bytes of a token's latents, for a model whose latents cannot be cached; else
+            0.
+        takes: The kinds of input: text, images, sound.
+        image_tokens: Number of tokens of an image, by its width and height in pixels.
+        no_images: Why images cannot be used with this checkpoint although its family takes them;
+            empty if they can.
     """
 
     name: str
@@ -62,7 +65,7 @@ class CheckpointReport:
     no_images: str = ""
 
     def __str__(self) -> str:
-        """The same in lines for people."""
+        """Return the report as lines of text."""
         told = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
         if (spec := self.spec) is None:
             return safe_text(f"{told}\nrefused: {self.refused}")
@@ -115,7 +118,7 @@ class CheckpointReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """The report as a JSON object."""
         document: dict[str, Any] = {
             "name": self.name,
             "type": self.model_type,
@@ -154,10 +157,11 @@ class CheckpointReport:
 def inspect_checkpoint(
     options: EngineOptions, image_sizes: Sequence[tuple[int, int]] = ()
 ) -> CheckpointReport:
-    """Return what becomes of a checkpoint with some options.
+    """Report how a checkpoint would run with these options, without loading its weights.
 
     Args:
-        image_sizes: Widths and heights in pixels, for which it tells the tokens of an image.
+        options: The model and its options.
+        image_sizes: Widths and heights in pixels for which to report the number of image tokens.
 
     Raises:
         ModelError: there is no such checkpoint, or its configuration cannot be read.
@@ -216,10 +220,11 @@ def inspect_checkpoint(
 
 
 def parse_image_sizes(text: str) -> list[tuple[int, int]]:
-    """Return widths and heights in pixels, from "1024x768,512x512".
+    """Parse widths and heights in pixels, such as "1024x768,512x512".
 
     Raises:
-        InputError: the text is no list of sizes, or a size has more pixels than an image may.
+        InputError: the text is not a list of sizes, or a size has more pixels than an image may
+            have.
     """
     from treegen.prompts.images.loading import MOST_PIXELS
 
@@ -242,12 +247,12 @@ def _image_tokens(
     spec: ModelSpec,
     sizes: Sequence[tuple[int, int]],
 ) -> dict[tuple[int, int], int]:
-    """Return how many tokens images of some sizes become, from the model's own processor.
+    """Return the number of tokens of images of these sizes, from the model's own processor.
 
     Raises:
         TreegenError: the processor cannot be loaded, or cannot take such an image.
     """
-    # Pillow and the processor take seconds to import, and most models have none.
+    # Pillow and the processor take seconds to import, and most models need neither.
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision.processor import load_processor
 
@@ -263,7 +268,7 @@ def _image_tokens(
 
 
 def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
-    """Bytes of a token's latents, of a model whose layers do not hand them on."""
+    """Return the bytes of a token's latents if the layers do not pass them on; else 0."""
     text = config.get_text_config(decoder=True)
     rank, rope = (getattr(text, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
     if not rank or rope is None or any(layer.latent is not None for layer in spec.layers):
@@ -273,9 +278,11 @@ def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """Which families of models run, how, and what is refused and why.
+    """Which model families run and how, and which are refused and why.
 
-    weights: ways of storing weights, and what becomes of them.
+    Attributes:
+        known: The families of the installed transformers.
+        weights: Formats of quantised weights, and how treegen loads each.
     """
 
     known: Sequence[Family]
@@ -283,11 +290,11 @@ class FamilyReport:
 
     @staticmethod
     def known_here() -> FamilyReport:
-        """Return what the installed transformers has."""
+        """Return the report for the installed transformers."""
         return FamilyReport(all_families(), describe_support())
 
     def __str__(self) -> str:
-        """The same in lines for people."""
+        """Return the report as lines of text."""
         counts = [
             [way, str(sum(each.way == way for each in self.known)), how]
             for way, how in WAYS.items()
@@ -306,7 +313,7 @@ class FamilyReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """The report as a JSON object."""
         return {
             "families": [
                 {

@@ -1,12 +1,11 @@
-"""Layers of a stock model compiled by region: one graph for all of them, whatever the rows.
+"""Compile the decoder layers of a stock model by region: one graph for all layers and batch sizes.
 
-What a layer does beside matrix products (norms, rotary embedding, activations, residuals) is a
-quarter of a decode step's time where each operation is a kernel of its own; the compiler fuses it.
-
-To write keys and values and to attend is one custom operator, which the compiler does not look
-into. The batch reaches it around the traced code, so the compiled graph depends on nothing that
-changes from pass to pass. What stands for a page pool is a buffer of the attention module, so one
-graph serves all layers, and pools of any size.
+Apart from matrix products, a layer's operations (norms, rotary embedding, activations, residuals)
+take a quarter of a decode step if each is a kernel of its own; the compiler fuses them. Writing
+keys and values and attending is one custom operator that the compiler treats as opaque, and it gets
+the batch from a context variable, so the graph depends on nothing that changes from pass to pass. A
+buffer of the attention module represents the page pool, so one graph serves all layers and pools of
+any size.
 """
 
 from __future__ import annotations
@@ -52,19 +51,19 @@ CompileErrors = (
     torch._dynamo.exc.TorchDynamoException,
     torch._dynamo.exc.FailOnRecompileLimitHit,
 )
-"""Errors of the compiler. They come in the first pass, which is when layers are compiled."""
+"""Errors of the compiler. They occur in the first pass, when the layers are compiled."""
 _TENSORS = "treegen_windows", "treegen_states"
-_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models together
+_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
 def use_batch(batch: Batch) -> AbstractContextManager[None]:
-    """While open, the operator attends by this batch."""
+    """While open, the attention operators use this batch."""
     return use_context_value(_current, batch)
 
 
-# The operators write into pools that the compiler does not see, so they change no argument.
+# The operators write into pools that the compiler does not see, so they mutate no argument.
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=())
@@ -79,7 +78,7 @@ def _write_and_attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """`treegen.model.hook.write_and_attend` on the batch of this pass."""
+    """Call `treegen.model.hook.write_and_attend` with the batch of this pass."""
     return write_and_attend(
         q_THK,
         k_TGK,
@@ -113,7 +112,7 @@ def _write_and_attend_latents(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
+    """Call `treegen.model.hook.write_and_attend_latents` with the batch of this pass."""
     return write_and_attend_latents(
         q_THK,
         latent_TGR,
@@ -142,7 +141,7 @@ def _(
 
 
 class _SlotStateLayer(nn.Module):
-    """A recurrent layer whose buffers stand for its states. Layers of a class share this method."""
+    """A recurrent layer whose buffers represent its states. Layers of a class share this method."""
 
     def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
         tensors = [getattr(self, name) for name in _TENSORS if name in self._buffers]
@@ -151,7 +150,7 @@ class _SlotStateLayer(nn.Module):
 
 @cache
 def _on_slots(kind: type[nn.Module]) -> Any:
-    """The class of a layer, but on states that its buffers stand for; always the same one."""
+    """Return the subclass of a layer that reads its states through buffers; cached."""
     return type(kind.__name__, (_SlotStateLayer, kind), {"__module__": __name__})
 
 
@@ -170,13 +169,15 @@ class CompiledLayers:
         """Prepare the layers; the first pass compiles them.
 
         Args:
-            pools: The page pool of each layer that attends.
-            states: Of each recurrent layer its tensors. All run by treegen's own operators.
-            backend: Of the compiler, as in `torch.compile`; options are Inductor's.
-            options: Of the compiler, as in `torch.compile`; options are Inductor's.
+            module: The transformers model.
+            pools: The page pool of each attention layer.
+            states: The state tensors of each recurrent layer, all of which must run on treegen's
+                operators.
+            backend: The compiler backend, as in `torch.compile`.
+            options: Further options of Inductor.
 
         Raises:
-            ModelError: the layers cannot be told apart.
+            ModelError: the decoder layers or their attention modules cannot be identified.
         """
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
@@ -189,8 +190,8 @@ class CompiledLayers:
         self._grouped: GroupedLayers | None = None
         if pools[0].keys.device.type == "cuda":
             self._grouped = GroupedLayers(module)
-            # Each joined weight was copied to a new place. torch keeps the old places, which are
-            # too small for the next joined weight.
+            # Each merged weight was copied to new memory. torch keeps the old blocks, which are
+            # too small for the next merged weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, make_proxy(pool.keys, 2), persistent=False)
@@ -211,11 +212,11 @@ class CompiledLayers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
 
     def can_run(self, batch: Batch) -> bool:
-        """Whether a batch is on the pools that the layers were compiled for."""
+        """Return whether a batch uses the pools that the layers were compiled for."""
         return batch.layers[0].keys is self._pools[0].keys
 
     def undo(self) -> None:
-        """Let the layers run uncompiled again, on any pools."""
+        """Make the layers run uncompiled again, on any pools."""
         if self._grouped is not None:
             self._grouped.undo()
         self._gated.undo()
@@ -233,13 +234,16 @@ class CompiledLayers:
 def _decoder_layers(
     module: nn.Module, num_attending: int, recurrent: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """The stack of layers, of which each attends, is recurrent, is both or, in hybrids, neither."""
+    """Return the stack of decoder layers, which must be the only one that fits the model.
+
+    Each layer attends, is recurrent, does both or, in hybrid models, does neither.
+    """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     if not recurrent:
         stacks = [part for part in lists if len(part) == num_attending]
     else:
         inside = [{id(each) for each in part.modules()} for part in lists]
-        # Each recurrent layer in a layer of its own.
+        # The stack must contain every recurrent layer.
         stacks = [
             part
             for part, ids in zip(lists, inside, strict=True)
@@ -252,7 +256,7 @@ def _decoder_layers(
 
 
 def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.Module]:
-    """Return the modules that call attention, which are so many, each in another layer."""
+    """Return the `num` modules that call attention, each of which must be in a different layer."""
     probe = _probe_attention(module)
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
@@ -264,7 +268,7 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
 
 @torch.inference_mode()
 def _probe_attention(module: Any) -> Probe:
-    """Run one token and return how the layers call attention."""
+    """Run the model on one token and return how its layers call attention."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     module.set_attn_implementation(attention_of_text(module.config, PROBE))

@@ -1,4 +1,4 @@
-"""Let treegen attend in a module that is somebody else's, and give it back as it was."""
+"""Use treegen's attention in a module that the caller owns, and restore the module afterwards."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ABSENT: Final = object()
 
 @contextmanager
 def patch_module(module: PreTrainedModel) -> Iterator[None]:
-    """Make a module ready for treegen meanwhile: no gradients, no dropout, treegen's attention.
+    """While open, make a module ready for treegen: no gradients, no dropout, treegen's attention.
 
-    After that it is as it was: what needs gradients, train and eval mode of each part, how each
-    part attends, its class, and what was set on it. What wraps the module's own forward, such as
-    accelerate's autocast, is set aside meanwhile.
+    Afterwards requires_grad, train and eval mode of each part, the attention functions, classes and
+    attributes are restored. Wrappers of the module's own forward, such as accelerate's autocast,
+    are removed while it is open.
     """
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
@@ -51,7 +51,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
 
 
 def _configs(module: nn.Module) -> list[Any]:
-    """The configurations of a model's parts, and those within them, each once."""
+    """Return the configurations of a model's parts and their sub-configurations, each once."""
     found: dict[int, Any] = {}
     waiting = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
     while waiting:

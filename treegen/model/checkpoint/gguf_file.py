@@ -1,6 +1,6 @@
-"""A model in one GGUF file: configuration, tokenizer and weights, as transformers reads them.
+"""Read a model from one GGUF file: configuration, tokenizer and weights, through transformers.
 
-Its weights are expanded to the type that the model computes in.
+The weights are expanded to the type that the model computes in.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ _PLAIN: Final = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is of a GGUF file, by its name."""
+    """Return whether a path names a GGUF file, by its suffix."""
     return path.suffix.lower() == ".gguf"
 
 
 def gguf_arguments(path: Path) -> dict[str, Any]:
-    """What `from_pretrained` takes beside a checkpoint's path, which is ignored for a GGUF file."""
+    """Return the arguments of `from_pretrained` for a GGUF file; empty for other checkpoints."""
     return {"gguf_file": str(path.resolve())} if is_gguf(path) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file tells of its tensors.
+    """Properties of the tensors in a GGUF file.
 
-    data_start: bytes before the first tensor. stores: the kind of most numbers, such as "Q4_K".
-    is_plain: whether no number is quantised. num_bytes: of all tensors.
+    Attributes:
+        data_start: Bytes before the first tensor.
+        stores: The type of most numbers, such as "Q4_K".
+        is_plain: Whether no number is quantised.
+        num_bytes: Bytes of all tensors.
     """
 
     data_start: int
@@ -49,10 +52,11 @@ class GgufHeader:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Return what a GGUF file tells of its tensors.
+    """Return properties of the tensors in a GGUF file.
 
     Raises:
-        ModelError: a package is missing, or the file is a part, is cut off or is no GGUF.
+        ModelError: a package is missing, or the file is only a part of a model, is cut off or is
+            not GGUF.
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -96,7 +100,7 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
 
 
 def _check_sizes(file: Path, reader: Any) -> None:
-    """Raise ModelError for sizes in the header that no tensor has."""
+    """Raise ModelError if the header has sizes that no tensor has."""
     stored = Stored()
     for tensor in reader.tensors:
         stored.add(str(tensor.name), [int(size) for size in tensor.shape])

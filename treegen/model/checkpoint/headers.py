@@ -18,29 +18,30 @@ _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
 _MOST_OF_PARTS: Final = 1_000
-"""Layers that a tower or another part may name although no weights are numbered so."""
+"""Layers that a tower or another part may declare without weights numbered that high."""
 _MOST_PACKED: Final = 64
-"""Numbers that quantised weights have in one stored value at most, such as 1 bit in 64."""
+"""Maximum numbers that quantised weights pack into one stored value, such as 1 bit of 64."""
 
 
 def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
-    """Raise ModelError for a configuration of sizes that no stored weight has.
+    """Raise ModelError for a configuration with sizes that no stored weight has.
 
-    Smaller differences are told by name and shape once the model is made. Quantised weights are
-    packed in other types and smaller shapes.
+    Smaller differences are reported by name and shape once the model is built. Quantised weights
+    are packed into other types and smaller shapes.
 
     Args:
-        raw: The content of config.json. Some configurations make a list as long as the layers.
+        directory: The checkpoint's directory.
+        raw: The content of config.json. Some configurations build a list as long as the layers.
     """
     text = raw.get("text_config")
-    # Of a number that both have, the text's own counts: a wrapper may have a usual one beside it.
+    # text_config overrides a number of the wrapper, which may only be a default.
     texts = [each for each in (raw, text) if isinstance(each, Mapping)]
     is_packed = any(each.get(key) for each in texts for key in _QUANTISED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
         if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
             if kind.startswith("F8"):
-                continue  # told with what to do about it
+                continue  # reported elsewhere with advice
             raise ModelError(
                 f"{name} in {directory} is stored as {kind}, not as floating-point numbers, and "
                 "config.json names no quantisation; save the weights again"
@@ -49,7 +50,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     if not stored.most:
         return
     file, beside = directory / "config.json", "the weights beside it"
-    towers = {  # whose weights the checkpoint may lack
+    towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
         for part, each in raw.items()
         for name in (_DEPTHS_OF_PARTS if isinstance(each, Mapping) else ())
@@ -64,7 +65,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, type and shape of each stored tensor, as far as the files can be read."""
+    """Yield the name, type and shape of each stored tensor, as far as the files can be read."""
     try:
         files = weight_files(directory)
     except (ModelError, KeyError, TypeError, AttributeError):  # loading tells of it
