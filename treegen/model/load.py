@@ -429,9 +429,9 @@ def stays_mxfp4(
 
 
 def _refuse_bare_fp8(directory: Path) -> None:
-    """Raise ModelError for weights in FP8 that config.json tells nothing of: scales would be lost.
+    """Raise ModelError for FP8 weights whose scales config.json does not describe.
 
-    Files that cannot be read are left to transformers, whose errors are told.
+    Files that cannot be read are left to transformers, whose errors are reported.
     """
     try:
         found = fp8_tensors(directory)

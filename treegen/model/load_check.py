@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = 11
 BRANCHES: Final = (5, 2)
-# Short enough that every branch of the toy is longer.
+# Short enough that rows of every branch of the toy exceed it.
 TOY_WINDOW: Final = 6
 _PAGE: Final = 64
 

@@ -160,7 +160,7 @@ class FollowerProcesses:
         )
 
     def _describe_exit(self, rank: int) -> str:
-        """Say that a follower has died, and of which signal; its connection has ended."""
+        """Describe how a follower died whose connection has closed, with its signal if any."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank - 1].wait(_GRACE)
         code = self._processes[rank - 1].returncode

@@ -147,13 +147,13 @@ def refusal(model_type: str) -> str | None:
 
 
 def _calls_the_interface(model_type: str) -> bool:
-    """Whether the installed transformers says that a family takes any attention function."""
+    """Return whether the installed transformers says that a family takes any attention function."""
     kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""), None)
     return bool(getattr(kind, "_supports_attention_backend", False))
 
 
 def get_support(model_type: str) -> str:
-    """What treegen says of a family, one of `WAYS`; its layers may have it refused all the same."""
+    """Return the support of a family, one of `WAYS`. Single models may still be refused."""
     if refusal(model_type):
         return "refused"
     if model_type in EXACT:
@@ -225,7 +225,7 @@ def _layer_types(text: PretrainedConfig) -> set[str]:
 
 
 def inputs_of(model_type: str) -> tuple[str, ...]:
-    """What models of a family are given here: text, images, sound; nothing if it is refused."""
+    """Return the inputs that a family takes (text, images, sound); empty if it is refused."""
     if refusal(model_type):
         return ()
     more = (("images", IMAGES), ("sound", SOUND))

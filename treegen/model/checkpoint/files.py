@@ -66,6 +66,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         The directory, or the path of the GGUF file.
 
     Raises:
+        InputError: the path is neither text nor a path object.
         ModelError: there is no such directory or file, and no such model on the hub.
     """
     if not isinstance(path, str | os.PathLike):
@@ -122,7 +123,7 @@ def _refuse_gguf(directory: Path) -> None:
 
 
 def _check_regular(directory: Path) -> None:
-    """Raise ModelError for a pipe or a device in a directory, which other libraries would open."""
+    """Raise ModelError for a pipe or device in a directory, which other libraries would open."""
     try:
         strange = [
             each

@@ -1,4 +1,4 @@
-"""Compare a configuration with the headers of its weights, before anything of its size is made."""
+"""Compare a configuration with the headers of its weights before allocating memory of its sizes."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def dequantize(
 
 
 def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
-    """The integers [R, 8 W] in rows of words [R, W], eight of a word in an order."""
+    """Unpack words [R, W] into integers [R, 8 W]; `order` has their positions in a word."""
     shifts = 4 * torch.tensor([*order], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).flatten(1)
 
@@ -113,7 +113,7 @@ def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 class _DequantizeOp(ConversionOps):  # type: ignore[misc]
-    """Puts together what transformers collects for one matrix, or for those of all experts."""
+    """Expands the tensors that transformers collects for one matrix or for all experts."""
 
     def __init__(self, hf_quantizer: Any) -> None:
         self.hf_quantizer = hf_quantizer

@@ -170,7 +170,10 @@ def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo)
 
 
 def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[str]:
-    """Names of tensors without those that scale inputs, which are scaled as they are computed."""
+    """Return tensor names without input scales of quantised weights, which treegen does not need.
+
+    Inputs are scaled as they are computed.
+    """
     dropped = _OF_INPUTS if stored is not None else ()
     return [name for name in names if not name.endswith(dropped)]
 

@@ -22,7 +22,7 @@ _MAPPINGS: Final = (
 
 
 def generates_text(config: PretrainedConfig) -> bool:
-    """Whether transformers has a class of its own that generates text from the configuration."""
+    """Return whether transformers has its own class that generates text from the configuration."""
     return any(type(config) in mapping for mapping, _ in _MAPPINGS)
 
 

@@ -1,8 +1,8 @@
-"""Fused experts: all experts of a layer lie in two tensors, and each row meets a few of them.
+"""Fused experts: all experts of a layer are stored in two tensors, and each row uses a few of them.
 
 transformers sorts pairs of a token and an expert by expert, gathers their rows, multiplies each
-expert's rows with its matrices, scatters the results and adds them up, in some twenty kernels. On a
-GPU this does it in six.
+expert's rows by its matrices, scatters the results and sums them, in about twenty kernels. On a GPU
+this module needs six.
 
 Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks.
 """
@@ -29,14 +29,14 @@ class FusedExperts(NamedTuple):
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """The names of its two tensors, in the order in which they are used."""
+        """The names of its two tensors, in order of use."""
         return self.up, self.down
 
 
 def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
-    """Yield the experts of a module that lie in two tensors, each with its name.
+    """Yield the name and experts of each part of a module that stores experts in two tensors.
 
-    Those with a norm behind each expert are left to transformers.
+    Experts with a norm behind each expert are left to transformers.
     """
     for name, part in module.named_modules():
         has_gate = getattr(part, "has_gate", None)
@@ -49,16 +49,27 @@ def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
 
 
 class GroupedExperts(nn.Module):
-    """Experts whose pairs are computed by expert. Each class of experts has a subclass of both.
+    """Experts whose pairs are computed expert by expert. Each stock class gets a subclass of both.
 
-    treegen_up, treegen_down: names of the tensors, [E, N, K], or [E, K, N] of a transposed class.
+    Attributes:
+        treegen_up: The name of the first tensor, [E, N, K], or [E, K, N] in a transposed class.
+        treegen_down: The name of the second tensor, likewise.
     """
 
     treegen_up: str
     treegen_down: str
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sum [T, K] of what each token's experts [T, X] make of it [T, K]."""
+        """Return the weighted sum of what each token's experts compute from it.
+
+        Args:
+            hidden_states: Inputs [T, K].
+            top_k_index: The experts of each token [T, X].
+            top_k_weights: Their weights [T, X].
+
+        Returns:
+            Outputs [T, K].
+        """
         stock: Any = self
         routes = group_by_expert(top_k_index, stock.num_experts)
         each, dtype = top_k_index.shape[1], hidden_states.dtype
@@ -93,23 +104,23 @@ class GroupedExperts(nn.Module):
 
 @cache
 def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
-    """The subclass of both; always the same one."""
+    """Return the subclass of both classes; always the same one."""
     name = f"{kind.__name__}{stock.__name__}"
     return type(name, (kind, stock), {"__module__": __name__})
 
 
 def convert_experts(found: FusedExperts, kind: type[nn.Module]) -> None:
-    """Turn experts into a kind of `GroupedExperts`."""
+    """Turn experts into a subclass `kind` of `GroupedExperts`."""
     both: tuple[Any, Any] = kind, type(found.module)
     found.module.__class__ = _kind(*both)
     found.module.treegen_up, found.module.treegen_down = found.tensors
 
 
 class GroupedLayers:
-    """The experts of a module that compute by `GroupedExperts`, until `undo`."""
+    """The experts of a module, computed by `GroupedExperts` until `undo`."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Find them. Those in FP8 have their own way."""
+        """Convert them. FP8 experts are already of a subclass."""
         self._were: list[tuple[Any, type]] = []
         for _, found in [*fused_experts(module)]:
             if not isinstance(found.module, GroupedExperts):
@@ -117,7 +128,7 @@ class GroupedLayers:
                 convert_experts(found, GroupedExperts)
 
     def undo(self) -> None:
-        """Let them compute as transformers does."""
+        """Make the experts compute as in transformers again."""
         for part, kind in self._were:
             part.__class__ = kind
             del part.treegen_up, part.treegen_down
@@ -126,10 +137,16 @@ class GroupedLayers:
 
 @torch.library.custom_op("treegen::routed", mutates_args=())
 def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the pairs by expert, int32 [S], and their blocks, int32 [3, B].
+    """Sort pairs by expert and divide them into blocks.
 
-    A block has an expert, or -1, and where its pairs begin and end among those by expert. Pairs
-    whose expert is not below `experts` are left out; their places are at the end.
+    Args:
+        chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts`
+            belong to no block; their places are at the end.
+        experts: The number of experts.
+
+    Returns:
+        The pairs sorted by expert, int32 [S], and their blocks, int32 [3, B]. A block has its
+            expert, or -1 if unused, and the begin and end of its pairs in the sorted order.
     """
     num_pairs, device = chosen_TX.numel(), chosen_TX.device
     blocks_3B = torch.empty(
@@ -175,16 +192,21 @@ def grouped_product(
     transposed: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
+    """Return the product of each pair's row and its expert's matrix, [S, N].
+
+    Pairs in no block are left without values.
 
     Args:
-        rows: [S / each, K]; each of them belongs to so many pairs, which follow one another.
-        scale_M: By which rows are multiplied, if they are in FP8.
-        weight: [E, N, K], or [E, K, N] if transposed.
-        scale: Float32 [E, N], by which outputs are multiplied, if weights are in FP8.
-        bias_EN: What is added to outputs.
-        order_S: As from `routed`.
-        blocks_3B: As from `routed`.
+        rows: Inputs [S / each, K]; each row belongs to `each` consecutive pairs.
+        scale_M: The scales of FP8 rows, float32 [S / each]; None for rows that are not FP8.
+        weight: Weights [E, N, K], or [E, K, N] if transposed.
+        scale: The scales of FP8 weights, float32 [E, N]; None for weights that are not FP8.
+        bias_EN: Biases [E, N]; None for none.
+        order_S: The sorted pairs, from `group_by_expert`.
+        blocks_3B: Their blocks, from `group_by_expert`.
+        each: Consecutive pairs that share a row.
+        transposed: Whether weights have inputs first.
+        dtype: The type of the result.
     """
     outputs = weight.shape[2 if transposed else 1]
     out = rows.new_empty((len(order_S), outputs), dtype=dtype)
@@ -225,9 +247,14 @@ def _(
 
 @torch.library.custom_op("treegen::weighted_sum", mutates_args=())
 def weighted_sum(pairs_SD: Tensor, chosen_TX: Tensor, weights_TX: Tensor, experts: int) -> Tensor:
-    """Return the sums [T, D] of what a token's pairs made, each times its weight.
+    """Return the sums [T, D] of the outputs of each token's pairs, each times its weight.
 
-    Pairs whose expert is not below `experts` count as zero.
+    Args:
+        pairs_SD: Outputs of all pairs [S, D].
+        chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts` count
+            as zero.
+        weights_TX: Their weights [T, X].
+        experts: The number of experts.
     """
     tokens, each = chosen_TX.shape
     out = pairs_SD.new_empty((tokens, pairs_SD.shape[1]))

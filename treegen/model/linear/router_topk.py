@@ -1,7 +1,7 @@
-"""The choice of experts: the largest few of each row's scores, by one small kernel.
+"""Choose experts: find the few largest scores of each row with one small kernel.
 
-`torch.topk` is made for long rows. For a router's it selects and sorts in two kernels, which take
-26 us a layer for 1,024 rows of 256 scores on an H100.
+`torch.topk` is made for long rows. For a router's rows it selects and sorts in two kernels, which
+take 26 us per layer for 1,024 rows of 256 scores on an H100.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 MOST_SCORES: Final = 1024
 MOST_CHOSEN: Final = 16
-"""What `TopKPass` replaces at most; more scores or choices are left to torch."""
+"""Maximum scores and choices that `TopKPass` replaces; more are left to torch."""
 
 
 @torch.library.custom_op("treegen::largest", mutates_args=())
 def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return the `num` largest of scores [..., E], the largest first, and where they are, int64.
+    """Return the `num` largest of scores [..., E], largest first, and their indices as int64.
 
-    Of equal ones those that come first are taken. What is not a number counts as infinite.
+    Ties are broken by the lower index. NaN counts as infinity.
     """
     if scores.device.type == "cuda":
         from treegen.model.linear.router_topk_kernels import largest as on_gpu
@@ -45,7 +45,7 @@ def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 class TopKPass(CustomGraphPass):
-    """Has a compiled graph take `largest` for what `torch.topk` would do with short rows."""
+    """Replaces `torch.topk` of short rows by `largest` in a compiled graph."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Replace the calls that fit."""
@@ -55,12 +55,12 @@ class TopKPass(CustomGraphPass):
                 node.args, node.kwargs = node.args[:2], {}
 
     def uuid(self) -> Any:
-        """What the compiler's cache knows the replacement by."""
+        """Return the key of this pass in the compiler's cache."""
         return get_hash_for_files((__file__,))
 
 
 LARGEST: Final = TopKPass()
-"""The same for all layers, so that they share what is compiled."""
+"""One instance for all layers, so that they share compiled graphs."""
 
 
 def _fits(
