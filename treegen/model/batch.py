@@ -13,8 +13,8 @@ from treegen.model.recurrent.state_batch import StateBatch
 from treegen.ops.attention import PreparedLevels
 from treegen.ops.cache.pool import LayerKV
 
-# T tokens of the pass, S rows whose logits are wanted, A axes of positions (1 or 3), I tokens of
-# images, D numbers of an embedding
+# T tokens of the pass, S rows whose logits are returned, A axes of positions (1 or 3), I tokens of
+# images, D width of an embedding, V vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from treegen.model.load import stays_fp8, stays_mxfp4
 from treegen.model.options import EngineOptions
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
-_WIDTH: Final = 100  # of a line
+_WIDTH: Final = 100  # columns of a line
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ from treegen.model.recurrent.operators import forward
 from treegen.ops.cache.pool import LayerKV
 from treegen.ops.cache.proxy_tensors import make_proxy, resolve_proxy
 
-# T tokens, H query heads, G key-value heads, K key dim, V value dim
+# T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
+# of a key, X numbers of a head's key and value that are made from a latent
 
 CompileErrors = (
     torch._dynamo.exc.TorchDynamoException,

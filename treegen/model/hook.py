@@ -23,7 +23,8 @@ from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
 from treegen.ops.cache.kv_writes import write_kv
 
-# T tokens, H query heads, G key heads, K key dimension, V value dimension
+# T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
+# P rotated numbers of a key, X numbers of a head's key and value that are made from a latent
 
 ATTENTION, PROBE = OURS
 NO_NUMBER: Final = -1

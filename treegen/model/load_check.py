@@ -110,7 +110,7 @@ def _toy_window(model: "Model") -> Iterator[None]:
     if window is None or widths != {window} or window <= TOY_WINDOW:
         yield
         return
-    # Some layers hold the width, others read it from the configuration, as stock masks do.
+    # Some layers store the width; other layers and stock masks read it from the configuration.
     holders: list[Any] = [
         m for m in model.module.modules() if getattr(m, "sliding_window", None) == window
     ]
@@ -180,7 +180,7 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Span(NamedTuple):
-    """Tokens, their first position and page, and where the state before and after them lies."""
+    """Consecutive tokens, their first position and page, and the state slots before and after."""
 
     tokens: Tensor
     start: int

@@ -146,7 +146,7 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     if spec.delta is not None:
         window = sum(each.num_bytes for layer in spec.states for each in layer[:1])
         windows = max(min(max_rows, memory // 16 // window), 1)
-        memory -= windows * window + spec.state_bytes  # and the spare slot
+        memory -= windows * window + spec.state_bytes  # one spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     most = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, most)

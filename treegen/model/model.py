@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from treegen.model.parallel.ranks import Ranks
     from treegen.model.vision.tower import VisionTower
 
-# T tokens of a pass, S rows whose logits are wanted, V vocabulary
+# T tokens of a pass, S rows whose logits are returned, V vocabulary, L latents to expand
 
 
 class Model:

@@ -26,7 +26,7 @@ class ModelInfo:
         page_size: Tokens per cache page.
         memory: Bytes of the cache; None if they are known only once the model is loaded, as with
             the free memory of a GPU.
-        num_pages: Pages of the cache; None likewise.
+        num_pages: Pages of the cache; None if not known, as for `memory`.
         num_states: Slots for recurrent states; None likewise, and for a model without recurrent
             layers.
         align: Attention parts begin at multiples of this many positions.

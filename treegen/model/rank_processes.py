@@ -40,10 +40,10 @@ _START: Final = (
     "exit_with_parent(int(sys.argv[-1])); "
     "from treegen.llm.follower import main; main()"
 )
-_START_SECONDS: Final = 300.0  # for a follower to import what it needs
+_START_SECONDS: Final = 300.0  # for a follower to import its modules
 _SOON: Final = 2.0  # seconds within which a failing follower has reported its error
 _FOLDER: Final = "treegen-ranks-"
-_GRACE: Final = 10.0  # seconds for a follower to end by itself
+_GRACE: Final = 10.0  # seconds for a follower to end on its own
 
 
 class FollowerProcesses:

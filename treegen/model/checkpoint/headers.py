@@ -68,7 +68,7 @@ def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
     """Yield the name, type and shape of each stored tensor, as far as the files can be read."""
     try:
         files = weight_files(directory)
-    except (ModelError, KeyError, TypeError, AttributeError):  # loading tells of it
+    except (ModelError, KeyError, TypeError, AttributeError):  # loading reports the error
         return
     for file in files:
         try:
@@ -76,5 +76,5 @@ def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
                 for name in stored.keys():  # noqa: SIM118 - it is no mapping
                     part = stored.get_slice(name)
                     yield name, str(part.get_dtype()), list(part.get_shape())
-        except (OSError, SafetensorError):  # loading tells of it
+        except (OSError, SafetensorError):  # loading reports the error
             continue

@@ -37,7 +37,7 @@ def auto_class(config: PretrainedConfig, *, images: bool = False) -> Any:
     for mapping, auto in reversed(_MAPPINGS) if images else _MAPPINGS:
         if type(config) in mapping:
             return auto
-    return AutoModelForCausalLM  # the class is in code that comes with the checkpoint
+    return AutoModelForCausalLM  # the class is in the checkpoint's own code
 
 
 def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, str]:
@@ -70,7 +70,7 @@ def find_unused_parts(
         return ()
     reached = set(called)
     paths = zip(*(names[part].split(".") for part in attentions), strict=False)
-    # The names on the way from the model to its list of layers.
+    # Collect the names on the path from the model to its list of layers.
     stack = [p[0] for p in takewhile(lambda p: len({*p}) == 1 and not p[0].isdigit(), paths)]
     found: list[str] = []
     for depth, step in enumerate(stack):

@@ -4,6 +4,8 @@ Libraries choose kernels by the sizes of a product. In 16 bits and for many outp
 measured to sum a row's products in the same order for any number of rows, if it may not split sums.
 In float32 the order differs for few rows (a 16-bit model may have a float32 router), and for few
 outputs, as in routers and gates, its choice of kernels is unknown.
+
+Legend: N outputs, K inputs.
 """
 
 from __future__ import annotations

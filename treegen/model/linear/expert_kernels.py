@@ -4,6 +4,9 @@ A pair is a token and one of its experts. Pairs are sorted by expert into blocks
 computes some outputs of one block, so the matrix of an expert with one block is read once. The
 matrix is the left operand and the block's rows are columns, because tensor cores take 64 outputs at
 once even for few rows; a row's sums have the same order in blocks of any size.
+
+Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks,
+D width of outputs.
 """
 
 from __future__ import annotations

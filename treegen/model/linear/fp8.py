@@ -3,6 +3,8 @@
 A number in e4m3 has three bits of mantissa, so one product is off by about 4% of its spread; errors
 of rows and outputs average out over a layer. A GPU multiplies FP8 twice as fast as bfloat16 and
 reads half the bytes. Other devices multiply the same rounded numbers in float32, slowly.
+
+Legend: M rows, N outputs, K inputs.
 """
 
 from __future__ import annotations

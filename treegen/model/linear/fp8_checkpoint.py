@@ -175,7 +175,7 @@ class _Stored:
         self.num_matrices = len(self._files)
 
     def read(self, name: str, loaded: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return numbers [N, K] and scales [n, k] of which a loaded weight was made, or None.
+        """Return numbers [N, K] and scales [n, k] from which a loaded weight was made, or None.
 
         Models and files may use different names above a layer's number. The stored matrix must
         match what transformers expanded; otherwise the result is None.

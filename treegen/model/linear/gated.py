@@ -2,6 +2,8 @@
 
 A stock layer writes silu(gate) * up in 16 bits. The compiler rounds it to FP8 in a kernel that
 computes each number twice: once for the largest of its row, once to round it.
+
+Legend: M rows, F width of gate and up.
 """
 
 from __future__ import annotations

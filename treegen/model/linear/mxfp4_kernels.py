@@ -3,6 +3,8 @@
 As in `expert_kernels`, a program computes some outputs of one block of pairs, and the matrix is the
 left operand. A byte holds two numbers: those in low halves are multiplied by the row's numbers at
 even places, those in high halves by the odd ones, so nothing moves between threads.
+
+Legend: E experts, S pairs of a row and an expert, N outputs, K inputs.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `torch.topk` is made for long rows. For a router's rows it selects and sorts in two kernels, which
 take 26 us per layer for 1,024 rows of 256 scores on an H100.
+
+Legend: E scores of a row.
 """
 
 from __future__ import annotations

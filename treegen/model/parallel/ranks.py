@@ -87,7 +87,7 @@ class Ranks:
         return tensor
 
     def get_vocab_range(self, vocab_size: int) -> tuple[int, int, int]:
-        """This rank, the first token of its part of the vocabulary, and how many tokens it has."""
+        """Return this rank, the first token of its vocabulary shard, and the size of the shard."""
         width = -(-vocab_size // self.size)
         first = self.rank * width
         return self.rank, first, max(min(vocab_size - first, width), 0)

@@ -64,17 +64,17 @@ class LayerStates:
         return False
 
     def get_conv_state(self, layer_idx: int | None = None, state_idx: int = 0) -> Tensor | None:
-        """The last inputs of a convolution, [N, channels, width]."""
+        """Return the last inputs of a convolution [N, channels, width]; None if there are none."""
         return self.values.get(("conv", state_idx))
 
     def get_recurrent_state(
         self, layer_idx: int | None = None, state_idx: int = 0
     ) -> Tensor | None:
-        """Return the recurrent state, [N, ...]; None at the start of texts."""
+        """Return the recurrent state [N, ...]; None at the start of texts."""
         return self.values.get(("recurrent", state_idx))
 
     def get_linear_cache(self, layer_idx: int | None = None) -> Tensor | None:
-        """Return the state of linear attention, [N, ...]; None at the start of texts."""
+        """Return the state of linear attention [N, ...]; None at the start of texts."""
         return self.values.get(("linear", 0))
 
     def update_conv_state(

@@ -278,7 +278,7 @@ def _gather_run(value: Any, run: StateRun, num_tokens: int) -> Any:
 
 
 def _scatter_outputs(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
-    """The outputs [N, L, ...] of all runs as one of [1, T, ...]; what has no tokens is left out."""
+    """Return outputs [N, L, ...] of all runs as one [1, T, ...]; other outputs become None."""
     run, first = parts[0]
     if isinstance(first, tuple):
         columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]

@@ -16,7 +16,7 @@ from treegen.model.recurrent.runs import convolve_run, has_state_shapes
 from treegen.model.recurrent.state_batch import states_of_pass
 from treegen.ops.recurrence import convolve, convolve_runs
 
-# T tokens of a pass, D width of the model, which is the number of channels
+# T tokens of a pass, D width of the model (the number of channels), W width of windows
 
 KNOWN: Final = frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"})
 

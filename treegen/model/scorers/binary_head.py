@@ -25,7 +25,7 @@ RIGHT: Final = 0
 """The token whose probability is the share of the "right" output."""
 
 
-# Neutral values of what a language model does to its logits and a classifier does not.
+# Neutral values of settings that change a language model's logits but not a classifier's.
 _PLAIN: Final = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 
 

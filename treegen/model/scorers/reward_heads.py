@@ -54,7 +54,7 @@ class RewardModel(nn.Module):
         """Return None, because the model predicts no tokens."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Logits [R, tokens, labels], or of the last token [R, labels], which is no padding."""
+        """Return logits [R, tokens, labels], or [R, labels] at each text's last token."""
         hidden = self.base_model(input_ids=input_ids, attention_mask=attention_mask)
         logits: Tensor = self.score(hidden.last_hidden_state)
         if self._pooled:

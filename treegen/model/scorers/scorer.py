@@ -26,7 +26,7 @@ _FORMS: Final[Mapping[str, str]] = {
 }
 """The form of a model, by the ending of its architecture's name."""
 
-# Models in use by directory, device and form, so that none is loaded twice.
+# Models in use, by directory, device and form, so that none is loaded twice.
 _in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 
 
