@@ -33,7 +33,7 @@ class ImageRows:
 
     def on(self, device: torch.device) -> ImageRows:
         """Return a copy on a device."""
-        added = tuple(each.to(device) for each in self.added)
+        added = tuple(tensor.to(device) for tensor in self.added)
         return ImageRows(self.at_I.to(device), self.rows_ID.to(device), added)
 
 

@@ -66,9 +66,9 @@ class CheckpointReport:
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
-        told = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
+        title = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
         if (spec := self.spec) is None:
-            return safe_text(f"{told}\nrefused: {self.refused}")
+            return safe_text(f"{title}\nrefused: {self.refused}")
         inside = {"fp8": ", matrices in fp8", "mxfp4": ", experts in mxfp4"}
         kind = self.dtype + inside.get(self.quantization, "")
         stored = f"; stored in {self.stored}" if self.stored else ""
@@ -80,18 +80,18 @@ class CheckpointReport:
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
-        each, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
-        kept = f"keys and values: {format_bytes(each)} a token"
+        size, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+        kept = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
             kept = (
-                f"latents: {format_bytes(each)} a token, of which keys and values of "
-                f"{format_bytes(expanded)} are made ({expanded / each:,.1f} times)"
+                f"latents: {format_bytes(size)} a token, of which keys and values of "
+                f"{format_bytes(expanded)} are made ({expanded / size:,.1f} times)"
             )
         if self.latent_bytes:
-            kept += f", {each / self.latent_bytes:,.1f} times its latents, which its layers do not "
+            kept += f", {size / self.latent_bytes:,.1f} times its latents, which its layers do not "
             kept += "hand on"
         lines = [
-            f"{told} (on a GPU {WAYS[self.way]})",
+            f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
             f"{kind}{stored}",
             attending,
@@ -182,7 +182,7 @@ def inspect_checkpoint(
     try:
         config = read_config(options.model, directory, **source)
         model_type = config.model_type
-        found = quantisation_of(config)
+        info = quantisation_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
         spec = load_spec(
             options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype, **source
@@ -190,16 +190,16 @@ def inspect_checkpoint(
     except ModelError as error:
         way = get_support(model_type) if model_type else "refused"
         return CheckpointReport(options.model, model_type, way, refused=str(error))
-    asked = options.loading()["quantization"]
-    in_fp8 = asked == "fp8" or stays_fp8(found, asked, device)
+    quantization = options.loading()["quantization"]
+    in_fp8 = quantization == "fp8" or stays_fp8(info, quantization, device)
     takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
     if "images" in takes:
         try:
             image_tokens = _image_tokens(options, directory, config, spec, image_sizes)
         except TreegenError as error:
-            takes, no_images = tuple(each for each in takes if each != "images"), str(error)
+            takes, no_images = tuple(kind for kind in takes if kind != "images"), str(error)
     small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
-    in_4_bits = stays_mxfp4(config, found, asked, device, dtype)
+    in_4_bits = stays_mxfp4(config, info, quantization, device, dtype)
     if in_4_bits:
         small = num_in_experts(config)
         small_bytes = int(small * BYTES_PER_NUMBER)
@@ -209,7 +209,7 @@ def inspect_checkpoint(
         way=get_support(model_type),
         spec=spec,
         dtype=str(dtype).removeprefix("torch."),
-        stored=found.stores if found is not None else stored,
+        stored=info.stores if info is not None else stored,
         quantization="fp8" if in_fp8 else "mxfp4" if in_4_bits else "",
         weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),
@@ -228,7 +228,7 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
     """
     from treegen.prompts.images.loading import MOST_PIXELS
 
-    found = []
+    sizes = []
     for word in text.split(","):
         parts = re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", word)
         if parts is None or int(parts[1]) * int(parts[2]) > MOST_PIXELS:
@@ -236,8 +236,8 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
                 f"--image-size must be like 1024x768, of at most {MOST_PIXELS:,} pixels, with "
                 f"commas between, got {text!r:.80}"
             )
-        found.append((int(parts[1]), int(parts[2])))
-    return found
+        sizes.append((int(parts[1]), int(parts[2])))
+    return sizes
 
 
 def _image_tokens(
@@ -296,17 +296,19 @@ class FamilyReport:
     def __str__(self) -> str:
         """Return the report as lines of text."""
         counts = [
-            [way, str(sum(each.way == way for each in self.known)), how]
+            [way, str(sum(family.way == way for family in self.known)), how]
             for way, how in WAYS.items()
         ]
         lines = [format_table(["Families", "Number", "On a GPU they run"], counts, right=(1,)), ""]
         for way in WAYS:
-            for why in sorted({each.why for each in self.known if each.way == way}):
-                alike = [each for each in self.known if (each.way, each.why) == (way, why)]
-                names = ", ".join(each.model_type for each in alike)
+            for why in sorted({family.why for family in self.known if family.way == way}):
+                alike = [family for family in self.known if (family.way, family.why) == (way, why)]
+                names = ", ".join(family.model_type for family in alike)
                 lines += [f"{way}{': ' + why if why else ''}", _wrap_text(names), ""]
         for kind in ("images", "sound"):
-            if names := ", ".join(each.model_type for each in self.known if kind in each.takes):
+            if names := ", ".join(
+                family.model_type for family in self.known if kind in family.takes
+            ):
                 lines += [f"Given {kind} too", _wrap_text(names), ""]
         lines.append("Weights that are quantised")
         return "\n".join([*lines, *(_wrap_text(f"{a}: {b}") for a, b in self.weights.items())])
@@ -317,12 +319,12 @@ class FamilyReport:
         return {
             "families": [
                 {
-                    "type": each.model_type,
-                    "way": each.way,
-                    "takes": list(each.takes),
-                    "why": each.why or None,
+                    "type": family.model_type,
+                    "way": family.way,
+                    "takes": list(family.takes),
+                    "why": family.why or None,
                 }
-                for each in self.known
+                for family in self.known
             ],
             "weights": [{"stored": a, "becomes": b} for a, b in self.weights.items()],
         }

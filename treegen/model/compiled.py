@@ -184,7 +184,7 @@ class CompiledLayers:
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
         recurrent = wrap_recurrent(module) if states else []
-        self._layers = _decoder_layers(module, len(pools), [each.module for each in recurrent])
+        self._layers = _decoder_layers(module, len(pools), [layer.module for layer in recurrent])
         attentions = _attention_modules(module, len(pools), len(self._layers))
         self._joined = MergedLinears(module, lambda: _probe_attention(module))
         self._gated = GatedLinears(module, lambda: _probe_attention(module))
@@ -199,13 +199,13 @@ class CompiledLayers:
             if not is_latent_layer(attention):
                 attention.register_buffer(VALUES, make_proxy(pool.values, 2), persistent=False)
         self._wrapped: list[tuple[RecurrentLayer, Any]] = [
-            (each, type(each.module)) for each in recurrent
+            (layer, type(layer.module)) for layer in recurrent
         ]
-        for (each, kind), tensors in zip(self._wrapped, states, strict=True):
+        for (wrapped, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
-                each.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
-            del each.module.forward
-            each.module.__class__ = _on_slots(kind)
+                wrapped.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
+            del wrapped.module.forward
+            wrapped.module.__class__ = _on_slots(kind)
         known: dict[str, Any] | None = None
         if backend == "inductor":
             known = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
@@ -224,9 +224,9 @@ class CompiledLayers:
         self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None
-        for each, kind in self._wrapped:
-            each.module.__class__ = kind
-            each.module.forward = each
+        for wrapped, kind in self._wrapped:
+            wrapped.module.__class__ = kind
+            wrapped.module.forward = wrapped
         for part in self._module.modules():
             for name in (KEYS, VALUES, *_TENSORS):
                 part._buffers.pop(name, None)
@@ -243,13 +243,13 @@ def _decoder_layers(
     if not recurrent:
         stacks = [part for part in lists if len(part) == num_attending]
     else:
-        inside = [{id(each) for each in part.modules()} for part in lists]
+        inside = [{id(child) for child in part.modules()} for part in lists]
         # The stack must contain every recurrent layer.
         stacks = [
             part
             for part, ids in zip(lists, inside, strict=True)
             if len(part) >= max(len(recurrent), num_attending)
-            and all(id(each) in ids for each in recurrent)
+            and all(id(layer) in ids for layer in recurrent)
         ]
     if len(stacks) != 1:
         raise ModelError(f"the model has {len(stacks)} stacks of layers, not one")
@@ -262,7 +262,7 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
         raise ModelError("the model's layers do not call attention once each, in order")
-    if len({id(each) for each in probe.modules}) != num:
+    if len({id(attention) for attention in probe.modules}) != num:
         raise ModelError("some of its layers share the module that attends")
     return probe.modules
 

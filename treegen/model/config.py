@@ -44,17 +44,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(name)
+        resolved = torch.device(name)
     except (RuntimeError, ValueError, OverflowError):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+    if resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
         raise InputError(f"device {device} is not there; choose one of {there}")
-    return found
+    return resolved
 
 
 def resolve_dtype(
@@ -86,10 +86,10 @@ def resolve_dtype(
     if device.type == "cpu":
         return torch.float32
     for source in (config, config.get_text_config(decoder=True)):
-        found = getattr(source, "dtype", None)
-        found = DTYPES.get(found) if isinstance(found, str) else found
-        if isinstance(found, torch.dtype) and found in DTYPES.values():
-            return found
+        declared = getattr(source, "dtype", None)
+        declared = DTYPES.get(declared) if isinstance(declared, str) else declared
+        if isinstance(declared, torch.dtype) and declared in DTYPES.values():
+            return declared
     return torch.bfloat16
 
 
@@ -316,7 +316,7 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
     for source in (config, config.get_text_config(decoder=True)):
         settings.append(getattr(source, "eos_token_id", None))
-    found: list[Any] = []
+    eos_ids: list[Any] = []
     for ids in settings:
-        found += ids if isinstance(ids, list | tuple) else [ids]
-    return tuple(dict.fromkeys(i for i in found if isinstance(i, int) and i >= 0))
+        eos_ids += ids if isinstance(ids, list | tuple) else [ids]
+    return tuple(dict.fromkeys(i for i in eos_ids if isinstance(i, int) and i >= 0))

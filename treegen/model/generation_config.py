@@ -59,26 +59,29 @@ def difference_from_generate(directory: Path | None) -> str:
     Raises:
         ModelError: The file cannot be read, or has a value that cannot be used.
     """
-    found = dict(recommended_sampling(directory))
-    if directory is None or not found:
+    recommended = dict(recommended_sampling(directory))
+    if directory is None or not recommended:
         return ""
     settings = read_object(directory / "generation_config.json")
-    told = []
+    differences = []
     left_out = [
         name
         for name, neutral in _LEFT_OUT.items()
         if settings.get(name) is not None and settings[name] not in neutral
     ]
     if left_out:
-        told.append(f"treegen does not apply its {', '.join(left_out)}")
-    if settings.get("do_sample") is None and found.get("temperature"):
-        told.append("without do_sample, transformers decodes greedily")
-    elif found.get("temperature") and "top_k" not in found:
-        told.append("without top_k, transformers keeps the 50 likeliest tokens, and treegen all")
-    if not told:
+        differences.append(f"treegen does not apply its {', '.join(left_out)}")
+    if settings.get("do_sample") is None and recommended.get("temperature"):
+        differences.append("without do_sample, transformers decodes greedily")
+    elif recommended.get("temperature") and "top_k" not in recommended:
+        differences.append(
+            "without top_k, transformers keeps the 50 likeliest tokens, and treegen all"
+        )
+    if not differences:
         return ""
     return (
-        f"generation_config.json is not applied as transformers' generate does: {'; '.join(told)}"
+        "generation_config.json is not applied as transformers' generate does: "
+        f"{'; '.join(differences)}"
     )
 
 
@@ -99,23 +102,23 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     if file is None or not file.is_file():
         return ()
     settings = read_object(file)
-    found = {name: settings[name] for name in NAMES if settings.get(name) is not None}
+    recommended = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     match settings.get("do_sample"):
         case True:
-            found = {"temperature": 1.0, **found}
+            recommended = {"temperature": 1.0, **recommended}
         case False:
-            kept = {name: value for name, value in found.items() if name not in _OF_DRAWS}
-            found = {"temperature": 0.0, **kept}
-    if found.get("top_k") == -1:  # means that all tokens are kept
-        found["top_k"] = 0
-    cold = found.get("temperature")
+            kept = {name: value for name, value in recommended.items() if name not in _OF_DRAWS}
+            recommended = {"temperature": 0.0, **kept}
+    if recommended.get("top_k") == -1:  # means that all tokens are kept
+        recommended["top_k"] = 0
+    cold = recommended.get("temperature")
     if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # means greedy decoding
-        found["temperature"] = 0.0
+        recommended["temperature"] = 0.0
     try:
-        SamplingParams(**found)
+        SamplingParams(**recommended)
     except InputError as error:
         raise ModelError(f"{file} recommends what cannot be used: {error}; mend the file") from None
-    return tuple(found.items())
+    return tuple(recommended.items())
 
 
 def format_sampling(settings: dict[str, Any]) -> str:

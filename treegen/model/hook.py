@@ -250,7 +250,7 @@ def _attention(
     call = read_call(module, query, key, value, attention_mask, **options)
     pool = treegen.layers[call.layer]
     new = call.q_THK, call.k_TGK, call.v_TGV
-    asked: AttendOptions = {
+    attend_options: AttendOptions = {
         "scale": call.scale,
         "window": call.window,
         "softcap": call.softcap,
@@ -258,10 +258,10 @@ def _attention(
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new, pool.keys, get_up_projection(module), treegen, **asked
+            *new, pool.keys, get_up_projection(module), treegen, **attend_options
         )
     else:
-        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **asked)
+        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **attend_options)
     return out_THV[None], None
 
 

@@ -306,7 +306,7 @@ def _load_weights(
     bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
 
     def read_weights() -> PreTrainedModel:
-        with quiet_loading() as told, bars:  # transformers does not control GGUF's bars
+        with quiet_loading() as report_lines, bars:  # transformers does not control GGUF's bars
             try:
                 loaded, info = auto_class(config, images=images).from_pretrained(
                     directory.parent if in_one else directory,
@@ -323,7 +323,7 @@ def _load_weights(
                     **in_one,
                 )
             except Exception as error:
-                raise loading_error(directory, error, told) from None
+                raise loading_error(directory, error, report_lines) from None
         check_complete(directory, info)
         warn_unused(directory, unused_names(info["unexpected_keys"], stored))
         read: PreTrainedModel = loaded
@@ -434,12 +434,12 @@ def _refuse_bare_fp8(directory: Path) -> None:
     Files that cannot be read are left to transformers, whose errors are reported.
     """
     try:
-        found = fp8_tensors(directory)
+        matrices = fp8_tensors(directory)
     except Exception:
         return
-    if found:
+    if matrices:
         raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(found))}), and config.json has no "
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
             "quantization_config that tells how they are scaled; use another copy of the model"
         )
 
@@ -468,22 +468,22 @@ def _tell(
         if stored.is_fp8 and not can_multiply(device):
             why = f", for {device} does not multiply FP8"
         before, after = map(format_bytes, sizes)
-        told = (
+        message = (
             f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
             f"{after}"
         )
     else:
-        told = f"{restored.count:,} matrices stay in {stored.stores}"
+        message = f"{restored.count:,} matrices stay in {stored.stores}"
         if restored.rounded:
-            told += (
+            message += (
                 f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
                 f"each output, which moved them by {restored.error:.1%}"
             )
         if restored.expanded:
-            told += f"; {restored.expanded:,} others were expanded to {kind}"
+            message += f"; {restored.expanded:,} others were expanded to {kind}"
         if not restored.rounded and not restored.expanded:
             return
-    warnings.warn(f"{name}: {told}", ModelWarning, stacklevel=1)
+    warnings.warn(f"{name}: {message}", ModelWarning, stacklevel=1)
 
 
 def prepare(module: PreTrainedModel) -> None:

@@ -220,9 +220,9 @@ def _pass(
         for offset, length, span in zip(offsets, lengths, spans, strict=True)
     ]
     tokens_R = torch.cat([span.tokens for span in spans])
-    each = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
-    positions_R = torch.cat([span.start + index for span, index in each])
-    slots_R = torch.cat([span.page * _PAGE + index for span, index in each])
+    span_indices = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
+    positions_R = torch.cat([span.start + index for span, index in span_indices])
+    slots_R = torch.cat([span.page * _PAGE + index for span, index in span_indices])
     prepared = prepare(
         [
             Level(

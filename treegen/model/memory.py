@@ -95,7 +95,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
 
 def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
     """Estimate the bytes that recurrent layers take in a step, without the states of its rows."""
-    return state_bytes_together([sum_bytes(each) for each in spec.states], num_rows)
+    return state_bytes_together([sum_bytes(states) for states in spec.states], num_rows)
 
 
 def empty_device_cache(device: torch.device) -> None:
@@ -144,7 +144,7 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         return CacheSize(count_pages(memory, spec, page_size), None)
     windows = 0
     if spec.delta is not None:
-        window = sum(each.num_bytes for layer in spec.states for each in layer[:1])
+        window = sum(conv_state.num_bytes for layer in spec.states for conv_state in layer[:1])
         windows = max(min(max_rows, memory // 16 // window), 1)
         memory -= windows * window + spec.state_bytes  # one spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token

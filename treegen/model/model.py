@@ -355,8 +355,8 @@ class Model:
         """Return the logits of a batch from layers that are not compiled."""
         if batch.states is None:
             return self._run(batch, batch)
-        own, states = self._by_operators, batch.states
-        on = SlotPass(states) if own else StatePass(states, self.spec.states)
+        by_operators, states = self._by_operators, batch.states
+        on = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
         with use_states(on):
             return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
 

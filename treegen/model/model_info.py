@@ -27,8 +27,7 @@ class ModelInfo:
         memory: Bytes of the cache; None if they are known only once the model is loaded, as with
             the free memory of a GPU.
         num_pages: Pages of the cache; None if not known, as for `memory`.
-        num_states: Slots for recurrent states; None likewise, and for a model without recurrent
-            layers.
+        num_states: Slots for recurrent states; None if not known, or without recurrent layers.
         align: Attention parts begin at multiples of this many positions.
         quantization: How matrices are computed, such as "fp8"; None if they are computed in
             `dtype`.

@@ -207,8 +207,8 @@ def _works_without(model: nn.Module, parts: Sequence[str]) -> bool:
         _pass(model)
     except Exception:
         for name, part in dropped.items():
-            above, _, own = name.rpartition(".")
-            setattr(model.get_submodule(above), own, part)
+            above, _, child = name.rpartition(".")
+            setattr(model.get_submodule(above), child, part)
         return False
     return True
 

@@ -153,9 +153,9 @@ class FollowerProcesses:
             if connection.poll(_START_SECONDS):
                 connection.recv()
                 return
-        told = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
+        problem = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
         raise WorkerError(
-            f"a tensor-parallel model cannot be started: {told}; see what it has told above, or "
+            f"a tensor-parallel model cannot be started: {problem}; see what it has told above, or "
             "start again"
         )
 
@@ -175,11 +175,11 @@ class FollowerProcesses:
         assert isinstance(connection, Connection)
         rank = self._connections.index(connection) + 1
         try:
-            told = f"rank {rank}: {connection.recv()}"
+            reason = f"rank {rank}: {connection.recv()}"
         except (EOFError, OSError):
-            told = self._describe_exit(rank)
+            reason = self._describe_exit(rank)
         if not self._closing:
-            self.fail(told)
+            self.fail(reason)
 
     def close(self, *, now: bool = False) -> None:
         """End the followers and wait for them.
@@ -216,10 +216,10 @@ def devices_of(size: int, device: str) -> torch.device:
     Raises:
         InputError: there are fewer than `size` GPUs, or `device` names one of them.
     """
-    found = resolve_device(device)
-    if found.type != "cuda":
-        return found
-    if found.index is not None:
+    resolved = resolve_device(device)
+    if resolved.type != "cuda":
+        return resolved
+    if resolved.index is not None:
         raise InputError(
             f"device {device!r} is one GPU, and tensor_parallel_size={size} takes the first "
             f"{size}; choose them by CUDA_VISIBLE_DEVICES"
@@ -285,8 +285,8 @@ class RankGroup(Closeable):
             failed = self._followers.failed
             self.close()
             if isinstance(error, Exception) and not failed.startswith("rank 0"):
-                told = f"not all ranks could load the model: {failed}"
-                raise WorkerError(f"{told}; see what they have told above") from error
+                message = f"not all ranks could load the model: {failed}"
+                raise WorkerError(f"{message}; see what they have told above") from error
             raise
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     # shown to give the same samples.
     allowed = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
     if dtype not in allowed:
-        names = " or ".join(str(each).removeprefix("torch.") for each in allowed)
+        names = " or ".join(str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed)
         raise InputError(
             f"reproducible on {device.type} takes {names}, and the model's dtype is "
             f"{str(dtype).removeprefix('torch.')}; give dtype= (--dtype)"

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def get_versions(weights: Iterable[Tensor]) -> tuple[int, ...]:
     """Return each weight's version counter. In-place writes change it, except through `.data`."""
-    return tuple(0 if each.is_inference() else each._version for each in weights)
+    return tuple(0 if weight.is_inference() else weight._version for weight in weights)
 
 
 def _bump_versions(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -114,13 +114,13 @@ class Adapter:
         """
         stored = self.config.get("lora_alpha")
         usual = 8.0 if stored is None else float(stored)
-        own = self.config.get("alpha_pattern") or {}
-        patterns = [rf"(.*\.)?({pattern})$" for pattern in own]
+        overrides = self.config.get("alpha_pattern") or {}
+        patterns = [rf"(.*\.)?({pattern})$" for pattern in overrides]
         try:
             places = first_matches(patterns, modules, f"alpha_pattern of {self.directory / CONFIG}")
         except InputError as error:
             raise ModelError(str(error)) from None
-        values = [float(value) for value in own.values()]
+        values = [float(value) for value in overrides.values()]
         return {
             module: usual if place is None else values[place]
             for module, place in zip(modules, places, strict=True)
@@ -199,7 +199,7 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
     Raises:
         ModelError: the adapter belongs to another model, or cannot be read.
     """
-    given: dict[str, dict[str, Tensor]] = {}
+    by_module: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     has_dropped = False
     try:
@@ -210,7 +210,7 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                     has_dropped = True
                     continue
                 if part := _PARTS.search(place):
-                    given.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
+                    by_module.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
                 else:
                     # An adapter of an embedding may also contain the embedding's base weight.
                     whole[place.replace(".base_layer.", ".")] = file.get_tensor(name)
@@ -218,7 +218,7 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
         raise ModelError(
             f"{adapter.directory / WEIGHTS} cannot be read: {summarize_error(error)}; copy it again"
         ) from None
-    if not given and not whole and not has_dropped:
+    if not by_module and not whole and not has_dropped:
         raise ModelError(
             f"{adapter.directory / WEIGHTS} has no tensors; save the adapter again with peft"
         )
@@ -235,14 +235,14 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                 f"{list(mine.shape)}; {_INSTEAD}"
             )
         _replace(modules[name], kind, tensor, shared)
-    alphas = adapter.alphas(list(given))
-    for name, parts in given.items():
+    alphas = adapter.alphas(list(by_module))
+    for name, parts in by_module.items():
         base = getattr(modules.get(name), "weight", None)
         if not isinstance(base, nn.Parameter) or base.ndim != 2:
             raise _strange(adapter, name)
         merged = _merge_weight(base.data, parts, name, adapter, alphas[name])
         _replace(modules[name], "weight", merged, shared)
-    return len(given) + len(whole)
+    return len(by_module) + len(whole)
 
 
 def _merge_weight(
@@ -287,10 +287,10 @@ def _strange(adapter: Adapter, name: str) -> ModelError:
 def _find_shared_parameters(module: nn.Module) -> set[int]:
     """Return the ids of the parameters that several modules share."""
     seen: set[int] = set()
-    found: set[int] = set()
+    shared: set[int] = set()
     for _, parameter in module.named_parameters(remove_duplicate=False):
-        (found if id(parameter) in seen else seen).add(id(parameter))
-    return found
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
 
 
 def _replace(module: nn.Module, kind: str, value: Tensor, shared: set[int]) -> None:

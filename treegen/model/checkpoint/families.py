@@ -220,8 +220,8 @@ def recurrent_types(config: PretrainedConfig) -> list[str]:
 
 
 def _layer_types(text: PretrainedConfig) -> set[str]:
-    found = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    return set(found or ())
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    return set(types or ())
 
 
 def inputs_of(model_type: str) -> tuple[str, ...]:
@@ -258,7 +258,12 @@ def all_families() -> list[Family]:
     Untested families may be refused because of their default configurations.
     """
     known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    known |= {*REFUSED, *EXACT, *ON_TEXT, *(each for names in RECURRENT.values() for each in names)}
+    known |= {
+        *REFUSED,
+        *EXACT,
+        *ON_TEXT,
+        *(model_type for names in RECURRENT.values() for model_type in names),
+    }
     logger = logging.getLogger("transformers")  # it warns about some default configurations
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -89,7 +89,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
     patterns += ["*.safetensors"] if weights else []
     try:
-        found = huggingface_hub.snapshot_download(
+        snapshot = huggingface_hub.snapshot_download(
             name,
             revision=revision,
             allow_patterns=patterns,
@@ -110,9 +110,9 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             f"{name!r} is not a directory and could not be fetched from the hub: "
             f"{summarize_error(error)}; check the name, or download it first"
         ) from None
-    if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
+    if not (Path(snapshot) / "config.json").is_file() and "gguf" in name.lower():
         raise ModelError(f"{name} has GGUF files only; download one and give its path")
-    return Path(found)
+    return Path(snapshot)
 
 
 def _refuse_gguf(directory: Path) -> None:
@@ -126,9 +126,9 @@ def _check_regular(directory: Path) -> None:
     """Raise ModelError for a pipe or device in a directory, which other libraries would open."""
     try:
         strange = [
-            each
-            for each in directory.iterdir()
-            if each.exists() and not each.is_file() and not each.is_dir()
+            entry
+            for entry in directory.iterdir()
+            if entry.exists() and not entry.is_file() and not entry.is_dir()
         ]
     except OSError as error:
         raise ModelError(describe_read_error(directory, error)) from None

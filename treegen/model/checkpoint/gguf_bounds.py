@@ -77,11 +77,11 @@ class _Walk:
 
     def _count(self, least: int) -> int:
         """Read a count of items that take at least `least` bytes each."""
-        found = self._check_count(self._number(8), least)
-        self._values += found
+        count = self._check_count(self._number(8), least)
+        self._values += count
         if self._values > MOST_VALUES:
             raise ValueError(f"its header has more than {MOST_VALUES:,} values")
-        return found
+        return count
 
     def _check_count(self, number: int, least: int) -> int:
         if number * least > self._left:
@@ -92,15 +92,15 @@ class _Walk:
         self._skip(self._check_count(self._number(8), 1))
 
     def _number(self, size: int) -> int:
-        found: int = struct.unpack(self._order + ("I" if size == 4 else "Q"), self._read(size))[0]
-        return found
+        number: int = struct.unpack(self._order + ("I" if size == 4 else "Q"), self._read(size))[0]
+        return number
 
     def _read(self, size: int) -> bytes:
-        found = self._stream.read(size)
-        self._left -= len(found)
-        if len(found) < size:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if len(data) < size:
             raise ValueError("it is cut off")
-        return found
+        return data
 
     def _skip(self, size: int) -> None:
         if size > self._left:

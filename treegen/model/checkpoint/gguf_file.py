@@ -69,8 +69,8 @@ def read_header(file: Path) -> GgufHeader:
             f"{file} is one part of a model; merge the parts into one file: "
             "llama-gguf-split --merge FIRST MERGED"
         )
-    found = file.stat()
-    return _read(file, found.st_size, found.st_mtime_ns)
+    status = file.stat()
+    return _read(file, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
@@ -81,9 +81,9 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
         check_lengths(file)
         reader = GGUFReader(file)
     except Exception as error:
-        told = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(
-            f"{file} is no GGUF file or is cut off ({size:,} bytes; {told}); download it again"
+            f"{file} is no GGUF file or is cut off ({size:,} bytes; {reason}); download it again"
         ) from None
     sizes: Counter[str] = Counter()
     for tensor in reader.tensors:
@@ -106,7 +106,7 @@ def _check_sizes(file: Path, reader: Any) -> None:
         stored.add(str(tensor.name), [int(size) for size in tensor.shape])
     sizes: dict[tuple[str, ...], dict[str, int]] = {_WIDTHS: {}, _DEPTHS: {}}
     for name, field in reader.fields.items():
-        for ends, found in sizes.items():
+        for ends, by_name in sizes.items():
             if name.endswith(ends) and isinstance(value := field.contents(), int):
-                found[name] = value
+                by_name[name] = value
     check_sizes(file, "the tensors in it", stored, sizes[_WIDTHS], sizes[_DEPTHS])

@@ -35,8 +35,8 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     """
     text = raw.get("text_config")
     # text_config overrides a number of the wrapper, which may only be a default.
-    texts = [each for each in (raw, text) if isinstance(each, Mapping)]
-    is_packed = any(each.get(key) for each in texts for key in _QUANTISED)
+    texts = [settings for settings in (raw, text) if isinstance(settings, Mapping)]
+    is_packed = any(settings.get(key) for settings in texts for key in _QUANTISED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
         if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
@@ -52,13 +52,13 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     file, beside = directory / "config.json", "the weights beside it"
     towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
-        for part, each in raw.items()
-        for name in (_DEPTHS_OF_PARTS if isinstance(each, Mapping) else ())
-        if isinstance(size := each.get(name), int) and size > _MOST_OF_PARTS
+        for part, settings in raw.items()
+        for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
+        if isinstance(size := settings.get(name), int) and size > _MOST_OF_PARTS
     }
     check_sizes(file, beside, stored, {}, towers)
     widths, depths = (
-        {name: each[name] for each in texts for name in names if name in each}
+        {name: settings[name] for settings in texts for name in names if name in settings}
         for names in (_WIDTHS, _DEPTHS)
     )
     check_sizes(file, beside, stored, widths, depths, _MOST_PACKED if is_packed else 1)

@@ -74,7 +74,7 @@ def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelEr
 
 def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
     """Raise ModelError if the checkpoint lacks weights, which transformers would fill at random."""
-    wrong = sorted(tuple(found) for found in info["mismatched_keys"])
+    wrong = sorted(tuple(mismatch) for mismatch in info["mismatched_keys"])
     if wrong:
         name, stored, wanted = wrong[0]
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""

@@ -140,20 +140,22 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         packing = self.hf_quantizer.quantization_config.packing
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
         stays = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
-        found: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
-        for name, each in input_dict.items():
+        by_matrix: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
+        for name, value in input_dict.items():
             part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
-            found[name[: -len(part)]][part] = each if isinstance(each, list) else [each]
+            by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
         made: dict[str, Any] = {}
-        for start, parts in found.items():
+        for start, parts in by_matrix.items():
             if parts.keys() == {"weight"}:
                 made[f"{start}weight"] = parts["weight"]
                 continue
             columns = zip(*parts.values(), strict=True)
             stored = (dict(zip(parts, column, strict=True)) for column in columns)
-            matrices = (_matrix(packing, each).to(dtype) for each in stored)
-            made[f"{start}weight"] = [each if stays else each.T.contiguous() for each in matrices]
-        if not all(each.is_floating_point() for matrices in made.values() for each in matrices):
+            matrices = (_matrix(packing, tensors).to(dtype) for tensors in stored)
+            made[f"{start}weight"] = [
+                matrix if stays else matrix.T.contiguous() for matrix in matrices
+            ]
+        if not all(matrix.is_floating_point() for matrices in made.values() for matrix in matrices):
             raise ValueError("what scales these integers is missing")
         if "weight" in made:  # a single matrix, not one per expert
             return {full_layer_name: made["weight"][0].to(dtype)}

@@ -197,8 +197,10 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         return _refusal(method, what)
 
     names = _LAYOUTS[method]
-    given = (settings.get(key) for key in _LAYOUT_KEYS[method])
-    layout = str(next((each for each in given if each), _UNTOLD.get(method, "unnamed"))).lower()
+    candidates = (settings.get(key) for key in _LAYOUT_KEYS[method])
+    layout = str(
+        next((candidate for candidate in candidates if candidate), _UNTOLD.get(method, "unnamed"))
+    ).lower()
     if layout not in names:
         raise refuse(f"the layout {layout} (not {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
@@ -211,10 +213,10 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):
-        for name, own in (settings.get(key) or {}).items():
-            if isinstance(own.get("bits"), int) and own["bits"] >= _UNPACKED_BITS:
+        for name, overrides in (settings.get(key) or {}).items():
+            if isinstance(overrides.get("bits"), int) and overrides["bits"] >= _UNPACKED_BITS:
                 continue
-            if any(own.get(each, value) != value for each, value in whole.items()):
+            if any(overrides.get(setting, value) != value for setting, value in whole.items()):
                 raise refuse(f"settings of its own for {name}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)
@@ -227,7 +229,7 @@ def _bits_of_bitsandbytes(settings: dict[str, Any]) -> int:
         ModelError: the settings do not select exactly one of 4 and 8 bits, or name an unknown
             number format.
     """
-    bits = [each for each in (4, 8) if settings.get(f"load_in_{each}bit")]
+    bits = [num for num in (4, 8) if settings.get(f"load_in_{num}bit")]
     if len(bits) != 1:
         raise _refusal("bitsandbytes", "load_in_4bit and load_in_8bit both or neither")
     kind = settings.get("bnb_4bit_quant_type", "fp4")
@@ -252,6 +254,6 @@ def _is_plain_fp8(settings: dict[str, Any]) -> bool:
         return False
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
     return len(weights) == len(groups) and all(
-        isinstance(each, dict) and (each.get("type"), each.get("num_bits")) == ("float", 8)
-        for each in weights
+        isinstance(weight, dict) and (weight.get("type"), weight.get("num_bits")) == ("float", 8)
+        for weight in weights
     )

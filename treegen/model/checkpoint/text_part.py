@@ -72,13 +72,13 @@ def find_unused_parts(
     paths = zip(*(names[part].split(".") for part in attentions), strict=False)
     # Collect the names on the path from the model to its list of layers.
     stack = [p[0] for p in takewhile(lambda p: len({*p}) == 1 and not p[0].isdigit(), paths)]
-    found: list[str] = []
+    unused: list[str] = []
     for depth, step in enumerate(stack):
         above = ".".join(stack[:depth])
         for name, part in module.get_submodule(above).named_children():
             if name != step and list(part.parameters()) and not reached & set(part.modules()):
-                found.append(f"{above}.{name}".lstrip("."))
-    return tuple(found)
+                unused.append(f"{above}.{name}".lstrip("."))
+    return tuple(unused)
 
 
 def drop_parts(module: nn.Module, names: Iterable[str]) -> None:

@@ -24,8 +24,8 @@ def _is_token(value: Any) -> bool:
 
 
 def _are_tokens(value: Any) -> bool:
-    each = list(value.values()) if isinstance(value, dict) else value
-    return value is None or (isinstance(each, list) and all(t and _is_token(t) for t in each))
+    tokens = list(value.values()) if isinstance(value, dict) else value
+    return value is None or (isinstance(tokens, list) and all(t and _is_token(t) for t in tokens))
 
 
 def _are_added(value: Any) -> bool:

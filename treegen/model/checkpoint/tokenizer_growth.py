@@ -70,7 +70,9 @@ def _steps(given: Any) -> Iterator[Mapping[str, Any]]:
         step = left.pop()
         if not isinstance(step, Mapping):
             continue
-        inner = [each for part in _PARTS if isinstance(step.get(part), list) for each in step[part]]
+        inner = [
+            child for part in _PARTS if isinstance(step.get(part), list) for child in step[part]
+        ]
         if inner:
             left += reversed(inner)
         else:
@@ -112,4 +114,4 @@ def _copies(step: Mapping[str, Any]) -> int:
     single = step.get("single")
     if not isinstance(single, list):
         return 1
-    return sum(isinstance(each, Mapping) and "Sequence" in each for each in single)
+    return sum(isinstance(item, Mapping) and "Sequence" in item for item in single)

@@ -145,7 +145,7 @@ def _multiplies(kind: Any) -> bool:
     if stock is not kind.forward and hasattr(kind, "_apply_gate"):
         return False
     of_module = (stock.__globals__.get(name) for name in code.co_names)
-    return "functional" in code.co_names or any(each is functional for each in of_module)
+    return "functional" in code.co_names or any(value is functional for value in of_module)
 
 
 def _library() -> types.ModuleType:

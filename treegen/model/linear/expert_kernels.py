@@ -314,7 +314,7 @@ def weighted_sum(pairs: Tensor, chosen: Tensor, weights: Tensor, experts: int, o
         experts: The number of experts. Pairs with an expert not below it count as zero.
         out: Sums [T, D], dense; overwritten.
     """
-    (tokens, each), width = chosen.shape, out.shape[1]
+    (tokens, num_chosen), width = chosen.shape, out.shape[1]
     if tokens:
         block = min(triton.next_power_of_2(width), _COLUMNS)
         _weighted_sum[(tokens, triton.cdiv(width, block))](
@@ -323,7 +323,7 @@ def weighted_sum(pairs: Tensor, chosen: Tensor, weights: Tensor, experts: int, o
             weights.contiguous(),
             out,
             D=width,
-            X=each,
+            X=num_chosen,
             E=experts,
             BLOCK=block,
         )

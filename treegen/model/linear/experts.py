@@ -4,7 +4,8 @@ transformers sorts pairs of a token and an expert by expert, gathers their rows,
 expert's rows by its matrices, scatters the results and sums them, in about twenty kernels. On a GPU
 this module needs six.
 
-Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks.
+Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks,
+D width of a pair's output.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
         has_gate = getattr(part, "has_gate", None)
         if has_gate is None or getattr(part, "has_post_expert_norm", False):
             continue
-        found = FusedExperts(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
-        weights = [part._parameters.get(each) for each in found.tensors]
+        experts = FusedExperts(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
+        weights = [part._parameters.get(tensor_name) for tensor_name in experts.tensors]
         if all(weight is not None and weight.dim() == 3 for weight in weights):
-            yield name, found
+            yield name, experts
 
 
 class GroupedExperts(nn.Module):
@@ -72,8 +73,8 @@ class GroupedExperts(nn.Module):
         """
         stock: Any = self
         routes = group_by_expert(top_k_index, stock.num_experts)
-        each, dtype = top_k_index.shape[1], hidden_states.dtype
-        up = self._product(self.treegen_up, hidden_states, routes, each, dtype)
+        num_chosen, dtype = top_k_index.shape[1], hidden_states.dtype
+        up = self._product(self.treegen_up, hidden_states, routes, num_chosen, dtype)
         out = self._product(self.treegen_down, self._act(up), routes, 1, dtype)
         total: Tensor = weighted_sum(out, top_k_index, top_k_weights, stock.num_experts)
         return total
@@ -122,10 +123,10 @@ class GroupedLayers:
     def __init__(self, module: nn.Module) -> None:
         """Convert them. FP8 experts are already of a subclass."""
         self._were: list[tuple[Any, type]] = []
-        for _, found in [*fused_experts(module)]:
-            if not isinstance(found.module, GroupedExperts):
-                self._were.append((found.module, type(found.module)))
-                convert_experts(found, GroupedExperts)
+        for _, experts in [*fused_experts(module)]:
+            if not isinstance(experts.module, GroupedExperts):
+                self._were.append((experts.module, type(experts.module)))
+                convert_experts(experts, GroupedExperts)
 
     def undo(self) -> None:
         """Make the experts compute as in transformers again."""
@@ -256,14 +257,14 @@ def weighted_sum(pairs_SD: Tensor, chosen_TX: Tensor, weights_TX: Tensor, expert
         weights_TX: Their weights [T, X].
         experts: The number of experts.
     """
-    tokens, each = chosen_TX.shape
+    tokens, num_chosen = chosen_TX.shape
     out = pairs_SD.new_empty((tokens, pairs_SD.shape[1]))
     if pairs_SD.device.type == "cuda":
         from treegen.model.linear.expert_kernels import weighted_sum as on_gpu
 
         on_gpu(pairs_SD, chosen_TX, weights_TX, experts, out)
         return out
-    made_TXD = pairs_SD.view(tokens, each, -1).float() * weights_TX[..., None].float()
+    made_TXD = pairs_SD.view(tokens, num_chosen, -1).float() * weights_TX[..., None].float()
     made_TXD = made_TXD.masked_fill((chosen_TX >= experts)[..., None], 0.0)
     return out.copy_(made_TXD.sum(1))
 

@@ -66,7 +66,9 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return a matrix with one scale per output, on the device, and update the counts."""
         nonlocal count, rounded, before, after
-        weight, scale_N, changed, whole = requantize_per_row(*(each.to(device) for each in found))
+        weight, scale_N, changed, whole = requantize_per_row(
+            *(tensor.to(device) for tensor in found)
+        )
         count += 1
         if changed:
             rounded += 1
@@ -93,7 +95,7 @@ def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grid
 
     Each list has, for every expert, its matrices from top to bottom.
     """
-    up, down = (getattr(found.module, each) for each in found[1:])
+    up, down = (getattr(found.module, tensor_name) for tensor_name in found[1:])
     halves = 2 if found.module.has_gate else 1
     for above in _EXPERTS:
         names = above[2 - halves :]
@@ -101,10 +103,10 @@ def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grid
         for at in range(len(up)):
             parts = [*up[at].chunk(halves), down[at]]
             read = [
-                stored.read(f"{name}.{at}.{own}.weight", part)
-                for own, part in zip(names, parts, strict=True)
+                stored.read(f"{name}.{at}.{matrix_name}.weight", part)
+                for matrix_name, part in zip(names, parts, strict=True)
             ]
-            if any(each is None for each in read):
+            if any(matrix is None for matrix in read):
                 break
             *ups, last = cast(_Grids, read)
             sides[0].append(ups)
@@ -118,7 +120,7 @@ def _stack_experts(
     side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Return the matrices of experts as one tensor [E, N, K], and its scales [E, N]."""
-    made = [[put(each) for each in parts] for parts in side]
+    made = [[put(stored) for stored in parts] for parts in side]
     weights = torch.stack([torch.cat([weight for weight, _ in parts]) for parts in made])
     return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
 
@@ -150,13 +152,13 @@ def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, fl
 
 def fp8_tensors(directory: Path) -> dict[str, Path]:
     """Return the names of a checkpoint's e4m3 matrices and the file of each."""
-    found = {}
+    matrices = {}
     for file in weight_files(directory):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                 if name.endswith(".weight") and tensors.get_slice(name).get_dtype() == "F8_E4M3":
-                    found[name] = file
-    return found
+                    matrices[name] = file
+    return matrices
 
 
 class _Stored:
@@ -180,11 +182,11 @@ class _Stored:
         Models and files may use different names above a layer's number. The stored matrix must
         match what transformers expanded; otherwise the result is None.
         """
-        own = [name] if name in self._files else self._ends[_end(name)]
-        if len(own) != 1:
+        matches = [name] if name in self._files else self._ends[_end(name)]
+        if len(matches) != 1:
             return None
-        weight = self._tensors(self._files[own[0]]).get_tensor(own[0])
-        grid = self._grid(own[0].removesuffix("weight"))
+        weight = self._tensors(self._files[matches[0]]).get_tensor(matches[0])
+        grid = self._grid(matches[0].removesuffix("weight"))
         if grid is None or weight.shape != loaded.shape:
             return None
         rows, width = (size // n for size, n in zip(weight.shape, grid.shape, strict=True))
@@ -217,7 +219,7 @@ def _end(name: str) -> str:
     The layer's name for the part with experts is left out.
     """
     _, layers, end = name.rpartition(".layers.")
-    above, experts, own = end.partition(".experts.")
+    above, experts, suffix = end.partition(".experts.")
     if experts:
-        return f"{above.partition('.')[0]}{experts}{own}"
+        return f"{above.partition('.')[0]}{experts}{suffix}"
     return end if layers else name

@@ -53,9 +53,11 @@ class Fp8Experts(GroupedExperts):
         self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
     ) -> Tensor:
         is_gate_up = self.treegen_silu and name == self.treegen_down
-        given = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
+        quantized = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
         weight, scale_EN = getattr(self, name), getattr(self, f"{name}_scale")
-        out: Tensor = grouped_product(*given, weight, scale_EN, None, *routes, each, False, dtype)
+        out: Tensor = grouped_product(
+            *quantized, weight, scale_EN, None, *routes, each, False, dtype
+        )
         return out
 
     def _act(self, up: Tensor) -> Tensor:
@@ -81,24 +83,24 @@ def rounding_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
     Excluded are experts with biases, transposed ones, and those with sizes that are not multiples
     of 16.
     """
-    for name, found in fused_experts(module):
-        part = found.module
-        weights = [part._parameters[each] for each in found.tensors]
+    for name, experts in fused_experts(module):
+        part = experts.module
+        weights = [part._parameters[tensor_name] for tensor_name in experts.tensors]
         odd = any(size % MULTIPLE for weight in weights for size in weight.shape[1:])
         if not (part.has_bias or part.is_transposed or odd or isinstance(part, Fp8Experts)):
-            yield name, found
+            yield name, experts
 
 
 def quantize_matrices(module: nn.Module, device: torch.device) -> None:
     """Turn linear layers and fused experts of a module into FP8 on a device."""
     quantize_linears(module, device)
-    for _, found in [*rounding_experts(module)]:
+    for _, experts in [*rounding_experts(module)]:
         sides = []
-        for name in found.tensors:
-            weight = getattr(found.module, name).data
+        for name in experts.tensors:
+            weight = getattr(experts.module, name).data
             rounded, scale_R = quantize_in_chunks(weight.flatten(0, 1), device)
             sides.append((rounded.view(weight.shape), scale_R.view(weight.shape[:2])))
-        install_experts(found, *sides)
+        install_experts(experts, *sides)
 
 
 def install_experts(

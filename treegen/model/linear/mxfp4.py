@@ -105,7 +105,7 @@ def _(
 
 def dequantize_mxfp4(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
     """Return MXFP4 numbers as float32 [N, K], from bytes [N, K / 2] and scales [N, K / 32]."""
-    numbers = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=bytes_NH.device)
+    numbers = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=bytes_NH.device)
     halves = torch.stack([bytes_NH & 15, bytes_NH >> 4], dim=-1).flatten(-2)
     powers_NG = (scales_NG.float() - 127).exp2()
     return numbers[halves.int()] * powers_NG.repeat_interleave(GROUP, dim=-1)
@@ -143,8 +143,8 @@ def num_in_experts(config: PretrainedConfig) -> int:
 
 def replace_with_empty(module: nn.Module) -> None:
     """Turn the (transposed) experts of a module into `Mxfp4Experts` with uninitialised weights."""
-    for _, found in [*fused_experts(module)]:
-        _empty(found)
+    for _, experts in [*fused_experts(module)]:
+        _empty(experts)
 
 
 def _empty(found: FusedExperts) -> None:

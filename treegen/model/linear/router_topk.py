@@ -68,14 +68,14 @@ LARGEST: Final = TopKPass()
 def _fits(
     scores: fx.Node, num: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> bool:
-    found = scores.meta["val"]
-    width = found.shape[-1] if found.dim() else 0
+    value = scores.meta["val"]
+    width = value.shape[-1] if value.dim() else 0
     if isinstance(width, torch.SymInt):
         width = width.node.maybe_as_int()
     return (
         largest
-        and dim in (-1, found.dim() - 1)
-        and found.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and dim in (-1, value.dim() - 1)
+        and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and isinstance(num, int)
         and width is not None
         and 1 <= num <= min(MOST_CHOSEN, width)

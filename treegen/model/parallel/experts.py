@@ -32,12 +32,12 @@ def with_whole_experts(
         ep_plan: The plan of expert parallelism, likewise.
         can_cut: Names of modules whose experts the plan can cut.
     """
-    found = dict(plan)
+    combined = dict(plan)
     experts = {key: key.rpartition(".")[0] for key, way in ep_plan.items() if way == ONE_OF_EXPERTS}
     for key, name in experts.items():
         if name not in can_cut:
-            found[key], found[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
-    return found
+            combined[key], combined[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
+    return combined
 
 
 def deal_experts(part: nn.Module, rank: int, count: int) -> None:

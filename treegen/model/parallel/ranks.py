@@ -77,9 +77,9 @@ class Ranks:
 
     def all_reduce_min(self, number: int) -> int:
         """Return the minimum of a number over all ranks. A collective: each rank must call this."""
-        found = torch.tensor([number])
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return int(found)
+        lowest = torch.tensor([number])
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return int(lowest)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""

@@ -293,12 +293,12 @@ class _Sharding:
         A head must not be cut.
         """
         parent = self.module.get_submodule(name.rpartition(".")[0])
-        own, text = name.rpartition(".")[2], self.module.config.get_text_config(decoder=True)
+        leaf, text = name.rpartition(".")[2], self.module.config.get_text_config(decoder=True)
         if "attn" not in name and "attention" not in name:
             return None
         width = getattr(parent, "head_dim", None)
         keys = getattr(parent, "k_proj", None)
-        if own in ("k_proj", "v_proj") and isinstance(width, int) and isinstance(keys, nn.Linear):
+        if leaf in ("k_proj", "v_proj") and isinstance(width, int) and isinstance(keys, nn.Linear):
             # The keys may already be cut when the values are, and have equally many heads.
             heads = self._kv_heads(parent, keys, width)
             return heads if part.out_features % heads == 0 else None
@@ -330,8 +330,8 @@ class _Sharding:
 
 def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:
     """Return the plan of expert parallelism, which older versions do not have as a public name."""
-    found: Mapping[str, str] | None = module._ep_plan
-    return found or {}
+    plan: Mapping[str, str] | None = module._ep_plan
+    return plan or {}
 
 
 def _pattern(name: str) -> str:

@@ -48,7 +48,7 @@ def chunk_scan(
     outs = []
     for at in range(0, length, part):
         x, decay, keys, queries = (
-            each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
+            tensor[:, at : at + part] for tensor in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
         )
         out, state_NGKRV = _chunks(x, decay, keys, queries, state_NGKRV, size)
         outs.append(out)

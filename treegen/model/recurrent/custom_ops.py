@@ -30,7 +30,7 @@ def _opaque(
         shape: Returns an output without values; the fake implementation.
     """
     name = plain.__name__
-    places = [list(inspect.signature(plain).parameters).index(each) for each in changes]
+    places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
 
     @functools.wraps(plain)
     def on_wholes(*given: Any) -> Tensor:

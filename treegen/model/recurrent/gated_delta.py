@@ -39,7 +39,7 @@ class Projected(NamedTuple):
 def _of_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
     qkvz, ba = layer.in_proj_qkvz(hidden_TD[None]), layer.in_proj_ba(hidden_TD[None])
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(qkvz, ba)
-    mixed = torch.cat([each.flatten(2) for each in (q, k, v)], -1)
+    mixed = torch.cat([part.flatten(2) for part in (q, k, v)], -1)
     return Projected(mixed[0], z[0], b[0], a[0])
 
 
@@ -111,12 +111,12 @@ def forward(
         operator: `gated_delta`, or its custom operator.
     """
     project, norm, last = KNOWN[type(layer).__name__]
-    given = project(layer, hidden_1TD[0])
+    projected = project(layer, hidden_1TD[0])
     strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
     core_THV = operator(
-        given.mixed_TC,
-        given.b_TH,
-        given.a_TH,
+        projected.mixed_TC,
+        projected.b_TH,
+        projected.a_TH,
         layer.conv1d.weight,
         layer.A_log,
         layer.dt_bias,
@@ -126,7 +126,7 @@ def forward(
         strength,
     )
     core = core_THV.reshape(-1, core_THV.shape[-1])
-    core = getattr(layer, norm)(core, given.z.reshape(core.shape))
+    core = getattr(layer, norm)(core, projected.z.reshape(core.shape))
     out_TD: Tensor = getattr(layer, last)(core.view(hidden_1TD.shape[1], -1))
     return out_TD[None]
 
@@ -159,8 +159,8 @@ def gated_delta(
     """
     _, v_heads, k_dim, v_dim = states.shape
     on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
-    given = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    return delta_pass(given, on, _rule)
+    inputs = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
+    return delta_pass(inputs, on, _rule)
 
 
 def _rule(
@@ -171,10 +171,13 @@ def _rule(
 
     keys = spec.k_heads * spec.k_dim
     parts = mixed_NLC.split([keys, keys, spec.v_heads * spec.v_dim], -1)
-    each = spec.v_heads // spec.k_heads
-    q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
-    a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
-    found: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
+    group_size = spec.v_heads // spec.k_heads
+    q, k = (
+        part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(group_size, 2)
+        for part in parts[:2]
+    )
+    a, b = (tensor.view(run.num, run.length, -1) for tensor in (given.a_TH, given.b_TH))
+    out_and_state: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
         q,
         k,
         parts[2].unflatten(-1, (spec.v_heads, -1)),
@@ -184,4 +187,4 @@ def _rule(
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
     )
-    return found
+    return out_and_state

@@ -115,10 +115,10 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
 
 def _keeps_state(kind: type[nn.Module]) -> bool:
     """Return whether some method of a class stores a new state in a cache."""
-    for each in kind.__mro__:
-        if each is nn.Module:
+    for base in kind.__mro__:
+        if base is nn.Module:
             return False
-        for method in vars(each).values():
+        for method in vars(base).values():
             code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
             if code is not None and _UPDATES & set(code.co_names):
                 return True
@@ -185,7 +185,7 @@ class _UseRecorder(TorchFunctionMode):
     ) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
         if getattr(func, "__name__", "") != "__get__":  # reading its shape or type is no use of it
-            self.found |= {id(each) for each in leaves} & self._watched
+            self.found |= {id(leaf) for leaf in leaves} & self._watched
         return func(*args, **(kwargs or {}))
 
 
@@ -212,8 +212,8 @@ class StatePass:
             specs: The states of each layer.
         """
         self._batch = batch
-        self._keys = [[(spec.kind, spec.index) for spec in each] for each in specs]
-        self._stepwise = [any(spec.is_stepwise for spec in each) for each in specs]
+        self._keys = [[(spec.kind, spec.index) for spec in layer_specs] for layer_specs in specs]
+        self._stepwise = [any(spec.is_stepwise for spec in layer_specs) for layer_specs in specs]
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on each run of the pass; return its outputs for the whole pass."""
@@ -229,11 +229,11 @@ class StatePass:
                     for key, tensor in zip(keys, tensors, strict=True)
                 }
             states = LayerStates(values, widths)
-            own = {name: _gather_run(v, run, num_tokens) for name, v in arguments.items()}
+            run_arguments = {name: _gather_run(v, run, num_tokens) for name, v in arguments.items()}
             if self._stepwise[layer.index] and values and run.length > 1:
-                parts.append((run, _forward_stepwise(layer, own, states, run)))
+                parts.append((run, _forward_stepwise(layer, run_arguments, states, run)))
             else:
-                parts.append((run, layer.forward(own, states)))
+                parts.append((run, layer.forward(run_arguments, states)))
             for key, tensor in zip(keys, tensors, strict=True):
                 tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
         return _scatter_outputs(parts, num_tokens)
@@ -253,7 +253,7 @@ def _forward_stepwise(
 def _token(value: Any, run: StateRun, at: int) -> Any:
     """Return one token per sequence from an argument [N, L, ...]."""
     if isinstance(value, tuple | list):
-        return type(value)(_token(each, run, at) for each in value)
+        return type(value)(_token(item, run, at) for item in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (run.num, run.length):
         return value
     return value[:, at : at + 1]
@@ -271,7 +271,7 @@ def _stack_tokens(outs: list[Any], num: int) -> Any:
 def _gather_run(value: Any, run: StateRun, num_tokens: int) -> Any:
     """Return a run's part of an argument: [1, T, ...] becomes [N, L, ...]."""
     if isinstance(value, tuple | list):
-        return type(value)(_gather_run(each, run, num_tokens) for each in value)
+        return type(value)(_gather_run(item, run, num_tokens) for item in value)
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, num_tokens):
         return value
     return value[0][run.rows].view(run.num, run.length, *value.shape[2:])

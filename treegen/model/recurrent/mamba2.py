@@ -157,10 +157,10 @@ def mamba2(
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
     on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
-    given = DeltaInputs(
+    inputs = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    return delta_pass(given, on, partial(_scan, limits=(least, most)))
+    return delta_pass(inputs, on, partial(_scan, limits=(least, most)))
 
 
 def _scan(
@@ -177,8 +177,8 @@ def _scan(
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
     x, k_NLGK, q_NLGK = (
-        each.float().unflatten(-1, (heads, -1))
-        for each, heads in zip(
+        part.float().unflatten(-1, (heads, -1))
+        for part, heads in zip(
             mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1),
             (spec.v_heads, spec.k_heads, spec.k_heads),
             strict=True,

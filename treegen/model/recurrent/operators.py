@@ -39,10 +39,10 @@ def has_operators(
         dtype: The type of convolution windows.
     """
     return all(
-        short_conv.fits(layer, each, dtype)
+        short_conv.fits(layer, layer_states, dtype)
         if type(layer).__name__ in short_conv.KNOWN
-        else _sizes(layer, each, dtype) is not None
-        for layer, each in zip(layers, states, strict=True)
+        else _sizes(layer, layer_states, dtype) is not None
+        for layer, layer_states in zip(layers, states, strict=True)
     )
 
 
@@ -56,8 +56,11 @@ def make_delta_spec(
         states: The states that each of them keeps.
         dtype: The type of convolution windows.
     """
-    found = {_sizes(layer, each, dtype) for layer, each in zip(layers, states, strict=True)}
-    spec = found.pop() if len(found) == 1 else None
+    layouts = {
+        _sizes(layer, layer_states, dtype)
+        for layer, layer_states in zip(layers, states, strict=True)
+    }
+    spec = layouts.pop() if len(layouts) == 1 else None
     return spec if spec is not None and spec.page_tokens else None
 
 

@@ -40,7 +40,9 @@ def has_state_shapes(
     wanted = [("conv", window, str(dtype).removeprefix("torch."))]
     if state is not None:
         wanted.append(("recurrent", state, "float32"))
-    return [(each.kind, each.shape, each.dtype) for each in states] == wanted
+    return [
+        (state_spec.kind, state_spec.shape, state_spec.dtype) for state_spec in states
+    ] == wanted
 
 
 def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:

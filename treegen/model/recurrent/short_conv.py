@@ -64,9 +64,9 @@ def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: T
     batch, weights = states_of_pass(), conv_D1W[:, 0]
     out_TD = torch.empty_like(x_TD)
     if batch.in_order:
-        given = weights, bias_D, windows
+        tensors = weights, bias_D, windows
         return batch.in_sequences(
-            out_TD, lambda each: convolve_runs(x_TD[each.rows], *given, *each[1:])
+            out_TD, lambda each: convolve_runs(x_TD[each.rows], *tensors, *each[1:])
         )
     if batch.rows is not None:
         return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()

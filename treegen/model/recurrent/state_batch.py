@@ -198,12 +198,12 @@ def fold_lists(cache: StateCache, folds: Sequence[NDArray[np.int64]]) -> None:
         folds: Arrays [3 + P, F] for F lists each: the slots of the states that the lists start
             from, the slots of the new states, the numbers of updates, and the P pages of the lists.
     """
-    for each in folds:
+    for fold in folds:
         assert cache.delta is not None
-        told = to_device(each, cache.layers[0][0].device)
+        lists = to_device(fold, cache.layers[0][0].device)
         for windows, states in cache.layers:
             fold_update_lists(
-                DeltaStates(windows, states, cache.delta), told[0], told[1], told[2], told[3:]
+                DeltaStates(windows, states, cache.delta), lists[0], lists[1], lists[2], lists[3:]
             )
 
 

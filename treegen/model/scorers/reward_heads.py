@@ -93,16 +93,18 @@ def read_reward_model(
         raise ModelError(
             f"{directory} has no weights for {min(info['missing_keys'])}; download it again"
         )
-    found: dict[str, Tensor] = {}
+    head_weights: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:
             heads = ("score.", "v_head.")
             names = [name for name in stored.keys() if name.startswith(heads)]  # noqa: SIM118
-            found |= {name: stored.get_tensor(name) for name in names}
-    if "v_head.summary.weight" in found:
-        head = nn.Sequential(_linear(found, "v_head.summary", directory, dtype))
+            head_weights |= {name: stored.get_tensor(name) for name in names}
+    if "v_head.summary.weight" in head_weights:
+        head = nn.Sequential(_linear(head_weights, "v_head.summary", directory, dtype))
         return RewardModel(body, head, pooled=pooled, read_at=r"mark=\n and separator=\n")
-    first, second = (_linear(found, name, directory, dtype) for name in ("score.0", "score.2"))
+    first, second = (
+        _linear(head_weights, name, directory, dtype) for name in ("score.0", "score.2")
+    )
     marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
     return RewardModel(
         body,

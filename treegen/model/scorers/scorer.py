@@ -58,8 +58,8 @@ class Scorer:
             mask[row, : len(tokens)] = 1
         with torch.inference_mode():
             device = self.model.device
-            found = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
-            logits: Tensor = found.logits.float()
+            output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+            logits: Tensor = output.logits.float()
         return logits
 
     def check_length(self, rows: Sequence[Sequence[int]]) -> None:
@@ -138,14 +138,14 @@ def load_scorer(
 
 
 def _has_own_head(raw: Mapping[str, Any]) -> bool:
-    named = [str(each) for each in raw.get("architectures") or ()]
-    return any(each.endswith(("RewardModel", "PrmModel")) for each in named)
+    named = [str(architecture) for architecture in raw.get("architectures") or ()]
+    return any(architecture.endswith(("RewardModel", "PrmModel")) for architecture in named)
 
 
 def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
-    named = [str(each) for each in raw.get("architectures") or ()]
+    named = [str(architecture) for architecture in raw.get("architectures") or ()]
     for ending, form in _FORMS.items():
-        if any(each.endswith(f"For{ending}") for each in named):
+        if any(architecture.endswith(f"For{ending}") for architecture in named):
             return form
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

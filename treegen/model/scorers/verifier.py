@@ -131,13 +131,13 @@ class Verifier:
         self.scorer.check_length(rows)
         if self.reader is not None:
             return self.reader.score_prefixes(rows, ends)
-        found: list[list[float]] = [[] for _ in rows]
+        shares: list[list[float]] = [[] for _ in rows]
         for places in self.scorer.batches(rows, self.batch_size):
             logits = self.scorer.logits([rows[place] for place in places])
             for row, place in enumerate(places):
                 pooled = self.scorer.form == SEQUENCE
-                found[place] = self._shares(logits[row, None if pooled else ends[place]])
-        return found
+                shares[place] = self._shares(logits[row, None if pooled else ends[place]])
+        return shares
 
     def _shares(self, logits_SL: Tensor) -> list[float]:
         """Return the share of the right output at each step."""
@@ -158,15 +158,15 @@ class Verifier:
         Raises:
             InputError: a text has no token.
         """
-        found = []
+        chosen_ids = []
         for text in self.tokens:
             ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError(
                     f"{text!r} is no token of the verifier; give tokens that its tokenizer knows"
                 )
-            found.append(int(ids[-1]))  # a tokenizer may put a space before it
-        return found
+            chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space before it
+        return chosen_ids
 
     def last(self, ids: Sequence[int]) -> int:
         """Return the index of the last token that is not padding, where a classifier is read."""
@@ -216,16 +216,16 @@ class Verifier:
             ids.insert(0, first)
         for step in _steps(answer, self.separator):
             for text in (step, self.mark):
-                own = tokenizer(text, add_special_tokens=False)["input_ids"]
-                ids += own if text is step else own[-1:]
+                part_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids += part_ids if text is step else part_ids[-1:]
             ends.append(len(ids) - 1)
         return ids, ends
 
     def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         messages = []
         for number, step in enumerate(_steps(answer, self.separator)):
-            asked = f"{question} {step}" if not number else step
-            messages += [{"role": "user", "content": asked.strip()}]
+            content = f"{question} {step}" if not number else step
+            messages += [{"role": "user", "content": content.strip()}]
             messages += [{"role": "assistant", "content": self.mark}]
         tokenizer, ids, ends = self.scorer.tokenizer, [], []
         for stop in range(2, len(messages) + 1, 2):

@@ -63,8 +63,8 @@ def load_processor(
 def placeholder_of(config: PretrainedConfig) -> int:
     """Return the token id of image placeholders."""
     for name in ("image_token_id", "image_token_index"):
-        if isinstance(found := getattr(config, name, None), int):
-            return found
+        if isinstance(token_id := getattr(config, name, None), int):
+            return token_id
     raise ModelError(f"config.json of {config.model_type} has no image_token_id; add it")
 
 

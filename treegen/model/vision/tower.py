@@ -41,7 +41,7 @@ class ImageEmbedding:
     @property
     def nbytes(self) -> int:
         """The bytes of all tensors."""
-        return sum(each.nbytes for each in (self.rows_ND, *self.added))
+        return sum(tensor.nbytes for tensor in (self.rows_ND, *self.added))
 
 
 class _StopForward(Exception):
@@ -116,7 +116,7 @@ class VisionTower:
             with use_device(device), without_autocast(device), _whole_float32():
                 self._module(**self._prepare_inputs(inputs, num), use_cache=False)
         except _StopForward as error:
-            given = error.given
+            decoder_inputs = error.given
         except ValueError as error:
             raise ModelError(
                 f"the model cannot encode an image: {summarize_error(error)}; "
@@ -127,17 +127,19 @@ class VisionTower:
             raise ModelError("the model does not call its language model")
         finally:
             self._captures = False
-        rows_ND = given["inputs_embeds"][0]
-        added = given.get("deepstack_visual_embeds") or ()
-        return ImageEmbedding(rows_ND.cpu(), tuple(each.cpu() for each in added))
+        rows_ND = decoder_inputs["inputs_embeds"][0]
+        added = decoder_inputs.get("deepstack_visual_embeds") or ()
+        return ImageEmbedding(rows_ND.cpu(), tuple(tensor.cpu() for tensor in added))
 
     def positions(self, inputs: Mapping[str, Any], num: int) -> NDArray[np.int64]:
         """Return the positions of the tokens of an image alone, [3, num], starting at 0."""
         assert self._rope_index is not None
-        given = {name: value for name, value in inputs.items() if name.endswith("grid_thw")}
+        grids = {name: value for name, value in inputs.items() if name.endswith("grid_thw")}
         ids = torch.full((1, num), self._placeholder)
-        found, _ = self._rope_index(input_ids=ids, mm_token_type_ids=torch.ones_like(ids), **given)
-        positions: NDArray[np.int64] = found[:, 0].cpu().numpy().astype(np.int64)
+        position_ids, _ = self._rope_index(
+            input_ids=ids, mm_token_type_ids=torch.ones_like(ids), **grids
+        )
+        positions: NDArray[np.int64] = position_ids[:, 0].cpu().numpy().astype(np.int64)
         return positions
 
     def set_images(self, images: ImageRows | None) -> None:
@@ -147,14 +149,14 @@ class VisionTower:
     def _prepare_inputs(self, inputs: Mapping[str, Any], num: int) -> dict[str, Any]:
         device, dtype = self._module.device, self._module.dtype
         ids = torch.full((1, num), self._placeholder, device=device)
-        given: dict[str, Any] = {"input_ids": ids}
+        prepared: dict[str, Any] = {"input_ids": ids}
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 value = value.to(device, dtype if value.is_floating_point() else None)
-            given[name] = value
+            prepared[name] = value
         if self._takes_kinds:
-            given["mm_token_type_ids"] = torch.ones_like(ids)
-        return given
+            prepared["mm_token_type_ids"] = torch.ones_like(ids)
+        return prepared
 
     def _on_call(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
