@@ -295,7 +295,7 @@ class RankGroup(Closeable):
 
 
 def load_with_ranks(make: Callable[..., Model], size: int, device: str) -> Model:
-    """Load a model that `size` processes compute together. Closing the model ends them.
+    """Load a model that `size` processes compute together. The processes end with the model.
 
     Args:
         make: Loads the model in each rank, as in `RankGroup.load`.
