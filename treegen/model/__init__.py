@@ -1,1 +1,1 @@
-"""A stock transformers model that decodes many branches of shared prompts in one pass."""
+"""Load stock transformers models and make them read batches of tree levels."""

@@ -1,4 +1,4 @@
-"""Weights that are read once for several models that differ in what is merged into them."""
+"""Share base weights: read them once for several models that differ in their merged adapters."""
 
 import copy
 from collections.abc import Callable, Hashable, Iterator
@@ -19,9 +19,9 @@ _open: list[_CachedBase] = []
 
 @contextmanager
 def share_base_weights() -> Iterator[None]:
-    """While open, models with adapters read the weights below them once, and share no tensor.
+    """While open, read the base weights of models with adapters only once. Models share no tensor.
 
-    The host keeps a copy of the weights in 16 or 32 bits.
+    The host keeps one copy of the weights in 16 or 32 bits.
     """
     _open.append(_CachedBase())
     try:
@@ -31,15 +31,17 @@ def share_base_weights() -> Iterator[None]:
 
 
 def load_base(key: Hashable, read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Return a module of one's own of the weights that `read` reads.
+    """Return a separate copy of the module that `read` loads.
 
     Args:
-        key: What they are; other weights replace those that are kept. None: they are not kept.
+        key: Identifies the weights. Other weights replace the ones that are kept; None keeps
+            nothing.
+        read: Loads the module from its checkpoint.
     """
     if not _open or key is None:
         return read()
     held = _open[-1]
     if held.module is None or held.key != key:
-        held.module = None  # its memory is free before the next is read
+        held.module = None  # free its memory before the next one is read
         held.module, held.key = read(), key
     return copy.deepcopy(held.module)

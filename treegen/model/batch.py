@@ -1,4 +1,4 @@
-"""What one forward pass of the model needs beside its weights."""
+"""The inputs of one forward pass of the model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from treegen.model.recurrent.state_batch import StateBatch
 from treegen.ops.attention import PreparedLevels
 from treegen.ops.cache.pool import LayerKV
 
-# T tokens of the pass, S rows whose logits are wanted, A axes of positions (1 or 3), I tokens of
-# images, D numbers of an embedding
+# T tokens of the pass, S rows whose logits are returned, A axes of positions (1 or 3), I tokens of
+# images, D width of an embedding, V vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRows:
-    """What stands in the places of images in a pass.
+    """The embeddings of images in a pass.
 
-    at_I: int64, the tokens of images.
-    rows_ID: in place of their embeddings.
-    added: [I, D] each, what is added after each of the first layers (deep-stack).
+    Attributes:
+        at_I: int64 [I], the places of image tokens among the tokens of the pass.
+        rows_ID: [I, D], the embeddings of these tokens.
+        added: [I, D] each, the numbers to add after each of the first layers (deep-stack).
     """
 
     at_I: Tensor
@@ -31,27 +32,31 @@ class ImageRows:
     added: tuple[Tensor, ...] = ()
 
     def on(self, device: torch.device) -> ImageRows:
-        """The same on a device."""
-        added = tuple(each.to(device) for each in self.added)
+        """Return a copy on a device."""
+        added = tuple(tensor.to(device) for tensor in self.added)
         return ImageRows(self.at_I.to(device), self.rows_ID.to(device), added)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one pass, where their keys and values go, and what they attend to.
+    """The tokens of one pass, the cache slots of their keys and values, and their attention levels.
 
-    tokens_T: int64, token ids.
-    positions_T: int64, the position of each token in its own sequence.
-    slots_T: int64, where each token's key and value are written: page * page_size + offset.
-    logits_at_S: int64, the query rows whose logits are returned, in this order; may be empty.
-    levels: which keys each query row sees, prepared once for all layers.
-    layers: one page pool for each attention layer of the model.
-    states: what becomes of the states of recurrent layers; None for a model without any.
-    whole: whether each rank of a tensor-parallel model gets the logits of the whole vocabulary, and
-    not those of its part.
-    rotary_AT: int64, the position of each token for rotary embeddings; None where that is its own.
-    images: what stands in the places of images; None without any.
-    windowed: which keys each query row sees in layers with a window; None where that is `levels`.
+    Attributes:
+        tokens_T: int64, token ids.
+        positions_T: int64, the position of each token in its own sequence.
+        slots_T: int64, the cache slot of each token's key and value: page * page_size + offset.
+        logits_at_S: int64, the query rows whose logits are returned, in this order; may be empty.
+        levels: The keys that each query row sees, prepared once for all layers.
+        layers: One page pool for each attention layer of the model.
+        states: The state slots that recurrent layers read and write; None for a model without such
+            layers.
+        whole: Whether each rank of a tensor-parallel model gets logits of the whole vocabulary, not
+            only those of its shard.
+        rotary_AT: int64, the position of each token for rotary embeddings; None if equal to
+            `positions_T`.
+        images: The embeddings of images; None without images.
+        windowed: The keys that each query row sees in layers with a window; None if equal to
+            `levels`.
     """
 
     tokens_T: Tensor
@@ -67,18 +72,18 @@ class Batch:
     windowed: PreparedLevels | None = None
 
     def levels_of(self, window: int | None) -> PreparedLevels:
-        """Which keys each query row sees in a layer. window: that of the layer."""
+        """Return the levels that a layer with this window (None for no window) attends to."""
         return self.levels if window is None or self.windowed is None else self.windowed
 
 
 class ForwardModel(Protocol):
-    """What computes batches: a model, as the scheduler sees it."""
+    """A model as the scheduler sees it: it computes batches."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device of the model."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, V] of the query rows named by batch.logits_at_S."""
+        """Return the logits [S, V] of the query rows `batch.logits_at_S`."""
         ...

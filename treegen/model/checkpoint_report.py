@@ -1,4 +1,4 @@
-"""What becomes of a checkpoint, told from its configuration alone, or why it is refused."""
+"""Report how treegen would run a checkpoint, from its configuration alone, or why it cannot."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ from treegen.model.load import stays_fp8, stays_mxfp4
 from treegen.model.options import EngineOptions
 
 IMAGE_SIZES: Final = "512x512,1024x768,2048x1536"
-_WIDTH: Final = 100  # of a line
+_WIDTH: Final = 100  # columns of a line
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What becomes of a checkpoint.
+    """How treegen would run a checkpoint.
 
-    name: as the user gave it.
-    model_type: its family; empty if that could not be read.
-    way: what treegen says of the family, one of `families.WAYS`.
-    refused: why it cannot be used; empty if it can.
-    spec: its shape; None if it is refused.
-    dtype: the type to compute in.
-    stored: how its weights are quantised; empty if they are not.
-    quantization: "fp8" if its matrices run in FP8, "mxfp4" if its experts run in 4 bits.
-    weight_bytes: of the weights once they are loaded.
-    latent_bytes: of a token's latents, if the model has such and they cannot be kept; else 0.
-    takes: what it is given: text, images, sound.
-    image_tokens: by width and height in pixels, how many tokens an image becomes.
-    no_images: why its images cannot be taken here, though its family's can; empty if they can.
+    Attributes:
+        name: The name that the user gave.
+        model_type: The model family; empty if it could not be read.
+        way: The support of the family, one of `families.WAYS`.
+        refused: Why the checkpoint cannot be used; empty if it can.
+        spec: The model's shape; None if it is refused.
+        dtype: The type to compute in.
+        stored: How the weights are quantised; empty if they are not.
+        quantization: "fp8" if matrices run in FP8, "mxfp4" if experts run in 4 bits; else empty.
+        weight_bytes: Bytes of the loaded weights.
+        latent_bytes: Bytes of a token's latents, for a model whose latents cannot be cached; else
+            0.
+        takes: The kinds of input: text, images, sound.
+        image_tokens: Number of tokens of an image, by its width and height in pixels.
+        no_images: Why images cannot be used with this checkpoint although its family takes them;
+            empty if they can.
     """
 
     name: str
@@ -62,10 +65,10 @@ class CheckpointReport:
     no_images: str = ""
 
     def __str__(self) -> str:
-        """The same in lines for people."""
-        told = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
+        """Return the report as lines of text."""
+        title = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
         if (spec := self.spec) is None:
-            return safe_text(f"{told}\nrefused: {self.refused}")
+            return safe_text(f"{title}\nrefused: {self.refused}")
         inside = {"fp8": ", matrices in fp8", "mxfp4": ", experts in mxfp4"}
         kind = self.dtype + inside.get(self.quantization, "")
         stored = f"; stored in {self.stored}" if self.stored else ""
@@ -77,18 +80,18 @@ class CheckpointReport:
         if spec.states:
             attending += f"; {len(spec.states)} recurrent layers keep "
             attending += f"{format_bytes(spec.state_bytes)} for each text"
-        each, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
-        kept = f"keys and values: {format_bytes(each)} a token"
+        size, expanded = spec.kv_bytes_per_token, spec.expanded_bytes_per_token
+        kept = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
             kept = (
-                f"latents: {format_bytes(each)} a token, of which keys and values of "
-                f"{format_bytes(expanded)} are made ({expanded / each:,.1f} times)"
+                f"latents: {format_bytes(size)} a token, of which keys and values of "
+                f"{format_bytes(expanded)} are made ({expanded / size:,.1f} times)"
             )
         if self.latent_bytes:
-            kept += f", {each / self.latent_bytes:,.1f} times its latents, which its layers do not "
+            kept += f", {size / self.latent_bytes:,.1f} times its latents, which its layers do not "
             kept += "hand on"
         lines = [
-            f"{told} (on a GPU {WAYS[self.way]})",
+            f"{title} (on a GPU {WAYS[self.way]})",
             f"weights: {spec.num_weights:,} numbers, {format_bytes(self.weight_bytes)} in "
             f"{kind}{stored}",
             attending,
@@ -115,7 +118,7 @@ class CheckpointReport:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """The report as a JSON object."""
         document: dict[str, Any] = {
             "name": self.name,
             "type": self.model_type,
@@ -154,10 +157,11 @@ class CheckpointReport:
 def inspect_checkpoint(
     options: EngineOptions, image_sizes: Sequence[tuple[int, int]] = ()
 ) -> CheckpointReport:
-    """Return what becomes of a checkpoint with some options.
+    """Report how a checkpoint would run with these options, without loading its weights.
 
     Args:
-        image_sizes: Widths and heights in pixels, for which it tells the tokens of an image.
+        options: The model and its options.
+        image_sizes: Widths and heights in pixels for which to report the number of image tokens.
 
     Raises:
         ModelError: there is no such checkpoint, or its configuration cannot be read.
@@ -178,7 +182,7 @@ def inspect_checkpoint(
     try:
         config = read_config(options.model, directory, **source)
         model_type = config.model_type
-        found = quantisation_of(config)
+        info = quantisation_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
         spec = load_spec(
             options.model, dtype, device="cpu", kv_cache_dtype=options.kv_cache_dtype, **source
@@ -186,16 +190,16 @@ def inspect_checkpoint(
     except ModelError as error:
         way = get_support(model_type) if model_type else "refused"
         return CheckpointReport(options.model, model_type, way, refused=str(error))
-    asked = options.loading()["quantization"]
-    in_fp8 = asked == "fp8" or stays_fp8(found, asked, device)
+    quantization = options.loading()["quantization"]
+    in_fp8 = quantization == "fp8" or stays_fp8(info, quantization, device)
     takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
     if "images" in takes:
         try:
             image_tokens = _image_tokens(options, directory, config, spec, image_sizes)
         except TreegenError as error:
-            takes, no_images = tuple(each for each in takes if each != "images"), str(error)
+            takes, no_images = tuple(kind for kind in takes if kind != "images"), str(error)
     small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
-    in_4_bits = stays_mxfp4(config, found, asked, device, dtype)
+    in_4_bits = stays_mxfp4(config, info, quantization, device, dtype)
     if in_4_bits:
         small = num_in_experts(config)
         small_bytes = int(small * BYTES_PER_NUMBER)
@@ -205,7 +209,7 @@ def inspect_checkpoint(
         way=get_support(model_type),
         spec=spec,
         dtype=str(dtype).removeprefix("torch."),
-        stored=found.stores if found is not None else stored,
+        stored=info.stores if info is not None else stored,
         quantization="fp8" if in_fp8 else "mxfp4" if in_4_bits else "",
         weight_bytes=small_bytes + (spec.num_weights - small) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),
@@ -216,14 +220,15 @@ def inspect_checkpoint(
 
 
 def parse_image_sizes(text: str) -> list[tuple[int, int]]:
-    """Return widths and heights in pixels, from "1024x768,512x512".
+    """Parse widths and heights in pixels, such as "1024x768,512x512".
 
     Raises:
-        InputError: the text is no list of sizes, or a size has more pixels than an image may.
+        InputError: the text is not a list of sizes, or a size has more pixels than an image may
+            have.
     """
     from treegen.prompts.images.loading import MOST_PIXELS
 
-    found = []
+    sizes = []
     for word in text.split(","):
         parts = re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", word)
         if parts is None or int(parts[1]) * int(parts[2]) > MOST_PIXELS:
@@ -231,8 +236,8 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
                 f"--image-size must be like 1024x768, of at most {MOST_PIXELS:,} pixels, with "
                 f"commas between, got {text!r:.80}"
             )
-        found.append((int(parts[1]), int(parts[2])))
-    return found
+        sizes.append((int(parts[1]), int(parts[2])))
+    return sizes
 
 
 def _image_tokens(
@@ -242,12 +247,12 @@ def _image_tokens(
     spec: ModelSpec,
     sizes: Sequence[tuple[int, int]],
 ) -> dict[tuple[int, int], int]:
-    """Return how many tokens images of some sizes become, from the model's own processor.
+    """Return the number of tokens of images of these sizes, from the model's own processor.
 
     Raises:
         TreegenError: the processor cannot be loaded, or cannot take such an image.
     """
-    # Pillow and the processor take seconds to import, and most models have none.
+    # Pillow and the processor take seconds to import, and most models need neither.
     from treegen.model.tokenizer import load_tokenizer
     from treegen.model.vision.processor import load_processor
 
@@ -263,7 +268,7 @@ def _image_tokens(
 
 
 def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
-    """Bytes of a token's latents, of a model whose layers do not hand them on."""
+    """Return the bytes of a token's latents if the layers do not pass them on; else 0."""
     text = config.get_text_config(decoder=True)
     rank, rope = (getattr(text, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim"))
     if not rank or rope is None or any(layer.latent is not None for layer in spec.layers):
@@ -273,9 +278,11 @@ def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """Which families of models run, how, and what is refused and why.
+    """Which model families run and how, and which are refused and why.
 
-    weights: ways of storing weights, and what becomes of them.
+    Attributes:
+        known: The families of the installed transformers.
+        weights: Formats of quantised weights, and how treegen loads each.
     """
 
     known: Sequence[Family]
@@ -283,39 +290,41 @@ class FamilyReport:
 
     @staticmethod
     def known_here() -> FamilyReport:
-        """Return what the installed transformers has."""
+        """Return the report for the installed transformers."""
         return FamilyReport(all_families(), describe_support())
 
     def __str__(self) -> str:
-        """The same in lines for people."""
+        """Return the report as lines of text."""
         counts = [
-            [way, str(sum(each.way == way for each in self.known)), how]
+            [way, str(sum(family.way == way for family in self.known)), how]
             for way, how in WAYS.items()
         ]
         lines = [format_table(["Families", "Number", "On a GPU they run"], counts, right=(1,)), ""]
         for way in WAYS:
-            for why in sorted({each.why for each in self.known if each.way == way}):
-                alike = [each for each in self.known if (each.way, each.why) == (way, why)]
-                names = ", ".join(each.model_type for each in alike)
+            for why in sorted({family.why for family in self.known if family.way == way}):
+                alike = [family for family in self.known if (family.way, family.why) == (way, why)]
+                names = ", ".join(family.model_type for family in alike)
                 lines += [f"{way}{': ' + why if why else ''}", _wrap_text(names), ""]
         for kind in ("images", "sound"):
-            if names := ", ".join(each.model_type for each in self.known if kind in each.takes):
+            if names := ", ".join(
+                family.model_type for family in self.known if kind in family.takes
+            ):
                 lines += [f"Given {kind} too", _wrap_text(names), ""]
         lines.append("Weights that are quantised")
         return "\n".join([*lines, *(_wrap_text(f"{a}: {b}") for a, b in self.weights.items())])
 
     @property
     def document(self) -> dict[str, Any]:
-        """The same as JSON takes it."""
+        """The report as a JSON object."""
         return {
             "families": [
                 {
-                    "type": each.model_type,
-                    "way": each.way,
-                    "takes": list(each.takes),
-                    "why": each.why or None,
+                    "type": family.model_type,
+                    "way": family.way,
+                    "takes": list(family.takes),
+                    "why": family.why or None,
                 }
-                for each in self.known
+                for family in self.known
             ],
             "weights": [{"stored": a, "becomes": b} for a, b in self.weights.items()],
         }

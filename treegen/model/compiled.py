@@ -1,12 +1,11 @@
-"""Layers of a stock model compiled by region: one graph for all of them, whatever the rows.
+"""Compile the decoder layers of a stock model by region: one graph for all layers and batch sizes.
 
-What a layer does beside matrix products (norms, rotary embedding, activations, residuals) is a
-quarter of a decode step's time where each operation is a kernel of its own; the compiler fuses it.
-
-To write keys and values and to attend is one custom operator, which the compiler does not look
-into. The batch reaches it around the traced code, so the compiled graph depends on nothing that
-changes from pass to pass. What stands for a page pool is a buffer of the attention module, so one
-graph serves all layers, and pools of any size.
+Apart from matrix products, a layer's operations (norms, rotary embedding, activations, residuals)
+take a quarter of a decode step if each is a kernel of its own; the compiler fuses them. Writing
+keys and values and attending is one custom operator that the compiler treats as opaque, and it gets
+the batch from a context variable, so the graph depends on nothing that changes from pass to pass. A
+buffer of the attention module represents the page pool, so one graph serves all layers and pools of
+any size.
 """
 
 from __future__ import annotations
@@ -46,25 +45,26 @@ from treegen.model.recurrent.operators import forward
 from treegen.ops.cache.pool import LayerKV
 from treegen.ops.cache.proxy_tensors import make_proxy, resolve_proxy
 
-# T tokens, H query heads, G key-value heads, K key dim, V value dim
+# T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
+# of a key, X numbers of a head's key and value that are made from a latent
 
 CompileErrors = (
     torch._dynamo.exc.TorchDynamoException,
     torch._dynamo.exc.FailOnRecompileLimitHit,
 )
-"""Errors of the compiler. They come in the first pass, which is when layers are compiled."""
+"""Errors of the compiler. They occur in the first pass, when the layers are compiled."""
 _TENSORS = "treegen_windows", "treegen_states"
-_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers of all models together
+_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
 _current: ContextVar[Batch] = ContextVar("treegen_batch")
 
 
 def use_batch(batch: Batch) -> AbstractContextManager[None]:
-    """While open, the operator attends by this batch."""
+    """While open, the attention operators use this batch."""
     return use_context_value(_current, batch)
 
 
-# The operators write into pools that the compiler does not see, so they change no argument.
+# The operators write into pools that the compiler does not see, so they mutate no argument.
 
 
 @torch.library.custom_op("treegen::write_and_attend", mutates_args=())
@@ -79,7 +79,7 @@ def _write_and_attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """`treegen.model.hook.write_and_attend` on the batch of this pass."""
+    """Call `treegen.model.hook.write_and_attend` with the batch of this pass."""
     return write_and_attend(
         q_THK,
         k_TGK,
@@ -113,7 +113,7 @@ def _write_and_attend_latents(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """`treegen.model.hook.write_and_attend_latents` on the batch of this pass."""
+    """Call `treegen.model.hook.write_and_attend_latents` with the batch of this pass."""
     return write_and_attend_latents(
         q_THK,
         latent_TGR,
@@ -142,7 +142,7 @@ def _(
 
 
 class _SlotStateLayer(nn.Module):
-    """A recurrent layer whose buffers stand for its states. Layers of a class share this method."""
+    """A recurrent layer whose buffers represent its states. Layers of a class share this method."""
 
     def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
         tensors = [getattr(self, name) for name in _TENSORS if name in self._buffers]
@@ -151,7 +151,7 @@ class _SlotStateLayer(nn.Module):
 
 @cache
 def _on_slots(kind: type[nn.Module]) -> Any:
-    """The class of a layer, but on states that its buffers stand for; always the same one."""
+    """Return the subclass of a layer that reads its states through buffers; cached."""
     return type(kind.__name__, (_SlotStateLayer, kind), {"__module__": __name__})
 
 
@@ -170,40 +170,42 @@ class CompiledLayers:
         """Prepare the layers; the first pass compiles them.
 
         Args:
-            pools: The page pool of each layer that attends.
-            states: Of each recurrent layer its tensors. All run by treegen's own operators.
-            backend: Of the compiler, as in `torch.compile`; options are Inductor's.
-            options: Of the compiler, as in `torch.compile`; options are Inductor's.
+            module: The transformers model.
+            pools: The page pool of each attention layer.
+            states: The state tensors of each recurrent layer, all of which must run on treegen's
+                operators.
+            backend: The compiler backend, as in `torch.compile`.
+            options: Further options of Inductor.
 
         Raises:
-            ModelError: the layers cannot be told apart.
+            ModelError: the decoder layers or their attention modules cannot be identified.
         """
         limit = torch._dynamo.config.recompile_limit
         torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
         self._module, self._pools = module, pools
         recurrent = wrap_recurrent(module) if states else []
-        self._layers = _decoder_layers(module, len(pools), [each.module for each in recurrent])
+        self._layers = _decoder_layers(module, len(pools), [layer.module for layer in recurrent])
         attentions = _attention_modules(module, len(pools), len(self._layers))
         self._joined = MergedLinears(module, lambda: _probe_attention(module))
         self._gated = GatedLinears(module, lambda: _probe_attention(module))
         self._grouped: GroupedLayers | None = None
         if pools[0].keys.device.type == "cuda":
             self._grouped = GroupedLayers(module)
-            # Each joined weight was copied to a new place. torch keeps the old places, which are
-            # too small for the next joined weight.
+            # Each merged weight was copied to new memory. torch keeps the old blocks, which are
+            # too small for the next merged weight.
             torch.cuda.empty_cache()
         for attention, pool in zip(attentions, pools, strict=True):
             attention.register_buffer(KEYS, make_proxy(pool.keys, 2), persistent=False)
             if not is_latent_layer(attention):
                 attention.register_buffer(VALUES, make_proxy(pool.values, 2), persistent=False)
         self._wrapped: list[tuple[RecurrentLayer, Any]] = [
-            (each, type(each.module)) for each in recurrent
+            (layer, type(layer.module)) for layer in recurrent
         ]
-        for (each, kind), tensors in zip(self._wrapped, states, strict=True):
+        for (wrapped, kind), tensors in zip(self._wrapped, states, strict=True):
             for name, tensor in zip(_TENSORS, tensors, strict=False):
-                each.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
-            del each.module.forward
-            each.module.__class__ = _on_slots(kind)
+                wrapped.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
+            del wrapped.module.forward
+            wrapped.module.__class__ = _on_slots(kind)
         known: dict[str, Any] | None = None
         if backend == "inductor":
             known = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
@@ -211,20 +213,20 @@ class CompiledLayers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=known)
 
     def can_run(self, batch: Batch) -> bool:
-        """Whether a batch is on the pools that the layers were compiled for."""
+        """Return whether a batch uses the pools that the layers were compiled for."""
         return batch.layers[0].keys is self._pools[0].keys
 
     def undo(self) -> None:
-        """Let the layers run uncompiled again, on any pools."""
+        """Make the layers run uncompiled again, on any pools."""
         if self._grouped is not None:
             self._grouped.undo()
         self._gated.undo()
         self._joined.undo()
         for layer in self._layers:
             layer._compiled_call_impl = None
-        for each, kind in self._wrapped:
-            each.module.__class__ = kind
-            each.module.forward = each
+        for wrapped, kind in self._wrapped:
+            wrapped.module.__class__ = kind
+            wrapped.module.forward = wrapped
         for part in self._module.modules():
             for name in (KEYS, VALUES, *_TENSORS):
                 part._buffers.pop(name, None)
@@ -233,18 +235,21 @@ class CompiledLayers:
 def _decoder_layers(
     module: nn.Module, num_attending: int, recurrent: Sequence[nn.Module]
 ) -> list[nn.Module]:
-    """The stack of layers, of which each attends, is recurrent, is both or, in hybrids, neither."""
+    """Return the stack of decoder layers, which must be the only one that fits the model.
+
+    Each layer attends, is recurrent, does both or, in hybrid models, does neither.
+    """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     if not recurrent:
         stacks = [part for part in lists if len(part) == num_attending]
     else:
-        inside = [{id(each) for each in part.modules()} for part in lists]
-        # Each recurrent layer in a layer of its own.
+        inside = [{id(child) for child in part.modules()} for part in lists]
+        # The stack must contain every recurrent layer.
         stacks = [
             part
             for part, ids in zip(lists, inside, strict=True)
             if len(part) >= max(len(recurrent), num_attending)
-            and all(id(each) in ids for each in recurrent)
+            and all(id(layer) in ids for layer in recurrent)
         ]
     if len(stacks) != 1:
         raise ModelError(f"the model has {len(stacks)} stacks of layers, not one")
@@ -252,19 +257,19 @@ def _decoder_layers(
 
 
 def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.Module]:
-    """Return the modules that call attention, which are so many, each in another layer."""
+    """Return the `num` modules that call attention, each of which must be in a different layer."""
     probe = _probe_attention(module)
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
         raise ModelError("the model's layers do not call attention once each, in order")
-    if len({id(each) for each in probe.modules}) != num:
+    if len({id(attention) for attention in probe.modules}) != num:
         raise ModelError("some of its layers share the module that attends")
     return probe.modules
 
 
 @torch.inference_mode()
 def _probe_attention(module: Any) -> Probe:
-    """Run one token and return how the layers call attention."""
+    """Run the model on one token and return how its layers call attention."""
     probe = Probe()
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     module.set_attn_implementation(attention_of_text(module.config, PROBE))

@@ -1,4 +1,4 @@
-"""What a model looks like from outside, found without loading its weights."""
+"""Read a model's shape and configuration without loading its weights."""
 
 import os
 import warnings
@@ -35,38 +35,43 @@ DTYPES: Final = {
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device named; "auto" is CUDA where there is one, else the CPU.
+    """Return the named device; "auto" is CUDA if available, else the CPU.
 
     Raises:
-        InputError: there is no such device, or it is not named by text or a `torch.device`.
+        InputError: there is no such device, or it is not given as text or as a `torch.device`.
     """
     name = device_name(device)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(name)
+        resolved = torch.device(name)
     except (RuntimeError, ValueError, OverflowError):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if found.type not in ("cpu", "cuda") or (found.type == "cpu" and found.index):
+    if resolved.type not in ("cpu", "cuda") or (resolved.type == "cpu" and resolved.index):
         raise InputError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device {device} was asked for but torch sees no CUDA; use device='cpu'")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
         raise InputError(f"device {device} is not there; choose one of {there}")
-    return found
+    return resolved
 
 
 def resolve_dtype(
     dtype: str | torch.dtype, config: PretrainedConfig, device: torch.device
 ) -> torch.dtype:
-    """Return the dtype to compute in; "auto" is the checkpoint's on a GPU, float32 on the CPU.
+    """Return the dtype to compute in; "auto" is the checkpoint's own on a GPU, float32 on a CPU.
 
-    On a CPU float32 holds every number of a 16-bit checkpoint exactly, is as fast or faster on
-    most machines, and makes a sample independent of how its batch was put together.
+    On a CPU float32 holds every number of a 16-bit checkpoint exactly, is as fast or faster on most
+    machines, and makes a sample independent of the composition of its batch.
+
+    Args:
+        dtype: "auto", the name of a dtype, or a dtype.
+        config: The model's configuration, which names the checkpoint's own dtype.
+        device: The device to compute on.
 
     Raises:
-        InputError: it is none of those that treegen computes in.
+        InputError: treegen does not compute in this dtype.
     """
     if isinstance(dtype, str) and dtype != "auto":
         if dtype not in DTYPES:
@@ -81,10 +86,10 @@ def resolve_dtype(
     if device.type == "cpu":
         return torch.float32
     for source in (config, config.get_text_config(decoder=True)):
-        found = getattr(source, "dtype", None)
-        found = DTYPES.get(found) if isinstance(found, str) else found
-        if isinstance(found, torch.dtype) and found in DTYPES.values():
-            return found
+        declared = getattr(source, "dtype", None)
+        declared = DTYPES.get(declared) if isinstance(declared, str) else declared
+        if isinstance(declared, torch.dtype) and declared in DTYPES.values():
+            return declared
     return torch.bfloat16
 
 
@@ -97,8 +102,15 @@ def read_config(
 ) -> PretrainedConfig:
     """Return the configuration of a checkpoint.
 
+    Args:
+        path: The directory or hub name as the user gave it; a directory needs no pinned revision.
+        directory: The checkpoint's directory or GGUF file.
+        revision: The branch, tag or commit of a model on the hub.
+        trust_remote_code: Whether code of the checkpoint itself may run.
+
     Raises:
-        ModelError: the configuration cannot be read, or is of a model that cannot be used.
+        ModelError: the configuration cannot be read, or describes a model that cannot be used.
+        InputError: `trust_remote_code` is set for a hub name without a pinned commit.
     """
     if is_gguf(directory):
         return _gguf_config(directory)
@@ -166,15 +178,21 @@ def load_spec(
     trust_remote_code: bool = False,
     ranks: int = 1,
 ) -> ModelSpec:
-    """Return a model's shape from its configuration alone; no weights are read or needed.
+    """Return a model's shape from its configuration alone, without reading weights.
 
     Args:
-        kv_cache_dtype: As for `treegen.model.load.load_model`.
-        ranks: How many processes compute the model together; the heads are those of one of them.
+        path: A directory, a GGUF file or a hub name.
+        dtype: As in `treegen.model.load.load_model`.
+        device: As in `treegen.model.load.load_model`; it decides what dtype "auto" means.
+        kv_cache_dtype: As in `treegen.model.load.load_model`.
+        revision: The branch, tag or commit of a model on the hub.
+        trust_remote_code: Whether code of the checkpoint itself may run.
+        ranks: Processes that compute the model together. The heads in the result are those of one
+            rank.
 
     Raises:
         InputError: the dtype or the device cannot be used.
-        ModelError: the configuration cannot be read, or is of a model that cannot be used.
+        ModelError: the configuration cannot be read, or describes a model that cannot be used.
     """
     directory = locate(path, revision, weights=False)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
@@ -202,15 +220,19 @@ def spec_of(
     """Return the shape of the model that a configuration describes.
 
     Args:
-        directory: The checkpoint's, None for a model that was built in memory.
+        name: The model's name in messages and in the result.
+        directory: The checkpoint's directory; None for a model that was built in memory.
+        config: The model's configuration.
+        dtype: The type to compute in.
         kv_cache_dtype: As in `load_spec`.
+        trust_remote_code: As in `load_spec`.
         ranks: As in `load_spec`.
 
     Raises:
-        ModelError: the layers do not call attention in a way that can be used, or the configuration
+        ModelError: the layers call attention in a way that is not supported, or the configuration
             declares no context length.
     """
-    from treegen.model.probe import probe_layers  # slow to import; a configuration needs none of it
+    from treegen.model.probe import probe_layers  # slow to import, and only needed here
 
     probed = probe_layers(config, dtype, trust_remote_code, ranks)
     probe = probed.probe
@@ -230,7 +252,7 @@ def spec_of(
             "model's longrope turns every position of a text by other factors, and the keys that "
             "are kept were turned by those for shorter texts",
             ModelWarning,
-            stacklevel=1,  # this line for a plan and for a load, so that users are told once
+            stacklevel=1,  # the same line for a plan and for a load, so Python shows it once
         )
     itemsize = 1 if kv_cache_dtype == "fp8" else dtype.itemsize
     spec = ModelSpec(
@@ -256,7 +278,7 @@ def spec_of(
 
 
 def _declared_length(text: PretrainedConfig) -> int:
-    """Return the longest text that the configuration declares."""
+    """Return the context length that the configuration declares, in tokens."""
     length = getattr(text, "max_position_embeddings", None)
     length = length or getattr(text, "max_sequence_length", None) or getattr(text, "n_ctx", None)
     if not isinstance(length, int) or length < 1:
@@ -267,11 +289,11 @@ def _declared_length(text: PretrainedConfig) -> int:
 
 
 def _context_length(text: PretrainedConfig) -> int:
-    """Return how many positions are rotated alike, whatever else is in the batch."""
+    """Return the number of positions whose rotation does not depend on the rest of the batch."""
     length = _declared_length(text)
     for rope in _ropes(text):
         # Once one row is longer than the original length, longrope rotates every position of the
-        # batch by other factors. ("dynamic" does so beyond max_position_embeddings.)
+        # batch by different factors. ("dynamic" does so beyond max_position_embeddings.)
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
             original = rope.get("original_max_position_embeddings")
             original = original or getattr(text, "original_max_position_embeddings", None)
@@ -294,7 +316,7 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
     for source in (config, config.get_text_config(decoder=True)):
         settings.append(getattr(source, "eos_token_id", None))
-    found: list[Any] = []
+    eos_ids: list[Any] = []
     for ids in settings:
-        found += ids if isinstance(ids, list | tuple) else [ids]
-    return tuple(dict.fromkeys(i for i in found if isinstance(i, int) and i >= 0))
+        eos_ids += ids if isinstance(ids, list | tuple) else [ids]
+    return tuple(dict.fromkeys(i for i in eos_ids if isinstance(i, int) and i >= 0))

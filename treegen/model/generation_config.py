@@ -1,4 +1,4 @@
-"""How a checkpoint recommends that its samples are drawn, as generation_config.json says it."""
+"""Sampling parameters that a checkpoint recommends in its generation_config.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treegen.common.params import MIN_TEMPERATURE, SamplingParams
 from treegen.errors import InputError, ModelError
 from treegen.model.checkpoint.files import read_object
 
-# Settings that vLLM and transformers take from the file too, by names that SamplingParams shares.
+# Settings that vLLM and transformers also read from the file; SamplingParams has the same names.
 NAMES: Final = (
     "temperature",
     "top_p",
@@ -23,7 +23,7 @@ NAMES: Final = (
 _OF_DRAWS: Final = ("temperature", "top_p", "top_k", "min_p")
 
 
-# What else of the file changes the draws of `generate`, with the values that change nothing.
+# Other settings that change the samples of `generate`, with their neutral values.
 _LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
@@ -48,7 +48,7 @@ _LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
 
 
 def difference_from_generate(directory: Path | None) -> str:
-    """Say how samples by `recommended_sampling` differ from those of transformers' `generate`.
+    """Describe how samples by `recommended_sampling` differ from those of transformers' `generate`.
 
     Args:
         directory: The checkpoint's directory; None for a model without files.
@@ -59,38 +59,41 @@ def difference_from_generate(directory: Path | None) -> str:
     Raises:
         ModelError: The file cannot be read, or has a value that cannot be used.
     """
-    found = dict(recommended_sampling(directory))
-    if directory is None or not found:
+    recommended = dict(recommended_sampling(directory))
+    if directory is None or not recommended:
         return ""
     settings = read_object(directory / "generation_config.json")
-    told = []
+    differences = []
     left_out = [
         name
         for name, neutral in _LEFT_OUT.items()
         if settings.get(name) is not None and settings[name] not in neutral
     ]
     if left_out:
-        told.append(f"treegen does not apply its {', '.join(left_out)}")
-    if settings.get("do_sample") is None and found.get("temperature"):
-        told.append("without do_sample, transformers decodes greedily")
-    elif found.get("temperature") and "top_k" not in found:
-        told.append("without top_k, transformers keeps the 50 likeliest tokens, and treegen all")
-    if not told:
+        differences.append(f"treegen does not apply its {', '.join(left_out)}")
+    if settings.get("do_sample") is None and recommended.get("temperature"):
+        differences.append("without do_sample, transformers decodes greedily")
+    elif recommended.get("temperature") and "top_k" not in recommended:
+        differences.append(
+            "without top_k, transformers keeps the 50 likeliest tokens, and treegen all"
+        )
+    if not differences:
         return ""
     return (
-        f"generation_config.json is not applied as transformers' generate does: {'; '.join(told)}"
+        "generation_config.json is not applied as transformers' generate does: "
+        f"{'; '.join(differences)}"
     )
 
 
 def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
-    """The settings that a checkpoint recommends, by the names of SamplingParams; may be none.
+    """Return the settings that a checkpoint recommends, by names of SamplingParams; may be empty.
 
-    A file that says do_sample=false recommends greedy decoding, and one that says do_sample=true
-    without a temperature recommends 1, as transformers reads them. A temperature of nearly 0 means
-    greedy decoding too.
+    As in transformers, a file with do_sample=false recommends greedy decoding, and one with
+    do_sample=true and no temperature recommends temperature 1. A temperature of nearly 0 also means
+    greedy decoding.
 
     Args:
-        directory: The checkpoint's; None for a model without files.
+        directory: The checkpoint's directory; None for a model without files.
 
     Raises:
         ModelError: the file cannot be read, or has a value that cannot be used.
@@ -99,25 +102,25 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     if file is None or not file.is_file():
         return ()
     settings = read_object(file)
-    found = {name: settings[name] for name in NAMES if settings.get(name) is not None}
+    recommended = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     match settings.get("do_sample"):
         case True:
-            found = {"temperature": 1.0, **found}
+            recommended = {"temperature": 1.0, **recommended}
         case False:
-            kept = {name: value for name, value in found.items() if name not in _OF_DRAWS}
-            found = {"temperature": 0.0, **kept}
-    if found.get("top_k") == -1:  # another way to write that all tokens are kept
-        found["top_k"] = 0
-    cold = found.get("temperature")
-    if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # another way to write greedy
-        found["temperature"] = 0.0
+            kept = {name: value for name, value in recommended.items() if name not in _OF_DRAWS}
+            recommended = {"temperature": 0.0, **kept}
+    if recommended.get("top_k") == -1:  # means that all tokens are kept
+        recommended["top_k"] = 0
+    cold = recommended.get("temperature")
+    if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # means greedy decoding
+        recommended["temperature"] = 0.0
     try:
-        SamplingParams(**found)
+        SamplingParams(**recommended)
     except InputError as error:
         raise ModelError(f"{file} recommends what cannot be used: {error}; mend the file") from None
-    return tuple(found.items())
+    return tuple(recommended.items())
 
 
 def format_sampling(settings: dict[str, Any]) -> str:
-    """Settings as a line says them, such as "temperature 0.6, top_p 0.95"."""
+    """Format settings as one line, such as "temperature 0.6, top_p 0.95"."""
     return ", ".join(f"{name} {value:g}" for name, value in settings.items())

@@ -1,10 +1,10 @@
 """The attention function that transformers calls in every layer of a model.
 
-A layer of transformers computes queries, keys and values and applies RoPE. Then it calls the
-function that is registered under the model's attn_implementation. This one writes the keys and
-values into the page pool and attends to the levels of the batch. The batch travels down through the
-model as the keyword `treegen`. No mask function is registered under the name, so transformers
-builds no mask: the levels say what is causal, and each call has its window.
+A transformers layer computes queries, keys and values, applies RoPE, and calls the function
+registered under its attn_implementation. This function writes the keys and values into the page
+pool and attends to the levels of the batch, which travels through the model as the keyword
+`treegen`. No mask function is registered, so transformers builds no mask: the levels define
+causality, and each call has its window.
 """
 
 from dataclasses import dataclass, field
@@ -23,33 +23,37 @@ from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.latent import attend_latents
 from treegen.ops.cache.kv_writes import write_kv
 
-# T tokens, H query heads, G key heads, K key dimension, V value dimension
+# T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
+# P rotated numbers of a key, X numbers of a head's key and value that are made from a latent
 
 ATTENTION, PROBE = OURS
 NO_NUMBER: Final = -1
-"""For the number of a layer whose module has none, as one that several layers share."""
+"""The layer number of a module without one, such as a module that several layers share."""
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
-"""Names of the buffers that stand for the page pool of a compiled attention module."""
+"""Names of the buffers that represent the page pool in a compiled attention module."""
 
 _OTHER: Final = "its numbers would be wrong; use another model"
 
-# Some families pass these keywords to the function. They change nothing in what it computes.
+# Some families pass these keywords to the function. They do not change its result.
 _HARMLESS: Final = frozenset({"position_ids", "cache_position", "logits_to_keep"})
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What a layer asks of the attention function.
+    """The inputs and options of one call of the attention function.
 
-    layer: the number of the layer.
-    q_THK, k_TGK, v_TGV: its queries, keys and values; of a layer that keeps latents, these and
-    what is rotated.
-    scale: what logits are multiplied by; None for K ** -0.5.
-    window: keys that a row sees at most, its own included; None for all.
-    softcap: the bound of logits; None for none.
-    sinks_H: one more logit in the denominator of each head; None for none.
-    latent: how keys and values are made of latents; None if they are kept as they are.
+    Attributes:
+        layer: The number of the layer.
+        q_THK: Its queries [T, H, K].
+        k_TGK: Its keys [T, G, K]; the latents in a layer with latent attention.
+        v_TGV: Its values [T, G, V]; the rotated parts of keys in a layer with latent attention.
+        scale: The factor of logits; None for K ** -0.5.
+        window: Maximum keys that a row sees, including its own; None for all.
+        softcap: The soft bound of logits; None for none.
+        sinks_H: A further logit in the softmax denominator of each head [H]; None for none.
+        latent: How keys and values are made from latents; None for a layer without latent
+            attention.
     """
 
     layer: int
@@ -65,12 +69,13 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The calls of a forward pass with the probing function. Each list has one item for each call.
+    """Records the attention calls of a forward pass. Each list has one item per call.
 
-    calls: what the layer asked for.
-    given: the tensors of keys and values that it passed.
-    sources: the call that first passed these very tensors.
-    modules: the attention module that called.
+    Attributes:
+        calls: The inputs and options of the call.
+        given: The tensors of keys and values that the layer passed.
+        sources: The index of the call that first passed these very tensors.
+        modules: The attention module that called.
     """
 
     calls: list[AttentionCall] = field(default_factory=list)
@@ -79,7 +84,14 @@ class Probe:
     modules: list[nn.Module] = field(default_factory=list)
 
     def add(self, module: nn.Module, call: AttentionCall, key: Tensor, value: Tensor) -> None:
-        """Record a call, and which layer's keys and values it has."""
+        """Record a call, and which earlier call passed the same keys and values.
+
+        Args:
+            module: The attention module that called.
+            call: Its inputs and options.
+            key: Its keys, as passed.
+            value: Its values, as passed.
+        """
         self.modules.append(module)
         same = [at for at, (k, v) in enumerate(self.given) if k is key and v is value]
         self.sources.append(same[0] if same else len(self.calls))
@@ -102,13 +114,28 @@ def read_call(
     is_causal: bool | None = None,
     **others: Any,
 ) -> AttentionCall:
-    """Check the call of a layer, whose tensors are [1, heads, T, dim], and return it.
+    """Check the attention call of a layer and return it.
 
-    A keyword that is not known may change the result, so it is not dropped. None and False are
-    taken for options that are off.
+    An unknown keyword may change the result, so it is an error and not ignored. None and False
+    count as options that are off.
+
+    Args:
+        module: The attention module that calls.
+        query: Queries [1, H, T, K].
+        key: Keys [1, G, T, K]; latents in a layer with latent attention.
+        value: Values [1, G, T, V]; rotated parts of keys in a layer with latent attention.
+        attention_mask: Must be None.
+        dropout: Must be 0.
+        scaling: The factor of logits; None for K ** -0.5.
+        sliding_window: Maximum keys that a row sees, including its own; None or 0 for all.
+        softcap: The soft bound of logits; None or 0 for none.
+        s_aux: A further logit in the softmax denominator of each head [H]; None for none.
+        is_causal: Must not be False.
+        **others: Further keywords. Known ones that do not change the result are accepted.
 
     Raises:
-        ModelError: the layer asks for what levels cannot do, or passes an unknown keyword.
+        ModelError: the layer needs something that levels cannot express, or passes an unknown
+            keyword.
     """
     name = type(module).__name__
     layer = getattr(module, "layer_idx", None)
@@ -152,15 +179,21 @@ def write_and_attend(
     batch: Batch,
     **options: Unpack[AttendOptions],
 ) -> Tensor:
-    """Store the new keys and values in a layer's pool, then attend to all levels of a batch.
+    """Store the new keys and values in a layer's page pool, then attend to all levels of a batch.
 
-    They are stored first, so a token finds its own key in its own level.
-
-    Returns out [T, H, V].
+    They are stored first, so that each token finds its own key in its own level.
 
     Args:
-        keys: The pool, [pages, page_size, G, K] and [pages, page_size, G, V].
-        values: The pool, [pages, page_size, G, K] and [pages, page_size, G, V].
+        q_THK: Queries [T, H, K].
+        k_TGK: New keys [T, G, K].
+        v_TGV: New values [T, G, V].
+        keys: The layer's pool of keys [pages, page_size, G, K].
+        values: The layer's pool of values [pages, page_size, G, V].
+        batch: The batch: cache slots of the new tokens, and levels.
+        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+
+    Returns:
+        The attention output [T, H, V].
     """
     write_kv(keys, values, batch.slots_T, k_TGK, v_TGV)
     return attend(q_THK, keys, values, batch.levels_of(options.get("window")), **options)
@@ -175,13 +208,21 @@ def write_and_attend_latents(
     batch: Batch,
     **options: Unpack[AttendOptions],
 ) -> Tensor:
-    """`write_and_attend` for a layer that keeps latents.
+    """Store new latents in a layer's page pool, then attend to all levels of a batch.
+
+    This is `write_and_attend` for layers with latent attention.
 
     Args:
-        latent_TGR: Of each token; G is 1.
-        rotated_TGP: Of each token; G is 1.
-        keys: The pool, [pages, page_size, 1, R + P].
-        up_HXR: What makes keys and values of latents.
+        q_THK: Queries [T, H, K].
+        latent_TGR: The latent of each token [T, 1, R].
+        rotated_TGP: The rotated part of each token's key [T, 1, P].
+        keys: The layer's pool of latents and rotated parts [pages, page_size, 1, R + P].
+        up_HXR: The weights that make keys and values from latents [H, X, R].
+        batch: The batch: cache slots of the new tokens, and levels.
+        **options: Scale, window, softcap and sinks, as in `treegen.ops.attention.attend`.
+
+    Returns:
+        The attention output [T, H, V].
     """
     rank, rope = latent_TGR.shape[-1], rotated_TGP.shape[-1]
     write_kv(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)
@@ -203,13 +244,13 @@ def _attention(
     treegen: Batch | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as the batch says. Returns out [1, T, H, V], and None for the attention weights."""
+    """Attend to the batch's levels; return the output [1, T, H, V] and None for the weights."""
     if treegen is None:
         return _compiled_attention(module, query, key, value, **options), None
     call = read_call(module, query, key, value, attention_mask, **options)
     pool = treegen.layers[call.layer]
     new = call.q_THK, call.k_TGK, call.v_TGV
-    asked: AttendOptions = {
+    attend_options: AttendOptions = {
         "scale": call.scale,
         "window": call.window,
         "softcap": call.softcap,
@@ -217,17 +258,17 @@ def _attention(
     }
     if call.latent is not None:
         out_THV = write_and_attend_latents(
-            *new, pool.keys, get_up_projection(module), treegen, **asked
+            *new, pool.keys, get_up_projection(module), treegen, **attend_options
         )
     else:
-        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **asked)
+        out_THV = write_and_attend(*new, pool.keys, pool.values, treegen, **attend_options)
     return out_THV[None], None
 
 
 def _compiled_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any
 ) -> Tensor:
-    """Attend in a compiled layer. Its options were checked before it was compiled."""
+    """Attend inside a compiled layer, whose options were checked before it was compiled."""
     keys = getattr(module, KEYS, None)
     if keys is None:
         raise _make_keyword_error(module)
@@ -259,7 +300,7 @@ def _probe(
     treegen: Probe | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the call in the probe that travels as `treegen`. Returns an out without values."""
+    """Record the call in the `Probe` passed as `treegen`. Return an output without values."""
     if treegen is None:
         raise _make_keyword_error(module)
     call = read_call(module, query, key, value, attention_mask, **options)

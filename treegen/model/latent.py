@@ -1,9 +1,9 @@
-"""Layers of multi-head latent attention hand their latents to treegen, which keeps these.
+"""Make layers with multi-head latent attention pass their latents to treegen, which caches them.
 
-transformers' layers make the keys and values of all heads of a token's latent, by a method called
-`expand_kv`, right before they attend. Here that method gives back what it is given. So the
-attention function gets latents for keys and what is rotated for values, and makes what it needs of
-them by the layer's own weights. Under any other attention function the layers do as ever.
+transformers' layers expand a token's latent into keys and values of all heads, by a method
+`expand_kv`, right before attention. Here that method returns its inputs unchanged, so the attention
+function receives latents as keys and rotated parts as values, and expands them with the layer's own
+weights where needed. With any other attention function the layers work as before.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from treegen.common.spec import LatentSpec
 
-# H heads, X numbers of a head's key and value that are made of a latent, R rank
+# H heads, X numbers of a head's key and value that are made from a latent, R rank
 
 OURS: Final = ("treegen", "treegen_probe")
 """Names of the attention functions that take latents."""
 
 
 class _LatentLayer(nn.Module):
-    """A layer that attends, with its latents. All layers of a class share this method."""
+    """An attention layer that passes its latents on. All layers of a class share this method."""
 
     config: Any
 
     def expand_kv(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-        """The latents and the rotated part as they are, for an attention function of ours."""
+        """Return the latents and rotated parts unchanged if treegen computes attention."""
         if self.config._attn_implementation in OURS:
             return kv_nope, k_rot
         expanded: tuple[Tensor, Tensor] = super().expand_kv(kv_nope, k_rot)  # type: ignore[misc]
@@ -37,12 +37,12 @@ class _LatentLayer(nn.Module):
 
 @cache
 def _kind(stock: type[nn.Module]) -> Any:
-    """The class of a layer that hands its latents on; always the same one."""
+    """Return the subclass of a layer class that passes its latents on; always the same one."""
     return type(stock.__name__, (_LatentLayer, stock), {"__module__": __name__})
 
 
 def enable_latents(module: nn.Module) -> None:
-    """From now on, the layers of a model that can hand latents to treegen do so."""
+    """Make the layers of a model pass their latents to treegen, where they can."""
     for part in module.modules():
         if latent_of(part) is not None and not isinstance(part, _LatentLayer):
             stock: Any = type(part)
@@ -50,21 +50,21 @@ def enable_latents(module: nn.Module) -> None:
 
 
 def disable_latents(module: nn.Module) -> None:
-    """Let all layers of a model make keys and values of their latents again."""
+    """Make all layers of a model expand their latents themselves again."""
     for part in module.modules():
         if isinstance(part, _LatentLayer):
             part.__class__ = type(part).__mro__[2]
 
 
 def is_latent_layer(part: nn.Module) -> bool:
-    """Whether a layer hands latents to the attention function."""
+    """Return whether a layer passes its latents to the attention function."""
     return isinstance(part, _LatentLayer)
 
 
 def latent_of(part: nn.Module) -> LatentSpec | None:
-    """How a layer makes keys and values of latents; None if it does not, or not as others do.
+    """Return how a layer makes keys and values from latents; None if it does not in a known way.
 
-    Its heads are those of one rank. Whether the numbers are right is left to the load check.
+    The heads are those of one rank. Whether the numbers are right is left to the load check.
     """
     up: Any = getattr(part, "kv_b_proj", None)
     names = "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"
@@ -80,11 +80,11 @@ def latent_of(part: nn.Module) -> LatentSpec | None:
 
 
 def get_up_projection(part: Any) -> Tensor:
-    """The weights by which a layer makes keys and values of latents, [H, X, R]."""
+    """Return the weights with which a layer makes keys and values from latents, [H, X, R]."""
     up = part.kv_b_proj
     if type(up) is nn.Linear:
         whole = up.weight
-    else:  # more than one matrix, such as one with an adapter: what it makes of units
+    else:  # several matrices, such as with an adapter: multiply an identity matrix by them
         units = torch.eye(up.in_features, dtype=part.o_proj.weight.dtype, device=up.weight.device)
         whole = up(units).t()
     return whole.reshape(-1, part.qk_nope_head_dim + part.v_head_dim, up.in_features)

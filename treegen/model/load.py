@@ -1,7 +1,7 @@
-"""Load a model from a checkpoint, or take a transformers module that is in memory.
+"""Load a model from a checkpoint, or wrap a transformers module that is already in memory.
 
-Both end in a `Model` that attends by treegen and, unless told otherwise, was checked against
-transformers' own attention.
+Both return a `Model` that uses treegen's attention. By default it is checked against transformers'
+own attention.
 """
 
 from __future__ import annotations
@@ -81,26 +81,32 @@ def load_model(
     adapter: str | os.PathLike[str] | None = None,
     images: bool = False,
 ) -> Model:
-    """Return the model in a directory or of a hub name, ready to use and checked.
+    """Load the model in a directory or with a hub name, ready to use and checked.
 
     Args:
-        dtype: "auto" is the checkpoint's own on a GPU, and float32 on the CPU.
-        device: "auto" is CUDA where there is one.
-        check: Whether to compare a toy tree with transformers' own attention on the loaded weights,
-            which takes about a second. Without it, a family that nobody tried may be silently
+        path: A directory, a GGUF file, a hub name, or "demo" for the bundled model.
+        dtype: The type to compute in. "auto" is the checkpoint's own type on a GPU and float32 on a
+            CPU.
+        device: The device. "auto" is CUDA if available, else the CPU.
+        check: Whether to compare a small tree with transformers' own attention on the loaded
+            weights, which takes about a second. Without it, an untested family may be silently
             wrong.
         revision: The branch, tag or commit of a model on the hub.
-        trust_remote_code: Whether code of the checkpoint itself may run; from the hub only with a
-            commit as `revision`.
+        trust_remote_code: Whether code of the checkpoint itself may run. From the hub it runs only
+            if `revision` is a commit.
         impl: The attention implementation, as in `treegen.ops.attention.attend`.
-        quantization: "fp8" turns the linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4
-            bits; None leaves matrices in FP8 that are stored so, where the device multiplies them,
-            and experts in MXFP4 where they would not fit expanded; "none" expands all.
-        kv_cache_dtype: "fp8" for keys and values in 8 bits, "auto" for those of `dtype`.
-        ranks: The processes that compute the model together, of which this one loads its part.
-        adapter: A directory or hub name of an adapter that is merged into the weights; see
-            `treegen.model.checkpoint.adapter`. What is stored in FP8 is expanded then.
-        images: Whether images are taken, by the part of the model that reads them.
+        quantization: "fp8" turns linear layers into `Fp8Linear`; "mxfp4" keeps experts in 4 bits;
+            "none" expands all weights. None keeps matrices that are stored in FP8 where the device
+            multiplies FP8, and keeps MXFP4 experts if expanded ones would not fit.
+        kv_cache_dtype: "fp8" keeps keys and values in 8 bits, "auto" in `dtype`.
+        ranks: The processes of a tensor-parallel model; this process loads its own shard. Default:
+            one process.
+        adapter: A directory or hub name of an adapter to merge into the weights; see
+            `treegen.model.checkpoint.adapter`. FP8 weights are then expanded.
+        images: Whether to load the vision tower, so that the model takes images.
+
+    Returns:
+        The model, with weights on the device.
 
     Raises:
         InputError: the dtype, the device or another argument cannot be used.
@@ -180,22 +186,26 @@ def from_module(
     kv_cache_dtype: str = "auto",
     ranks: Ranks | None = None,
 ) -> Model:
-    """Return the model of a transformers module that is in memory, on one device and in one dtype.
+    """Wrap a transformers module that is in memory, on one device and in one dtype.
 
-    The module is changed: it attends by treegen from now on.
-    `treegen.model.module_patch.patch_module` gives it back as it was.
+    The module is changed: it uses treegen's attention from now on.
+    `treegen.model.module_patch.patch_module` restores it afterwards.
 
     Args:
-        name: What messages call it.
-        check: Whether to compare with transformers' own attention, as `load_model` does.
+        module: A causal language model of transformers.
+        name: The name for messages. Default: the model type.
+        check: Whether to compare with transformers' own attention, as in `load_model`.
         impl: The attention implementation, as in `treegen.ops.attention.attend`.
-        quantization: As for `load_model`; the module's own weights are rounded then.
-        kv_cache_dtype: As for `load_model`.
-        ranks: The processes that compute the model together; the module is this one's part of it.
+        quantization: As in `load_model`. "fp8" rounds the module's own weights.
+        kv_cache_dtype: As in `load_model`.
+        ranks: The processes of a tensor-parallel model; the module is the shard of this process.
+
+    Returns:
+        The model. It shares the module's weights.
 
     Raises:
-        InputError: it is no language model of transformers, or its dtype or another argument cannot
-            be used.
+        InputError: the module is no language model of transformers, or its dtype or another
+            argument cannot be used.
         ModelError: the model cannot be used, or would give wrong numbers.
     """
     kind = module.__name__ if isinstance(module, type) else type(module).__name__
@@ -264,14 +274,22 @@ def _load_weights(
     images: bool,
     towers: Sequence[str],
 ) -> PreTrainedModel:
-    """Return the transformers model with every weight from the checkpoint, none made up.
+    """Return the transformers model with every weight read from the checkpoint.
 
     Args:
-        stored: How the weights are quantised.
-        stays: Whether what is in FP8 or MXFP4 stays so.
-        adapter: What is merged into them.
-        images: Whether it takes images too.
-        towers: Its parts that read these, which rank 0 alone has.
+        directory: The directory or GGUF file of the checkpoint.
+        config: Its configuration.
+        spec: The shape of the model.
+        dtype: The type to compute in.
+        device: The device of the weights.
+        trust_remote_code: As in `load_model`.
+        ranks: As in `load_model`.
+        stored: How the weights are quantised; None if they are not.
+        stays: Whether FP8 or MXFP4 weights stay quantised.
+        quantization: As in `load_model`.
+        adapter: The adapter to merge; None for none.
+        images: Whether the model takes images too.
+        towers: Names of the parts that read images; rank 0 keeps them whole.
     """
     config = copy.deepcopy(config)  # loading writes into it
     in_one = gguf_arguments(directory)
@@ -288,7 +306,7 @@ def _load_weights(
     bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
 
     def read_weights() -> PreTrainedModel:
-        with quiet_loading() as told, bars:  # those of GGUF are not transformers' own
+        with quiet_loading() as report_lines, bars:  # transformers does not control GGUF's bars
             try:
                 loaded, info = auto_class(config, images=images).from_pretrained(
                     directory.parent if in_one else directory,
@@ -305,7 +323,7 @@ def _load_weights(
                     **in_one,
                 )
             except Exception as error:
-                raise loading_error(directory, error, told) from None
+                raise loading_error(directory, error, report_lines) from None
         check_complete(directory, info)
         warn_unused(directory, unused_names(info["unexpected_keys"], stored))
         read: PreTrainedModel = loaded
@@ -325,7 +343,7 @@ def _load_weights(
     if device.type == "cuda":
         empty_device_cache(device)
     try:
-        # One after another, so that they need not fit before.
+        # Quantise matrix by matrix, so that the weights need not fit before they are quantised.
         restored = restore_fp8(module, directory, device) if stays and not in_4_bits else None
         if quantization == "fp8":
             quantize_matrices(module, device)
@@ -348,9 +366,9 @@ def _load_weights(
 
 
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Give weights the type to compute in, but those that the family keeps in float32.
+    """Cast weights to the type to compute in, except those that the family keeps in float32.
 
-    Beside quantised weights transformers leaves others in the type that the file has.
+    Next to quantised weights, transformers leaves other weights in the type of the file.
     """
     kept = {*(module._keep_in_fp32_modules_strict or ())}
     if dtype == torch.float16:
@@ -363,10 +381,12 @@ def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
 def stays_fp8(
     stored: QuantizationInfo | None, quantization: str | None, device: torch.device
 ) -> bool:
-    """Whether matrices that a checkpoint stores in FP8 stay so on a device.
+    """Return whether matrices that a checkpoint stores in FP8 stay in FP8 on a device.
 
     Args:
+        stored: How the weights are quantised; None if they are not.
         quantization: As in `load_model`.
+        device: The device.
     """
     if stored is None or not stored.is_fp8:
         return False
@@ -380,13 +400,17 @@ def stays_mxfp4(
     device: torch.device,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether experts that a checkpoint stores in MXFP4 stay so on a device.
+    """Return whether experts that a checkpoint stores in MXFP4 stay in 4 bits on a device.
 
     Args:
+        config: The model's configuration.
+        stored: How the weights are quantised; None if they are not.
         quantization: As in `load_model`.
+        device: The device.
+        dtype: The type to compute in.
 
     Raises:
-        InputError: they are asked to stay so, and are not stored so.
+        InputError: quantization is "mxfp4", but the checkpoint does not store MXFP4.
     """
     is_stored = stored is not None and stored.method == "mxfp4"
     if quantization == "mxfp4":
@@ -405,17 +429,17 @@ def stays_mxfp4(
 
 
 def _refuse_bare_fp8(directory: Path) -> None:
-    """Raise ModelError for weights in FP8 that config.json tells nothing of: scales would be lost.
+    """Raise ModelError for FP8 weights whose scales config.json does not describe.
 
-    Files that cannot be read are left to transformers, whose errors are told.
+    Files that cannot be read are left to transformers, whose errors are reported.
     """
     try:
-        found = fp8_tensors(directory)
+        matrices = fp8_tensors(directory)
     except Exception:
         return
-    if found:
+    if matrices:
         raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(found))}), and config.json has no "
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
             "quantization_config that tells how they are scaled; use another copy of the model"
         )
 
@@ -428,9 +452,14 @@ def _tell(
     device: torch.device,
     sizes: tuple[int, int],
 ) -> None:
-    """Warn, in one line, of what runs otherwise than it is stored.
+    """Warn, in one line, about weights that are not computed as they are stored.
 
     Args:
+        name: The model's name.
+        stored: How the weights are stored.
+        restored: The FP8 matrices that were put back; None if all weights were expanded.
+        dtype: The type to compute in.
+        device: The device.
         sizes: Bytes of the files, and of the weights if all are expanded.
     """
     kind = str(dtype).removeprefix("torch.")
@@ -439,22 +468,22 @@ def _tell(
         if stored.is_fp8 and not can_multiply(device):
             why = f", for {device} does not multiply FP8"
         before, after = map(format_bytes, sizes)
-        told = (
+        message = (
             f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
             f"{after}"
         )
     else:
-        told = f"{restored.count:,} matrices stay in {stored.stores}"
+        message = f"{restored.count:,} matrices stay in {stored.stores}"
         if restored.rounded:
-            told += (
+            message += (
                 f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
                 f"each output, which moved them by {restored.error:.1%}"
             )
         if restored.expanded:
-            told += f"; {restored.expanded:,} others were expanded to {kind}"
+            message += f"; {restored.expanded:,} others were expanded to {kind}"
         if not restored.rounded and not restored.expanded:
             return
-    warnings.warn(f"{name}: {told}", ModelWarning, stacklevel=1)
+    warnings.warn(f"{name}: {message}", ModelWarning, stacklevel=1)
 
 
 def prepare(module: PreTrainedModel) -> None:
@@ -462,7 +491,7 @@ def prepare(module: PreTrainedModel) -> None:
     module.eval().requires_grad_(False)
     enable_latents(module)
     for part in module.modules():
-        # treegen never pads. Some families look for padding in each pass, which would wait for the
-        # device; nothing is done in its place.
+        # treegen never pads. Some families check for padding in each pass, which would wait for
+        # the device, so the check is disabled.
         if isinstance(part, PreTrainedModel):
             part.warn_if_padding_and_no_attention_mask = lambda *_given: None

@@ -1,8 +1,8 @@
 """The load check: a toy tree must give the logits of transformers' own attention.
 
-The toy is a shared prefix, two branches of different length, and one decoded token on each: three
-levels, prefill and decode. It runs on the loaded weights in their dtype and takes about a second.
-Keys and values stay in that dtype, whatever the cache keeps them in.
+The toy has a shared prefix, two branches of different length, and one decoded token on each, so it
+covers three levels, prefill and decode. It runs on the loaded weights in their dtype and takes
+about a second. Its keys and values stay in that dtype, even if the cache uses FP8.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = 11
 BRANCHES: Final = (5, 2)
-# Short enough that every branch of the toy looks past it.
+# Short enough that rows of every branch of the toy exceed it.
 TOY_WINDOW: Final = 6
 _PAGE: Final = 64
 
@@ -44,7 +44,7 @@ _MOST: Final = 0.7
 
 
 def check_model(model: "Model") -> None:
-    """Check that the logits of a toy tree are those of transformers' own attention.
+    """Check that the logits of a toy tree equal those of transformers' own attention.
 
     Raises:
         ModelError: a forward pass fails, or the logits differ.
@@ -66,7 +66,7 @@ def check_model(model: "Model") -> None:
 
 
 def _error_and_limit(model: "Model") -> tuple[float, float]:
-    """Return how far the toy tree's logits are from stock attention's, and how far they may be."""
+    """Return the error of the toy tree's logits against stock attention, and its limit."""
     sequences = _sequences(model)
     limit = TOLERANCE[model.dtype]
     with _toy_window(model), disable_input_rounding(model.module):
@@ -78,7 +78,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
             )
         error = _relative_error(_tree_logits(model, sequences), want)
         if error > limit and model.dtype != torch.float32:
-            # In deep models of many experts rounding alone leads tokens to other experts, under
+            # In deep models with many experts, rounding alone routes tokens to other experts, with
             # stock attention too.
             noise = _relative_error(_stock_logits(model, sequences, perturb=True), want)
             limit = min(max(limit, 3 * noise), _MOST)
@@ -86,7 +86,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
 
 
 def _sequences(model: "Model") -> list[Tensor]:
-    """Return the toy's two token sequences [N], the same every time, without special tokens."""
+    """Return the two token sequences [N] of the toy: deterministic, without special tokens."""
     text = model.module.config.get_text_config(decoder=True)
     special: set[int] = set()
     for config in (model.module.config, text):
@@ -103,14 +103,14 @@ def _sequences(model: "Model") -> list[Tensor]:
 
 @contextlib.contextmanager
 def _toy_window(model: "Model") -> Iterator[None]:
-    """While open, shrink the model's sliding windows, so that the short toy looks past them."""
+    """While open, shrink the model's sliding windows so that the short toy exceeds them."""
     text = model.module.config.get_text_config(decoder=True)
     window = getattr(text, "sliding_window", None)
     widths = {w for w in model.spec.windows if w is not None}
     if window is None or widths != {window} or window <= TOY_WINDOW:
         yield
         return
-    # Some layers hold the width, others read it from the configuration, as stock masks do.
+    # Some layers store the width; other layers and stock masks read it from the configuration.
     holders: list[Any] = [
         m for m in model.module.modules() if getattr(m, "sliding_window", None) == window
     ]
@@ -125,7 +125,7 @@ def _toy_window(model: "Model") -> Iterator[None]:
 
 
 class _CountedPools(list[LayerKV]):
-    """The page pools of the layers, which note each layer that asks for its pool."""
+    """The page pools of the layers. They record which layers ask for their pool."""
 
     def __init__(self, pools: Sequence[LayerKV]) -> None:
         super().__init__(pools)
@@ -137,11 +137,12 @@ class _CountedPools(list[LayerKV]):
 
 
 def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
-    """Return the logits [N, V] of each sequence, computed as a tree, so each prefix row once."""
+    """Return the logits [N, V] of each sequence, computed as a tree: shared prefix rows once."""
     # Page 0 holds the prefix, 1 and 2 the branches, 3 and 4 the decoded tokens.
     pools = model.new_cache(num_pages=5, page_size=_PAGE, dtype=model.dtype)
-    # Likewise the states after them, of which slot 0 is nobody's: decoding goes on in place. Rows
-    # that list updates have windows in slots 4 and 5, and pages in slot 6 and beyond.
+    # States: slot 0 is spare, 1 is the state after the prefix, 2 and 3 after the branches, where
+    # decoding continues in place. Rows with update lists have windows in slots 4 and 5, and pages
+    # from slot 6 on.
     states = model.new_states(num_slots=10)
     ends = [PREFIX + n for n in BRANCHES]
     trunk = ([(0, sum(BRANCHES))], [0], [PREFIX], [0], False)
@@ -179,7 +180,7 @@ def _tree_logits(model: "Model", sequences: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Span(NamedTuple):
-    """Tokens, their first position and page, and where the state before and after them lies."""
+    """Consecutive tokens, their first position and page, and the state slots before and after."""
 
     tokens: Tensor
     start: int
@@ -198,10 +199,14 @@ def _pass(
     levels: Sequence[_Groups],
     decodes: bool = False,
 ) -> Tensor:
-    """Run one forward pass over spans on page pools and states: logits [R, V].
+    """Run one forward pass over spans; return the logits [R, V] of all rows.
 
     Args:
-        decodes: Whether it is a decode step, in which rows may list updates of their states.
+        model: The model.
+        cache: The page pools, and the state tensors of recurrent layers.
+        spans: The tokens of the pass.
+        levels: The attention levels: row ranges, pages, key lengths, key starts, and causality.
+        decodes: Whether this is a decode step, in which rows may keep update lists.
     """
     pools, states = cache
 
@@ -215,9 +220,9 @@ def _pass(
         for offset, length, span in zip(offsets, lengths, spans, strict=True)
     ]
     tokens_R = torch.cat([span.tokens for span in spans])
-    each = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
-    positions_R = torch.cat([span.start + index for span, index in each])
-    slots_R = torch.cat([span.page * _PAGE + index for span, index in each])
+    span_indices = [(span, torch.arange(len(span.tokens), device=model.device)) for span in spans]
+    positions_R = torch.cat([span.start + index for span, index in span_indices])
+    slots_R = torch.cat([span.page * _PAGE + index for span, index in span_indices])
     prepared = prepare(
         [
             Level(
@@ -264,15 +269,24 @@ def _pass(
 def _stock_logits(
     model: "Model", sequences: Sequence[Tensor], *, perturb: bool = False
 ) -> list[Tensor]:
-    """Return the logits [N, V] of each sequence alone under transformers' own attention.
+    """Return the logits [N, V] of each sequence alone with transformers' own attention.
 
     Args:
-        perturb: Change the input embeddings by as much as one rounding does.
+        model: The model.
+        sequences: The token sequences [N].
+        perturb: Whether to change the input embeddings by about one rounding error.
     """
     module: nn.Module = model.module
     generator = torch.Generator(model.device).manual_seed(0)
 
     def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+        """Add noise of one rounding error to the embeddings; a forward hook.
+
+        Args:
+            _module: The embedding layer; unused.
+            _inputs: Its inputs; unused.
+            embedded: Its output.
+        """
         noise = torch.randn(embedded.shape, generator=generator, device=model.device)
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
@@ -280,8 +294,8 @@ def _stock_logits(
     hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
     config = model.module.config
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
-    # Some recurrent layers step by other formulas than those of a whole text. What counts is what
-    # generate does: the prompt as a whole, and then the last token.
+    # Some recurrent layers use other formulas for single tokens than for a whole text. Follow
+    # generate: compute the prompt as a whole, then the last token.
     alone = _forward_stepwise if model.spec.states else _forward_whole
     try:
         with without_autocast(model.device), hook:
@@ -312,11 +326,11 @@ def _forward_stepwise(module: nn.Module, ids_1N: Tensor) -> Tensor:
 
 
 def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-    """Return how far logits are apart, as a share of their spread; NaN becomes infinity.
+    """Return the distance between logits as a share of their spread; NaN counts as infinity.
 
-    The rows are three parts: the prefix, the branches, and the decoded tokens. A part counts by its
-    median row (the lower one of two), because in 16 bits a single row may well go to other experts.
-    The worst part is returned.
+    Rows belong to three parts: the prefix, the branches, and the decoded tokens. The error of a
+    part is that of its median row (the lower one of two), because in 16 bits a single row may be
+    routed to other experts. The largest error of the three parts is returned.
     """
     spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
     parts: list[list[Tensor]] = [[], [], []]

@@ -1,4 +1,4 @@
-"""What a machine can do, before any model is looked at."""
+"""Check options against the machine, before any model is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_machine(options: EngineOptions, device: torch.device) -> None:
-    """Raise InputError or CapacityError for options that a device cannot do with any model."""
+    """Raise InputError or CapacityError for options that the device supports with no model."""
     choose(options.impl, device)
     if options.quantization == "fp8":
         check_fp8(device, "quantization")

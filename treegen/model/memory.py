@@ -1,4 +1,4 @@
-"""How much memory the key-value cache gets."""
+"""Decide how much memory the KV cache and the state slots get, and allocate them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     from treegen.model.options import EngineOptions
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
-_ROW_TOKENS: Final = 512  # that a row is thought to have keys of, beside its recurrent state
-_SPARE_STATES: Final = 64  # for what rows lie below
+_ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
+_SPARE_STATES: Final = 64  # for the segments above the rows
 _FEWEST_STATES: Final = 4
 
 
 def total_bytes(device: torch.device) -> int:
-    """Bytes of all memory of a GPU, or of the host as far as the container may use it."""
+    """Return the total bytes of a GPU's memory, or of the host's within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     total: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # "max" is no limit
+    with suppress(OSError, ValueError):  # "max" means no limit
         total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return total
 
 
 def check_cache_bytes(size: int, device: torch.device) -> None:
-    """Check the size of a cache against all memory of its device.
+    """Check that a cache of `size` bytes is not larger than the total memory of its device.
 
     Raises:
         CapacityError: the cache is larger.
@@ -55,13 +55,14 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
 
 
 def default_bytes(device: torch.device, activations: int = 0) -> int:
-    """Bytes of the cache if the user gives no size.
+    """Return the bytes of the cache when the user gives no size.
 
-    On a GPU that is most of the memory that is free; the rest is for activations, logits and CUDA
-    graphs. On the host it is an eighth of the memory, and at most 1 GiB.
+    On a GPU this is most of the free memory; the rest is for activations, logits and CUDA graphs.
+    On the host it is an eighth of the memory, at most 1 GiB.
 
     Args:
-        activations: About how many bytes a pass takes.
+        device: The device of the cache.
+        activations: Estimated bytes of activations in a pass.
     """
     if device.type == "cuda":
         empty_device_cache(device)
@@ -71,9 +72,9 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """About how many bytes a pass over some tokens holds at once, without its logits.
+    """Estimate the bytes that a pass over `num_tokens` tokens holds at its peak, without logits.
 
-    At its peak it holds the widest products of a layer and some of the layer's inputs.
+    At the peak it holds the widest products of a layer and some of the layer's inputs.
     """
     skipped = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     head = module.get_output_embeddings()
@@ -84,24 +85,24 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     for weight in module.parameters():
         if weight.dim() < 2 or id(weight) in skipped:
             continue
-        # The experts of a layer lie in one tensor. Each token goes through a few of them.
+        # One tensor holds all experts of a layer. Each token passes through a few of them.
         copies = experts if weight.dim() > 2 else 1
         narrow, wide = sorted(weight.shape[-2:])
-        # The gate, what it multiplies and their product are as wide as the widest matrix.
+        # The gate, its other factor and their product are as wide as the widest matrix.
         most = max(most, copies * (3 * wide + 4 * narrow) * itemsize)
     return most * num_tokens
 
 
 def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
-    """About how many bytes recurrent layers take in a step beside the states of so many rows."""
-    return state_bytes_together([sum_bytes(each) for each in spec.states], num_rows)
+    """Estimate the bytes that recurrent layers take in a step, without the states of its rows."""
+    return state_bytes_together([sum_bytes(states) for states in spec.states], num_rows)
 
 
 def empty_device_cache(device: torch.device) -> None:
-    """Give back the memory of a GPU that models and caches no longer in use have taken.
+    """Release GPU memory of models and caches that are no longer in use.
 
-    They refer to themselves, so Python frees them only when it next looks for cycles. torch keeps
-    memory that was freed, which then counts as taken.
+    They contain reference cycles, so Python frees them only at a garbage collection. torch also
+    keeps freed memory, which then counts as used.
     """
     gc.collect()
     if device.type == "cuda":
@@ -110,11 +111,12 @@ def empty_device_cache(device: torch.device) -> None:
 
 
 class CacheSize(NamedTuple):
-    """What a cache has room for, without the page and the slot that stand for none.
+    """The capacity of a cache, without the padding page and the spare state slots.
 
-    pages: pages of keys and values.
-    states: slots for recurrent states; None without recurrent layers.
-    windows: of convolutions, for rows that list updates of states.
+    Attributes:
+        pages: Pages of keys and values.
+        states: Slots for recurrent states; None without recurrent layers.
+        windows: Additional slots of convolution windows, for rows that keep update lists.
     """
 
     pages: int
@@ -123,22 +125,28 @@ class CacheSize(NamedTuple):
 
 
 def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
-    """What a cache of some bytes has room for.
+    """Return how many pages and state slots a cache of `memory` bytes can hold.
 
-    With recurrent layers a row takes a slot for its state beside its keys, and a node of a search
-    two. So many slots as max_rows asks for are enough. They get a quarter of the memory at most, or
-    the share that a state has in a row of some hundred tokens if that is more.
+    With recurrent layers a row takes a state slot in addition to its keys, and a search node takes
+    two. No more slots are made than `max_rows` can use. The slots get at most a quarter of the
+    memory, or the share that the state has in a row of 512 tokens if that is more.
+
+    Args:
+        memory: Bytes of the cache.
+        spec: The model's shape.
+        page_size: Tokens per page.
+        max_rows: Maximum samples decoded at once.
 
     Raises:
-        CacheFullError: there is not one page, or there are too few slots to get on with.
+        CacheFullError: not one page fits, or too few state slots to work with.
     """
     if not spec.states:
         return CacheSize(count_pages(memory, spec, page_size), None)
     windows = 0
     if spec.delta is not None:
-        window = sum(each.num_bytes for layer in spec.states for each in layer[:1])
+        window = sum(conv_state.num_bytes for layer in spec.states for conv_state in layer[:1])
         windows = max(min(max_rows, memory // 16 // window), 1)
-        memory -= windows * window + spec.state_bytes  # and the spare slot
+        memory -= windows * window + spec.state_bytes  # one spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     most = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, most)
@@ -153,7 +161,12 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
 
 
 def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
-    """Return how many pages fit into `memory` bytes beside the padding page.
+    """Return how many pages fit into `memory` bytes in addition to the padding page.
+
+    Args:
+        memory: Bytes for keys and values.
+        spec: The model's shape.
+        page_size: Tokens per page.
 
     Raises:
         CacheFullError: not one page fits.
@@ -169,18 +182,27 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
 
 
 def subtract_draft_cache(size: int, spec: ModelSpec, beside: int) -> int:
-    """What of the bytes of a cache is left to a model, if each token takes further bytes beside."""
+    """Return the cache bytes that remain for the model when a draft model shares its pages.
+
+    Args:
+        size: Bytes of both caches together.
+        spec: The model's shape.
+        beside: Bytes that each token takes in the other cache.
+    """
     return size * spec.kv_bytes_per_token // (spec.kv_bytes_per_token + beside)
 
 
 def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCache:
-    """The cache that options ask for; without a size, one that leaves a pass its memory.
+    """Allocate the cache; without a given size, leave enough memory for the activations of a pass.
 
     Args:
-        beside: Bytes of a token's keys and values in another model's cache under the same pages.
+        model: The loaded model.
+        options: The cache size, the page size and the maximum number of rows.
+        beside: Bytes of a token's keys and values in a draft model's cache, which uses the same
+            pages. Default: no draft model.
 
     Raises:
-        CacheFullError: there is not one page, or there are too few slots to get on with.
+        CacheFullError: not one page fits, or too few state slots to work with.
     """
     page_size, max_rows, prefill_chunk = options.sizes(model.device.type)
     size = options.cache_bytes
@@ -199,10 +221,12 @@ def make_cache(model: Model, options: EngineOptions, beside: int = 0) -> PagedCa
 
 
 def new_state_cache(model: Model, num_states: int, num_windows: int) -> StateCache:
-    """Slots for the states of a model's recurrent layers.
+    """Allocate the slots for the states of a model's recurrent layers.
 
     Args:
-        num_windows: Of convolutions, for rows that list updates of states.
+        model: The loaded model.
+        num_states: State slots, without the spare ones.
+        num_windows: Additional slots of convolution windows, for rows that keep update lists.
     """
     delta = model.spec.delta
     if delta is None:

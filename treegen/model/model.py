@@ -45,25 +45,27 @@ if TYPE_CHECKING:
     from treegen.model.parallel.ranks import Ranks
     from treegen.model.vision.tower import VisionTower
 
-# T tokens of a pass, S rows whose logits are wanted, V vocabulary
+# T tokens of a pass, S rows whose logits are returned, V vocabulary, L latents to expand
 
 
 class Model:
     """A loaded model: its shape, its weights on one device, and one forward pass.
 
-    module: the transformers model.
-    spec: its shape.
-    dtype: the type that it computes in.
-    cache_dtype: the type of its keys and values where they are kept.
-    fingerprint: hex digits that stand for the weights and the tokenizer in a run's records; empty
-    for a module that was in memory.
-    quantization: "fp8" if its matrices are computed in 8 bits; None for as dtype says.
-    impl: the attention implementation.
-    device: where the weights are.
-    uncompiled_because: why the layers could not be compiled; else empty.
-    ranks: the processes that compute it together, each a part of it; None where this one does all.
-    tower: encodes images; None for a model that was loaded for text alone.
-    close: ends the other ranks.
+    Attributes:
+        module: The transformers model.
+        spec: Its shape.
+        dtype: The type of activations and of weights that are not quantised.
+        cache_dtype: The type of keys and values in the cache.
+        fingerprint: Hex digits that identify the weights and the tokenizer in the records of a run;
+            empty for a module that was already in memory.
+        quantization: "fp8" if matrices are multiplied in 8 bits; None if they are multiplied in
+            `dtype`.
+        impl: The attention implementation.
+        device: The device of the weights.
+        uncompiled_because: Why the layers could not be compiled; empty if they were.
+        ranks: The processes of a tensor-parallel model; None if this process computes all of it.
+        tower: The encoder of images; None for a model that was loaded for text only.
+        close: Ends the other ranks.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Model:
             self._by_operators = has_operators(layers, spec.states, dtype)
 
     def reset(self) -> None:
-        """Forget compiled layers and CUDA graphs, and with them the page pools they hold."""
+        """Discard compiled layers and CUDA graphs, and with them the page pools that they hold."""
         self._uncompile()
         self._weights_at = None
         self.uncompiled_because = ""
@@ -117,12 +119,13 @@ class Model:
         self._fixed = self._grouped = None
 
     def make_reproducible(self) -> None:
-        """Compute each row to the bit as if it were alone from now on; attention must do so too.
+        """Make each row's numbers bitwise independent of the other rows in its batch.
 
-        It sets how torch computes matrix products in this process.
+        This holds only if attention is computed that way too (`impl="invariant"`). It also changes
+        how torch computes matrix products in this process.
 
         Raises:
-            InputError: layers of the model cannot do so.
+            InputError: a layer of the model cannot do this.
         """
         spec = reproducible_spec(self.spec, self.device)
         check_recurrence(self.module, spec, self._by_operators)
@@ -142,14 +145,14 @@ class Model:
         *,
         backend: str = "inductor",
     ) -> None:
-        """Compile the layers. From now on the model takes batches on these page pools only.
+        """Compile the layers. The model then accepts only batches that use these page pools.
 
         A model that cannot be compiled runs uncompiled; `uncompiled_because` then says why.
 
         Args:
-            pools: One for each attention layer, as from `new_cache`.
-            states: Of each recurrent layer, as from `new_states`.
-            backend: The compiler's backend, as in `torch.compile`.
+            pools: One page pool for each attention layer, as from `new_cache`.
+            states: The state tensors of each recurrent layer, as from `new_states`.
+            backend: The compiler backend, as in `torch.compile`.
         """
         from treegen.model.compiled import CompiledLayers
 
@@ -166,7 +169,8 @@ class Model:
             self.uncompiled_because = str(error)
         self.watch_weights()
         if self._compiled is not None and states:
-            # If the compiler fails in a later layer, no state must have moved on.
+            # Compile on spare slots: if the compiler fails in a later layer, the states of
+            # earlier layers must not have advanced.
             impl = IMPL if self._reproducible else self.impl
             batch = build_warmup_batch(pools, self.device, impl)
             nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
@@ -180,20 +184,22 @@ class Model:
             self._compiled = None
 
     def watch_weights(self) -> None:
-        """Remember where the weights lie in memory, for `check_weights`."""
+        """Record the memory addresses of the weights for `check_weights`."""
         self._weights_at = _addresses(list(self.module.parameters()))
 
     def check_weights(self) -> tuple[int, ...]:
-        """Check that the weights are still where joined layers and CUDA graphs read them.
+        """Check that the weights are still where merged layers and CUDA graphs read them.
 
-        New numbers that are written into the weights in place do no harm. Returns numbers that are
-        others once a weight was replaced or written into. What is written by way of `.data` is not
-        seen.
+        Writing new numbers into the weights in place is allowed.
+
+        Returns:
+            The addresses and version counters of the weights. They change when a weight is replaced
+                or written into, except through `.data`.
 
         Raises:
             ModelError: a weight was replaced by another tensor.
         """
-        weights = list(self.module.parameters())  # to list them takes milliseconds
+        weights = list(self.module.parameters())  # listing them takes milliseconds
         addresses = _addresses(weights)
         if self._weights_at not in (None, addresses):
             raise ModelError(
@@ -208,15 +214,18 @@ class Model:
         """Return one page pool for each attention layer, filled with zeros.
 
         A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
-        write the same numbers into the same places. The zeros matter: a kernel may read past the
-        last key of a page and multiply what it finds there by zero, so it must find numbers.
+        layers then write the same numbers into the same places. The zeros matter because a kernel
+        may read past the last key of a page and multiply the result by zero, which must not give
+        NaN.
 
         Args:
-            dtype: The type of keys and values; None is `cache_dtype`.
+            num_pages: Pages in each pool, at least 1.
+            page_size: Tokens per page, at least 1.
+            dtype: The type of keys and values. Default: `cache_dtype`.
 
         Raises:
-            InputError: the cache would have no page.
-            CapacityError: the device has no room for it.
+            InputError: num_pages or page_size is less than 1.
+            CapacityError: the device has not enough free memory.
         """
         if num_pages < 1 or page_size < 1:
             raise InputError(
@@ -232,13 +241,15 @@ class Model:
         )
 
     def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
-        """Return room for the states of each recurrent layer, so many slots, filled with zeros.
+        """Return the state tensors of each recurrent layer, filled with zeros.
 
         Args:
-            num_windows: Slots that have a convolution's window alone, and come after the others.
+            num_slots: State slots of each tensor.
+            num_windows: Additional slots of convolution windows, which follow the others. They are
+                for rows that keep update lists.
 
         Raises:
-            CapacityError: the device has no room for it.
+            CapacityError: the device has not enough free memory.
         """
         try:
             return [
@@ -277,15 +288,15 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Tensor:
-        """Return the logits of the query rows batch.logits_at_S, [S, V] in the model's own type.
+        """Return the logits [S, V] of the query rows `batch.logits_at_S`, in the model's own type.
 
-        The keys and values of the batch's tokens are in batch.layers afterwards.
+        The pass also writes the keys and values of the batch's tokens into `batch.layers`.
 
         Raises:
             ModelError: the model returned logits of another shape.
         """
-        # The last token of a text to score may stand past the context. Its logits are not used, but
-        # the model's tables of positions have no entry for it.
+        # The last token of a text to score may lie past the context. Its logits are not used, but
+        # the model's position tables have no entry for it.
         last = self.spec.context_length - 1
         positions_T, rotary_AT = batch.positions_T.clamp(max=last), batch.rotary_AT
         has_axes = self.tower is not None and self.tower.has_axes
@@ -296,16 +307,18 @@ class Model:
 
     @property
     def can_expand_latents(self) -> bool:
-        """Whether keys and values can be made of latents beside them, in copies."""
+        """Whether all attention layers keep latents from which keys and values can be expanded."""
         return self.spec.latent is not None and len(self._latents) == len(self.spec.layers)
 
     @torch.inference_mode()
     def write_expanded(self, layers: Sequence[LayerKV], slots_L: Tensor, targets_L: Tensor) -> None:
-        """Make the keys and values of all heads of some latents, and write them into copies.
+        """Compute the keys and values of all heads from latents and write them into expanded pages.
 
         Args:
-            slots_L: Where the latents are, page * page_size + offset.
-            targets_L: Where in copies they go, block * page_size + offset.
+            layers: The page pool of each attention layer. It holds the latents and the expanded
+                copies.
+            slots_L: int64 [L], the cache slots of the latents: page * page_size + offset.
+            targets_L: int64 [L], where the expanded keys and values go: block * page_size + offset.
         """
         form = self.spec.latent
         assert form is not None
@@ -323,7 +336,7 @@ class Model:
         return self._run_compiled(batch)
 
     def _run_compiled(self, batch: Batch) -> Tensor:
-        """Logits of a batch by compiled layers, if they are and can be."""
+        """Return the logits of a batch, from compiled layers if there are any and they compile."""
         if self._compiled is None:
             return self._run_stock(batch)
         assert self._compiled.can_run(batch), "a compiled model is given other page pools"
@@ -333,28 +346,29 @@ class Model:
             with use_batch(batch):
                 return self._run(batch, None)
         except CompileErrors as error:
-            # The layers that ran before the error write their keys and values once more.
+            # Layers that ran before the error write their keys and values again.
             self._uncompile()
             self.uncompiled_because = f"the layers cannot be compiled: {summarize_error(error)}"
             return self._run_stock(batch)
 
     def _run_stock(self, batch: Batch) -> Tensor:
-        """Logits of a batch by layers that are not compiled."""
+        """Return the logits of a batch from layers that are not compiled."""
         if batch.states is None:
             return self._run(batch, batch)
-        own, states = self._by_operators, batch.states
-        on = SlotPass(states) if own else StatePass(states, self.spec.states)
+        by_operators, states = self._by_operators, batch.states
+        on = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
         with use_states(on):
             return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:
-        """Return the logits of a batch.
+        """Return the logits [S, V] of a batch.
 
         Args:
-            passed: The batch, for attention; None for compiled layers, which get it another way.
+            batch: The batch.
+            passed: The batch to hand to the attention function; None for compiled layers, which get
+                it from a context variable.
         """
-        # The model's own head computes the logits, so it also does what its family does to logits
-        # (scaling, soft caps).
+        # The model's own head computes the logits, so family-specific scaling and soft caps apply.
         rows = {"logits_to_keep": batch.logits_at_S} if self._keeps_rows else {}
         positions_AT = batch.positions_T[None] if batch.rotary_AT is None else batch.rotary_AT
         if self.tower is not None:
@@ -383,16 +397,17 @@ class Model:
         return logits_SV
 
     def gather_logits(self, logits_SV: Tensor) -> Tensor:
-        """Return logits of the whole vocabulary, of which each rank has computed a part."""
+        """Return logits [S, V] over the whole vocabulary, gathered from the parts of all ranks."""
         if self.ranks is None:
             return logits_SV
         return self.ranks.whole(logits_SV, self.spec.vocab_size)
 
 
 class _PoolIterator(list[LayerKV]):
-    """The page pools of layers that attend, of which each call takes the next, whatever its number.
+    """The page pools of attention layers; each access returns the next pool, whatever the index.
 
-    Of a hybrid model some layers attend, and some of these may be one module.
+    In a hybrid model only some layers attend, and several of them may share one module, so the
+    index does not identify the pool.
     """
 
     def __init__(self, layers: Sequence[LayerKV]) -> None:
@@ -405,7 +420,7 @@ class _PoolIterator(list[LayerKV]):
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On a CPU they take memory only where they are written to."""
+    """Return zeros. On a CPU they take memory only once they are written to."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return (

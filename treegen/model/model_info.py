@@ -1,4 +1,4 @@
-"""What is known of a model that samples, loaded or not: what work with it is planned by."""
+"""The properties of a model that plans depend on, whether it is loaded or not."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from treegen.prompts.plan.requests import plan_requests
 class ModelInfo:
     """A model's shape, tokenizer and cache size.
 
-    engine: the options that the rest follows from.
-    spec: the model's shape.
-    tokenizer: its tokenizer.
-    dtype: the name of the type to compute in, such as "bfloat16".
-    device_type: "cpu" or "cuda".
-    max_rows: most rows to decode at once.
-    page_size: tokens of a cache page.
-    memory: bytes of the cache. num_pages: its pages. Both are None if only the loaded model can
-    tell, as with a GPU's free memory.
-    num_states: its slots for recurrent states; None likewise, and for a model without any.
-    align: attention parts begin at multiples of so many positions.
-    quantization: how its matrices are computed, such as "fp8"; None for as dtype says.
+    Attributes:
+        engine: The options from which the other values follow.
+        spec: The model's shape.
+        tokenizer: Its tokenizer.
+        dtype: The name of the type to compute in, such as "bfloat16".
+        device_type: "cpu" or "cuda".
+        max_rows: Maximum rows decoded at once.
+        page_size: Tokens per cache page.
+        memory: Bytes of the cache; None if they are known only once the model is loaded, as with
+            the free memory of a GPU.
+        num_pages: Pages of the cache; None if not known, as for `memory`.
+        num_states: Slots for recurrent states; None if not known, or without recurrent layers.
+        align: Attention parts begin at multiples of this many positions.
+        quantization: How matrices are computed, such as "fp8"; None if they are computed in
+            `dtype`.
     """
 
     engine: EngineOptions
@@ -44,14 +47,14 @@ class ModelInfo:
     quantization: str | None = None
 
     def plan(self, requests: Sequence[Request]) -> Plan:
-        """Return the plan of requests; raise CacheFullError for one that can never fit."""
+        """Return the plan of requests; raise CacheFullError if one of them can never fit."""
         plan = self.plan_unchecked(requests)
         if self.num_pages is not None:
             plan.check_fits(self.num_pages, self.page_size, self.num_states)
         return plan
 
     def plan_unchecked(self, requests: Sequence[Request]) -> Plan:
-        """Return the plan of requests, whether it fits or not."""
+        """Return the plan of requests without checking that it fits."""
         return plan_requests(
             requests,
             self.spec,

@@ -1,4 +1,4 @@
-"""Let treegen attend in a module that is somebody else's, and give it back as it was."""
+"""Use treegen's attention in a module that the caller owns, and restore the module afterwards."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _ABSENT: Final = object()
 
 @contextmanager
 def patch_module(module: PreTrainedModel) -> Iterator[None]:
-    """Make a module ready for treegen meanwhile: no gradients, no dropout, treegen's attention.
+    """While open, make a module ready for treegen: no gradients, no dropout, treegen's attention.
 
-    After that it is as it was: what needs gradients, train and eval mode of each part, how each
-    part attends, its class, and what was set on it. What wraps the module's own forward, such as
-    accelerate's autocast, is set aside meanwhile.
+    Afterwards requires_grad, train and eval mode of each part, the attention functions, classes and
+    attributes are restored. Wrappers of the module's own forward, such as accelerate's autocast,
+    are removed while it is open.
     """
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
-    attends = [(each, each._attn_implementation_internal) for each in _configs(module)]
-    own = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
-    own.append((module, "forward", vars(module).pop("forward", _ABSENT)))
+    attends = [(config, config._attn_implementation_internal) for config in _configs(module)]
+    attributes = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
+    attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
         prepare(module)
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
@@ -39,7 +39,7 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
         disable_latents(module)
         for config, name in attends:
             config._attn_implementation_internal = name
-        for part, name, value in own:
+        for part, name, value in attributes:
             if value is not _ABSENT:
                 setattr(part, name, value)
             elif name in vars(part):
@@ -51,12 +51,12 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
 
 
 def _configs(module: nn.Module) -> list[Any]:
-    """The configurations of a model's parts, and those within them, each once."""
-    found: dict[int, Any] = {}
+    """Return the configurations of a model's parts and their sub-configurations, each once."""
+    configs: dict[int, Any] = {}
     waiting = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
     while waiting:
         config = waiting.pop()
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
+        if config is not None and id(config) not in configs:
+            configs[id(config)] = config
             waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return list(found.values())
+    return list(configs.values())

@@ -1,4 +1,4 @@
-"""How an LLM is loaded and how it computes: each option, its default and its check. No torch."""
+"""The options of an LLM: how it is loaded and how it computes. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ LOADING: Final = (
     "adapter",
     "images",
 )
-"""The options that matter to loading alone."""
+"""The options that only affect loading."""
 QUANTIZATIONS: Final = ("fp8", "mxfp4", "none")
 KV_CACHE_DTYPES: Final = ("auto", "fp8")
 SPECULATIONS: Final = ("off", "ngram")
 DRAFT_TOKENS: Final = 12
-"""Tokens that are guessed of a sample in a pass at most, if nothing else is said."""
+"""Default maximum of draft tokens per sample and step."""
 
 
 class Sizes(NamedTuple):
-    """The sizes that an engine works in.
+    """The sizes that an engine works with.
 
-    page_size: tokens of a cache page.
-    max_rows: samples decoded at once at most.
-    prefill_chunk: prompt tokens computed in one pass at most.
+    Attributes:
+        page_size: Tokens per cache page.
+        max_rows: Maximum samples decoded at once.
+        prefill_chunk: Maximum prompt tokens computed in one pass.
     """
 
     page_size: int
@@ -54,13 +55,13 @@ _SIZES: Final = {"cpu": Sizes(16, 256, 2048), "cuda": Sizes(64, 4096, 8192)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """A model, by directory or hub name, and how it computes; `LLM` tells what each option means.
+    """A model, by directory or hub name, and how it computes; `LLM` documents each option.
 
     `treegen.model.machine.check_machine` checks what depends on the machine. Loading checks what
     depends on the model.
 
     Raises:
-        InputError: an option has a value that is right on no machine.
+        InputError: an option has a value that is invalid on every machine.
     """
 
     model: str
@@ -98,7 +99,7 @@ class EngineOptions:
             )
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
         if self.tensor_parallel_size > 2 and self.reproducible:
-            # What two add up is the same in either order.
+            # A sum of two numbers does not depend on their order, a sum of more does.
             raise InputError(
                 "reproducible is for one GPU or two: in which order more ranks add up depends on "
                 "the rows; set tensor_parallel_size (--tp) to 2, or leave reproducible out"
@@ -159,38 +160,38 @@ class EngineOptions:
 
     @property
     def speculates(self) -> bool:
-        """Whether tokens are guessed."""
+        """Whether draft tokens are proposed."""
         return self.draft_model is not None or self.speculate not in (None, "off")
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of the key-value cache; None where the device decides."""
+        """Bytes of the KV cache; None if they depend on the free memory of the device."""
         return None if self.memory is None else parse_bytes(self.memory)
 
     def loading(self) -> dict[str, Any]:
-        """The options that loading the model takes."""
+        """Return the options for loading the model."""
         options = {name: getattr(self, name) for name in LOADING}
         if self.tensor_parallel_size > 1:
-            options["quantization"] = "none"  # products in FP8 are for one GPU yet
+            options["quantization"] = "none"  # FP8 products are not yet supported on several GPUs
         return options
 
     def engine(self) -> dict[str, Any]:
-        """The options that an LLM of a loaded model takes."""
+        """Return the options for an LLM whose model is already loaded."""
         left_out = {"model", *LOADING}
         named = (field.name for field in fields(self))
         return {name: getattr(self, name) for name in named if name not in left_out}
 
     def sizes(self, device_type: str) -> Sizes:
-        """Return the sizes on a kind of device, its defaults where none are given."""
+        """Return the sizes on a device type, "cpu" or "cuda". Options not given have defaults."""
         default = _SIZES["cpu" if device_type == "cpu" else "cuda"]
         return Sizes(*(getattr(self, name) or getattr(default, name) for name in Sizes._fields))
 
 
 def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
-    """Refuse types of stored numbers that there are not.
+    """Check the names of the types in which weights and the cache are stored.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: a name is unknown.
     """
     if quantization is not None and quantization not in QUANTIZATIONS:
         raise InputError(
@@ -203,11 +204,12 @@ def check_stored(quantization: str | None, kv_cache_dtype: str) -> None:
 
 
 def check_known(given: Iterable[str], whose: str, own: Sequence[str] = ()) -> None:
-    """Raise InputError for names that are no options of an LLM beside its model.
+    """Raise InputError for names that are not options of an LLM.
 
     Args:
-        whose: What messages call them.
-        own: Further names that are known there.
+        given: The names to check. "model" is not an option here.
+        whose: What error messages call the source of the names.
+        own: Further names that are allowed.
     """
     known = [*own, *(field.name for field in fields(EngineOptions) if field.name != "model")]
     if unknown := sorted(set(given) - set(known)):

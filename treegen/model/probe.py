@@ -1,6 +1,6 @@
-"""A forward pass without data: how a model's layers call attention, before weights are read.
+"""Run a model without data, to see how its layers call attention before weights are read.
 
-And which states its recurrent layers keep, if it has any.
+The probe also finds which states recurrent layers keep.
 """
 
 import copy
@@ -46,7 +46,7 @@ _NUM_TOKENS: Final = 3
 
 
 class _EmptyExpertMode(TorchDispatchMode):
-    """Lets loops over the chosen experts run on tensors without data, as if none were chosen."""
+    """Lets loops over the chosen experts run on meta tensors, as if no expert were chosen."""
 
     def __torch_dispatch__(
         self,
@@ -61,10 +61,10 @@ class _EmptyExpertMode(TorchDispatchMode):
 
 
 class _MetaValueMode(TorchFunctionMode):
-    """Lets a model ask for values of tensors without data: the answer is no, or zero.
+    """Answers queries for values of meta tensors with False or zero.
 
-    Some models ask how many rows each expert has, and split the rows by these numbers. All rows
-    then fall to the first expert.
+    Some models read how many rows each expert has and split the rows by these numbers. All rows
+    then go to the first expert.
     """
 
     _ANSWERS: Final = {
@@ -94,15 +94,16 @@ class _MetaValueMode(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a pass without data tells of a model.
+    """The results of a pass without data.
 
-    probe: the calls of attention.
-    vocab_size: how many logits a row has.
-    unreached: the parts that a text never reaches, which need no memory.
-    states: what each recurrent layer keeps of a sequence.
-    num_weights: numbers in all weights, without parts that a text never reaches. num_in_linears:
-    those in layers that may run in FP8.
-    delta: how rows list updates of these; None if they cannot.
+    Attributes:
+        probe: The attention calls.
+        vocab_size: The number of logits of a row.
+        unreached: Names of the parts that a pass over text never calls, which need no memory.
+        states: The states that each recurrent layer keeps per sequence.
+        num_weights: Numbers in all weights, without parts that text never reaches.
+        num_in_linears: Numbers in layers that may run in FP8.
+        delta: The layout of the rows' update lists; None if rows cannot keep such lists.
     """
 
     probe: Probe
@@ -117,13 +118,16 @@ class ProbeResult:
 def probe_layers(
     config: PretrainedConfig, dtype: torch.dtype, trust_remote_code: bool, ranks: int = 1
 ) -> ProbeResult:
-    """Run the model on three tokens without data; return how its layers call attention.
+    """Run the model on three tokens without data and return how its layers call attention.
 
     Args:
-        ranks: How many processes compute the model together; the calls are those of one of them.
+        config: The model's configuration.
+        dtype: The type to compute in.
+        trust_remote_code: Whether code of the checkpoint itself may run.
+        ranks: Processes that compute the model together; the recorded calls are those of one rank.
 
     Raises:
-        ModelError: the layers do not call attention in a way that can be used.
+        ModelError: the layers call attention in a way that is not supported.
     """
     try:
         with torch.device("meta"):
@@ -134,7 +138,7 @@ def probe_layers(
                     copy.deepcopy(config),
                     dtype=dtype,
                     attn_implementation=attention_of_text(config, PROBE),
-                    # This is a loop over experts. Grouped matmuls refuse tensors without data.
+                    # "eager" loops over experts. Grouped matmuls do not accept meta tensors.
                     experts_implementation="eager",
                     trust_remote_code=trust_remote_code,
                 )
@@ -193,9 +197,9 @@ def probe_layers(
 
 
 def _works_without(model: nn.Module, parts: Sequence[str]) -> bool:
-    """Whether a pass over text still works without the parts.
+    """Return whether a pass over text still works without these parts.
 
-    Some models ask such a part for its device, though they do not call it.
+    Some models read the device of such a part, although they do not call it.
     """
     dropped = {name: model.get_submodule(name) for name in parts}
     drop_parts(model, parts)
@@ -203,14 +207,14 @@ def _works_without(model: nn.Module, parts: Sequence[str]) -> bool:
         _pass(model)
     except Exception:
         for name, part in dropped.items():
-            above, _, own = name.rpartition(".")
-            setattr(model.get_submodule(above), own, part)
+            above, _, child = name.rpartition(".")
+            setattr(model.get_submodule(above), child, part)
         return False
     return True
 
 
 def _pass(model: nn.Module) -> tuple[Probe, int]:
-    """Run the model without data. Returns its calls of attention, and how many logits a row has."""
+    """Run the model without data; return its attention calls and the number of logits of a row."""
     probe = Probe()
     ids_1T = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta")
     # torch's modes have no annotations.
@@ -224,9 +228,10 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
 
 @contextmanager
 def _disable_kernels() -> Iterator[None]:
-    """Let recurrent layers do without the kernels of other packages, which want data.
+    """Disable kernels of other packages in recurrent layers, because they need data.
 
-    So they do when a model is exported. They would also tell that these are not installed.
+    transformers skips them while a model is exported. This also silences the warnings that they are
+    not installed.
     """
     name, logger = "is_torchdynamo_exporting", logging.getLogger(hub_kernels.__name__)
     before, level = getattr(hub_kernels, name), logger.level
@@ -241,7 +246,7 @@ def _disable_kernels() -> Iterator[None]:
 
 @contextmanager
 def _calls() -> Iterator[set[nn.Module]]:
-    """Yield a set, to which every module that is called while this is open is added."""
+    """Yield a set that collects every module called while the context is open."""
     called: set[nn.Module] = set()
 
     def note(module: nn.Module, _inputs: object) -> None:
@@ -252,7 +257,7 @@ def _calls() -> Iterator[set[nn.Module]]:
 
 
 def _reason(error: Exception) -> str:
-    """Why a pass without data failed, as far as the error tells."""
+    """Return why a pass without data failed, as far as the error shows."""
     if isinstance(error, KeyError) and error.args == (PROBE,):
         return OWN_ATTENTION
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
@@ -268,9 +273,9 @@ def _reason(error: Exception) -> str:
 def _check_hybrid(
     config: PretrainedConfig, probe: Probe, states: StateProbe, num_recurrent: int
 ) -> None:
-    """Raise ModelError unless what attends does so in order, and all that recur have a state.
+    """Raise ModelError unless attention calls are in order and all recurrent layers have a state.
 
-    Layers that do neither are left to the load check: they may well have an MLP only.
+    Layers that do neither may have only an MLP; the load check covers them.
     """
     layers = [call.layer for call in probe.calls]
     silent = sorted({*range(num_recurrent)} - states.found.keys())

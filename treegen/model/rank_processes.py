@@ -1,8 +1,8 @@
-"""Rank 0 of a tensor-parallel model: it starts the other ranks, leads them and sees them end.
+"""Rank 0 of a tensor-parallel model: start the other ranks, send them work, and end them.
 
-Each follower is a process of its own on this machine, which begins at `treegen.llm.follower.main`.
-Rank 0 tells it, over a pipe, what to do: load the model, make a cache, and then each pass. A
-follower decides nothing. So all that schedules, samples and searches runs in this process alone.
+Each follower is a process on this machine that starts at `treegen.llm.follower.main`. Over a pipe,
+rank 0 tells it to load the model, make a cache, and run each pass. A follower decides nothing, so
+scheduling, sampling and search run in this process alone.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from treegen.model.model import Model
 from treegen.model.options import EngineOptions
 from treegen.model.parallel.ranks import check_free, join, leave
 
-# It ends with this process from the beginning: to import torch may take a minute on a busy machine.
+# exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
     "import sys; from treegen.common.parent_watch import exit_with_parent; "
     "exit_with_parent(int(sys.argv[-1])); "
     "from treegen.llm.follower import main; main()"
 )
-_START_SECONDS: Final = 300.0  # for a follower to import what it needs
-_SOON: Final = 2.0  # seconds in which a follower that fails has told so
+_START_SECONDS: Final = 300.0  # for a follower to import its modules
+_SOON: Final = 2.0  # seconds within which a failing follower has reported its error
 _FOLDER: Final = "treegen-ranks-"
-_GRACE: Final = 10.0  # seconds for a follower to end by itself
+_GRACE: Final = 10.0  # seconds for a follower to end on its own
 
 
 class FollowerProcesses:
-    """The other ranks, as processes."""
+    """The processes of ranks 1 and up."""
 
     def __init__(self, size: int, device_type: str) -> None:
         """Start ranks 1 to size - 1, and wait until each is about to join.
 
         Raises:
-            WorkerError: one cannot be started.
+            WorkerError: a rank cannot be started.
         """
         temporary = Path(tempfile.gettempdir())
-        sweep(temporary, f"{_FOLDER}*")  # of processes that were killed
+        sweep(temporary, f"{_FOLDER}*")  # remove folders of killed processes
         self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
         self._held = ExitStack()
         self._held.enter_context(create_held(self._folder, folder=True))
@@ -76,7 +76,7 @@ class FollowerProcesses:
                     env=environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    process_group=0,  # Ctrl-C is for this process, which ends the others
+                    process_group=0,  # Ctrl-C reaches only this process, which ends the others
                 )
                 theirs.close()
                 self._processes.append(process)
@@ -90,7 +90,7 @@ class FollowerProcesses:
 
     @property
     def failed(self) -> str:
-        """Why the ranks have ended; empty as long as they work."""
+        """The reason why the ranks have ended; empty while they work."""
         return self._failed
 
     @property
@@ -104,7 +104,11 @@ class FollowerProcesses:
         return [process.pid for process in self._processes]
 
     def call_followers(self, name: str, *arguments: Any) -> None:
-        """Have the followers do a call.
+        """Make the followers execute a call.
+
+        Args:
+            name: The name of the call.
+            *arguments: Its arguments, which are pickled.
 
         Raises:
             WorkerError: a follower has failed.
@@ -127,10 +131,11 @@ class FollowerProcesses:
             )
 
     def fail(self, told: str) -> None:
-        """End all ranks but this one, which then raises errors; only the first reason counts."""
+        """End all other ranks; further calls raise errors. Only the first reason is kept."""
         if threading.current_thread() is not self._watch:
-            self._watch.join(_SOON)  # which may know why
-        # First of all, because what this process waits for now comes to an end, without numbers.
+            self._watch.join(_SOON)  # the thread may know the actual reason
+        # Set this first: killing the ranks ends the collectives that this process waits for,
+        # without valid results.
         self._failed = self._failed or told
         for process in self._processes:
             with contextlib.suppress(OSError):
@@ -139,19 +144,23 @@ class FollowerProcesses:
             leave(self)
 
     def _await(self, rank: int, connection: Connection) -> None:
-        """Wait until a follower is about to join; raise WorkerError if it never is."""
+        """Wait until a follower is about to join.
+
+        Raises:
+            WorkerError: it ends, or does not answer in time.
+        """
         with contextlib.suppress(EOFError, OSError):
             if connection.poll(_START_SECONDS):
                 connection.recv()
                 return
-        told = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
+        problem = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
         raise WorkerError(
-            f"a tensor-parallel model cannot be started: {told}; see what it has told above, or "
+            f"a tensor-parallel model cannot be started: {problem}; see what it has told above, or "
             "start again"
         )
 
     def _describe_exit(self, rank: int) -> str:
-        """Say that a follower has died, and of which signal; its connection has ended."""
+        """Describe how a follower died whose connection has closed, with its signal if any."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._processes[rank - 1].wait(_GRACE)
         code = self._processes[rank - 1].returncode
@@ -167,7 +176,7 @@ class FollowerProcesses:
         return ""
 
     def _wait(self) -> None:
-        """Wait until a follower says that it fails, or dies."""
+        """Wait until a follower reports a failure or dies."""
         ready = wait(self._connections)
         if self._closing:
             return
@@ -175,14 +184,18 @@ class FollowerProcesses:
         assert isinstance(connection, Connection)
         rank = self._connections.index(connection) + 1
         try:
-            told = f"rank {rank}: {connection.recv()}"
+            reason = f"rank {rank}: {connection.recv()}"
         except (EOFError, OSError):
-            told = self._describe_exit(rank)
+            reason = self._describe_exit(rank)
         if not self._closing:
-            self.fail(told)
+            self.fail(reason)
 
     def close(self, *, now: bool = False) -> None:
-        """End the followers and wait for them. now: wherever they are; they may wait for rank 0."""
+        """End the followers and wait for them.
+
+        Args:
+            now: Kill them at once; they may be waiting for rank 0.
+        """
         self._closing = True
         for process in self._processes if now or self._failed else ():
             process.kill()
@@ -196,7 +209,7 @@ class FollowerProcesses:
                 process.kill()
                 process.wait()
         if self._watch.is_alive() and threading.current_thread() is not self._watch:
-            self._watch.join(_GRACE)  # it reads the connections
+            self._watch.join(_GRACE)  # it still reads the connections
         for connection in self._connections:
             connection.close()
         self._failed = self._failed or "the LLM was closed"
@@ -207,15 +220,15 @@ class FollowerProcesses:
 
 
 def devices_of(size: int, device: str) -> torch.device:
-    """Where rank 0 of so many computes; rank r is on GPU r.
+    """Return the device of rank 0 among `size` ranks; rank r uses GPU r.
 
     Raises:
-        InputError: there are fewer GPUs, or one of them is named.
+        InputError: there are fewer than `size` GPUs, or `device` names one of them.
     """
-    found = resolve_device(device)
-    if found.type != "cuda":
-        return found
-    if found.index is not None:
+    resolved = resolve_device(device)
+    if resolved.type != "cuda":
+        return resolved
+    if resolved.index is not None:
         raise InputError(
             f"device {device!r} is one GPU, and tensor_parallel_size={size} takes the first "
             f"{size}; choose them by CUDA_VISIBLE_DEVICES"
@@ -229,10 +242,10 @@ def devices_of(size: int, device: str) -> torch.device:
 
 
 class RankGroup(Closeable):
-    """Processes that compute models together, one at a time; this process is rank 0."""
+    """Processes that compute models together, one model at a time; this process is rank 0."""
 
     def __init__(self, size: int, device: str = "auto") -> None:
-        """Start the others.
+        """Start the other ranks and join them.
 
         Raises:
             InputError: there are fewer GPUs than ranks, or this process has a group already.
@@ -250,15 +263,15 @@ class RankGroup(Closeable):
         return self._followers.pids
 
     def load(self, make: Callable[..., Model]) -> Model:
-        """A model of which each rank loads its part; the one before must not be used any more.
+        """Load a model, each rank its shard. The group's previous model must not be used any more.
 
         Args:
             make: Loads the model, given `device` and `ranks`. It runs in every rank, so it must be
-                possible to pickle.
+                picklable.
 
         Raises:
             WorkerError: a rank fails.
-            TreegenError: what `make` raises.
+            TreegenError: any error that `make` raises.
         """
         with self._failing():
             self._followers.call_followers("load", make)
@@ -266,7 +279,11 @@ class RankGroup(Closeable):
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """End the followers if this rank fails, and raise what one of them told if that is why."""
+        """If this rank fails, end the followers.
+
+        Raises:
+            WorkerError: a follower caused the failure; the message has its reason.
+        """
         try:
             yield
         except TreegenError as error:
@@ -281,8 +298,8 @@ class RankGroup(Closeable):
             failed = self._followers.failed
             self.close()
             if isinstance(error, Exception) and not failed.startswith("rank 0"):
-                told = f"not all ranks could load the model: {failed}"
-                raise WorkerError(f"{told}; see what they have told above") from error
+                message = f"not all ranks could load the model: {failed}"
+                raise WorkerError(f"{message}; see what they have told above") from error
             raise
 
     def close(self) -> None:
@@ -291,9 +308,15 @@ class RankGroup(Closeable):
 
 
 def load_with_ranks(make: Callable[..., Model], size: int, device: str) -> Model:
-    """A model that so many processes compute, which end with it. make: as in `RankGroup.load`.
+    """Load a model that `size` processes compute together. The processes end with the model.
 
-    Raises what `RankGroup` and its `load` raise.
+    Args:
+        make: Loads the model in each rank, as in `RankGroup.load`.
+        size: The number of processes.
+        device: The device, "auto" or without an index; rank r uses GPU r.
+
+    Raises:
+        TreegenError: any error of `RankGroup` and its `load`.
     """
     group = RankGroup(size, device)
     model = group.load(make)
@@ -302,15 +325,18 @@ def load_with_ranks(make: Callable[..., Model], size: int, device: str) -> Model
 
 
 def load_tensor_parallel(path: str, size: int, *, device: str = "auto", **loading: Any) -> Model:
-    """The model in a directory or of a hub name, each rank with its part of it.
+    """Load the model in a directory or with a hub name, each rank its shard.
+
+    Configuration errors are raised before other processes are started.
 
     Args:
-        loading: What `load_model` takes.
+        path: A directory or a hub name.
+        size: The number of ranks.
+        device: The device, "auto" or without an index; rank r uses GPU r.
+        **loading: Further arguments of `load_model`.
 
     Raises:
-        TreegenError: as `load_model` and `load_with_ranks` do. What can be known without the
-        weights
-            is known before other processes are started.
+        TreegenError: as `load_model` and `load_with_ranks` do.
     """
     names = ("dtype", "revision", "trust_remote_code")
     shape = {name: loading[name] for name in names if name in loading}
@@ -320,7 +346,7 @@ def load_tensor_parallel(path: str, size: int, *, device: str = "auto", **loadin
 
 
 def load_from_options(options: EngineOptions) -> Model:
-    """The model that options name, whole or each rank with its part of it.
+    """Load the model that options name, in this process alone or with a shard in each rank.
 
     Raises:
         TreegenError: as `load_model` and `load_tensor_parallel` do.

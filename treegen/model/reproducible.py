@@ -1,8 +1,8 @@
-"""Passes whose bits for a row do not depend on the rows beside it: all of a model but attention.
+"""Passes in which a row's bits do not depend on the other rows, for all of a model but attention.
 
-Attention is `impl="invariant"`. The rest of a layer is computed for each row apart, but by kernels
-that may sum in another order where rows are few, or many. So products do not split their sums, no
-pass has few rows, and layers are compiled for one number of rows whatever the first pass is.
+Attention uses `impl="invariant"`. All other operations treat rows separately, but their kernels may
+sum in another order when there are few or many rows. Therefore matrix products do not split their
+sums, no pass has few rows, and layers are compiled for one fixed number of rows.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ from treegen.ops.cache.pool import LayerKV
 
 IMPL: Final = "invariant"
 ALIGN: Final = 16
-"""Attention parts begin at multiples of so many positions: what one matrix product sums at once."""
+"""Attention parts begin at multiples of this many positions, which one matrix product sums."""
 _LEAST_ROWS: Final = 64  # products of fewer rows are no faster, and some are much slower
 _COMPILED_ROWS: Final = 1024
 
 
 def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
-    """Check how attention is computed.
+    """Check that attention can be computed reproducibly.
+
+    Args:
+        device: The device of the model.
+        impl: The attention implementation; on a GPU "auto" or "invariant".
+        page_size: Tokens per page; on a GPU a multiple of `ALIGN`.
 
     Raises:
-        InputError: bits of a row would depend on other rows.
+        InputError: the bits of a row would depend on other rows.
     """
     if device.type != "cuda":
         return
@@ -50,16 +55,16 @@ def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
-    """Check the type of the weights.
+    """Check that the type of the weights allows reproducible passes.
 
     Raises:
-        InputError: bits of a row would depend on other rows.
+        InputError: the bits of a row would depend on other rows.
     """
-    # Weights of a softmax that are small have fewer digits in float16. On a CPU, so far only sums
-    # in float32 were shown to give the same samples.
+    # Small softmax weights have fewer digits in float16. On a CPU, only float32 sums have been
+    # shown to give the same samples.
     allowed = (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
     if dtype not in allowed:
-        names = " or ".join(str(each).removeprefix("torch.") for each in allowed)
+        names = " or ".join(str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed)
         raise InputError(
             f"reproducible on {device.type} takes {names}, and the model's dtype is "
             f"{str(dtype).removeprefix('torch.')}; give dtype= (--dtype)"
@@ -67,13 +72,13 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def reproducible_spec(spec: ModelSpec, device: torch.device) -> ModelSpec:
-    """How a model keeps what it computes if a row's bits do not depend on others.
+    """Return the model's shape with states that allow reproducible passes.
 
-    Rows have recurrent states of their own: what they read from a shared one and a list is summed
-    up in another order.
+    On a GPU each row gets a recurrent state of its own, because reading a shared state and an
+    update list sums in another order.
 
     Raises:
-        InputError: bits of a row would depend on other rows.
+        InputError: the bits of a row would depend on other rows.
     """
     if device.type == "cuda" and any(layer.latent is not None for layer in spec.layers):
         raise InputError(
@@ -84,10 +89,15 @@ def reproducible_spec(spec: ModelSpec, device: torch.device) -> ModelSpec:
 
 
 def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> None:
-    """Check that recurrent layers compute every token by itself, by treegen's own operators.
+    """Check that recurrent layers compute every token by itself, with treegen's own operators.
+
+    Args:
+        module: The transformers model.
+        spec: Its shape.
+        by_operators: Whether its recurrent layers run on treegen's operators.
 
     Raises:
-        InputError: they do not.
+        InputError: they do not, or their time steps have limits.
     """
     about = f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: "
     if spec.states and not by_operators:
@@ -102,7 +112,7 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
 
 
 def check_experts(module: nn.Module, spec: ModelSpec) -> None:
-    """Check that experts are computed by treegen's own kernels, whose sums have one order.
+    """Check that experts are computed by treegen's own kernels, whose sums have a fixed order.
 
     Raises:
         InputError: a layer has experts that are computed in another way.
@@ -116,12 +126,12 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
 
 
 def disable_split_k() -> None:
-    """Let matrix products of this process not split the sums of a row, whatever the rows.
+    """Prevent matrix products of this process from splitting the sums of a row.
 
-    cuBLASLt can be told so.
+    Only cuBLASLt has a setting for this.
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    # Of each pair, the second is whether sums may be split.
+    # The second value of each pair decides whether sums may be split.
     for name in (
         "allow_bf16_reduced_precision_reduction",
         "allow_fp16_reduced_precision_reduction",
@@ -130,13 +140,13 @@ def disable_split_k() -> None:
 
 
 def compiler_options() -> dict[str, bool]:
-    """Options of `torch.compile` with which kernels are not chosen by timing them.
+    """Return options of `torch.compile` that prevent choosing kernels by timing them.
 
-    Kernels that sum may do so in other orders, and even of those that do not, one may round a
-    product and a sum once and another twice. The options go with each compiled layer, as what is
-    set for the process does not last: whenever dynamo traces a frame, it restores
-    `torch.use_deterministic_algorithms`, which sets Inductor's `deterministic` too. Layers compiled
-    without the options are not taken for these either.
+    Reduction kernels may sum in other orders, and even among other kernels one may round a product
+    and a sum once and another twice. The options are passed with each compiled layer, because
+    process-wide settings do not last: whenever dynamo traces a frame, it restores
+    `torch.use_deterministic_algorithms`, which also sets Inductor's `deterministic`. Layers
+    compiled without the options are cached separately.
     """
     known = torch._inductor.config.get_config_copy()
     wanted = {"deterministic": True, "triton.autotune_pointwise": False}
@@ -144,9 +154,9 @@ def compiler_options() -> dict[str, bool]:
 
 
 def pad_batch(batch: Batch) -> Batch:
-    """The same batch with rows to spare, which write to the padding page, if it has few.
+    """Pad a batch that has few rows with spare rows, which write to the padding page.
 
-    Its recurrent layers compute a token at a time.
+    Recurrent layers of the batch compute one token at a time.
     """
     missing = max(_LEAST_ROWS - len(batch.tokens_T), 0)
     if batch.states is not None:
@@ -173,7 +183,13 @@ def pad_batch(batch: Batch) -> Batch:
 
 
 def build_warmup_batch(layers: Sequence[LayerKV], device: torch.device, impl: str = IMPL) -> Batch:
-    """A pass over nothing but the padding page, for the compiler to see a usual number of rows."""
+    """Build a pass over the padding page only, so that the compiler sees a typical number of rows.
+
+    Args:
+        layers: The page pool of each attention layer.
+        device: The device of the pools.
+        impl: The attention implementation.
+    """
     zeros_T = torch.zeros(_COMPILED_ROWS, dtype=torch.int64, device=device)
     one, none = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     level = HostLevel(none, one * _COMPILED_ROWS, none[:, None], one, none, causal=False)

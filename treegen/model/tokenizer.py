@@ -1,4 +1,4 @@
-"""The tokenizer that lies beside a model, and the processor of images."""
+"""Load the tokenizer and the image processor of a model."""
 
 import os
 from pathlib import Path
@@ -28,13 +28,17 @@ def load_tokenizer(
     trust_remote_code: bool = False,
     with_config: bool = True,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that lies beside a model.
+    """Load the tokenizer of a model.
 
     Args:
-        with_config: Refuse it if config.json, not the tokenizer's own settings, names code.
+        path: A directory, a GGUF file or a hub name.
+        revision: The branch, tag or commit of a model on the hub.
+        trust_remote_code: Whether code of the checkpoint itself may run.
+        with_config: Whether to also refuse code that config.json names, not only code that the
+            tokenizer's own settings name.
 
     Raises:
-        ModelError: there is none, or none that can be loaded.
+        ModelError: there is no tokenizer, or it cannot be loaded.
     """
     directory = locate(path, revision, weights=False)
     local = Path(path).expanduser().is_dir()
@@ -56,13 +60,13 @@ def load_tokenizer(
             **in_one,
         )
         if tokenizer.is_fast:
-            tokenizer("a", verbose=False)  # which needs what tokenizer.json adds to a text
+            tokenizer("a", verbose=False)  # also applies what tokenizer.json adds to a text
     except BaseException as error:
-        # What the library of fast tokenizers raises in a panic is no Exception.
+        # A panic in the library of fast tokenizers is not raised as an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if with_config and not in_one and (directory / "config.json").is_file():
-            # transformers reads it for a tokenizer too, and it may be what is wrong.
+            # transformers reads config.json for a tokenizer too, so the error may be there.
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
         raise ModelError(
@@ -70,7 +74,7 @@ def load_tokenizer(
             "its files, or "
             "download them again"
         ) from None
-    # Else what encodes or renders would come upon them.
+    # Otherwise the error would occur later, when a text is encoded or a chat is rendered.
     if not is_template(tokenizer.chat_template) or not is_length(tokenizer.model_max_length):
         check_fields(directory)
     if not len(tokenizer):
@@ -79,9 +83,10 @@ def load_tokenizer(
 
 
 def load_image_processor(options: EngineOptions, tokenizer: PreTrainedTokenizerBase) -> Processor:
-    """The processor of the model that options name; nothing of its weights is read.
+    """Load the image processor of the model that options name, without reading weights.
 
-    Raises ModelError as `load_processor` does.
+    Raises:
+        ModelError: as `load_processor` does.
     """
     directory = locate(options.model, options.revision, weights=False)
     config = read_config(

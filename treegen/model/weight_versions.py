@@ -1,4 +1,4 @@
-"""Whether somebody has written into weights: an optimizer's step, or `load_state_dict`."""
+"""Detect whether weights were written into, by an optimizer's step or `load_state_dict`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def get_versions(weights: Iterable[Tensor]) -> tuple[int, ...]:
-    """Numbers of which one is another once a weight was written into, but by way of `.data`."""
-    return tuple(0 if each.is_inference() else each._version for each in weights)
+    """Return each weight's version counter. In-place writes change it, except through `.data`."""
+    return tuple(0 if weight.is_inference() else weight._version for weight in weights)
 
 
 def _bump_versions(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Count a fused step as torch counts all others; fused kernels write without being noticed."""
+    """Count a fused optimizer step as torch counts all others, because fused kernels do not."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             for weight in group["params"]:

@@ -1,1 +1,1 @@
-"""Checkpoints as they lie on disk: files, tokenizers, families, how weights are quantised."""
+"""Checkpoints on disk: files, tokenizers, model families, quantised weights."""

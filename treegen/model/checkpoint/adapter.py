@@ -1,8 +1,8 @@
-"""PEFT's adapters of low rank, merged into the weights of their base model as it loads.
+"""Merge PEFT's low-rank adapters into the weights of their base model as it loads.
 
 LoRA (https://arxiv.org/abs/2106.09685) adds s B A to a matrix W, with s = alpha / r, or alpha /
 sqrt(r) in rsLoRA (https://arxiv.org/abs/2312.03732). DoRA (https://arxiv.org/abs/2402.09353) then
-gives each row of the sum a length of its own. All of it is computed in float32.
+rescales each row of the sum to a learned length. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PREFIX: Final = "base_model.model."
 _PARTS: Final = re.compile(
     r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?$"
 )
-# What is computed below, what the names of the tensors tell as well, and what merging does not see.
+# Settings that are used below, that the tensor names also show, or that do not affect merging.
 _KNOWN: Final = frozenset(
     {
         "alpha_pattern",
@@ -95,8 +95,9 @@ _INSTEAD: Final = "merge it with peft (merge_and_unload) and save_pretrained, an
 class Adapter:
     """An adapter that can be merged.
 
-    directory: where it is.
-    config: its adapter_config.json.
+    Attributes:
+        directory: The adapter's directory.
+        config: Its adapter_config.json.
     """
 
     directory: Path
@@ -106,55 +107,57 @@ class Adapter:
         """Return the alpha of each module.
 
         Args:
-            modules: Their names in the base model.
+            modules: Module names in the base model.
 
         Raises:
             ModelError: `alpha_pattern` has no regular expressions, or they take too long.
         """
         stored = self.config.get("lora_alpha")
         usual = 8.0 if stored is None else float(stored)
-        own = self.config.get("alpha_pattern") or {}
-        patterns = [rf"(.*\.)?({pattern})$" for pattern in own]
+        overrides = self.config.get("alpha_pattern") or {}
+        patterns = [rf"(.*\.)?({pattern})$" for pattern in overrides]
         try:
             places = first_matches(patterns, modules, f"alpha_pattern of {self.directory / CONFIG}")
         except InputError as error:
             raise ModelError(str(error)) from None
-        values = [float(value) for value in own.values()]
+        values = [float(value) for value in overrides.values()]
         return {
             module: usual if place is None else values[place]
             for module, place in zip(modules, places, strict=True)
         }
 
     def scale(self, alpha: float, rank: int) -> float:
-        """Return what the product of a module's two matrices is multiplied by.
+        """Return the factor of the product of a module's two matrices.
 
         Args:
-            alpha: Of the module.
-            rank: Of the matrices.
+            alpha: The alpha of the module.
+            rank: The rank of the matrices.
         """
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
 def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapter:
-    """Return the adapter in a directory or of a hub name.
+    """Return the adapter in a directory or with a hub name.
 
     Args:
-        weights: Whether they are fetched from the hub too.
+        path: A directory or a hub name.
+        weights: Whether to fetch its weights from the hub too.
 
     Raises:
-        ModelError: there is none, or it cannot be merged.
+        ModelError: there is no adapter, or it cannot be merged.
     """
     return read_adapter(locate(path, None, weights=weights), weights=weights)
 
 
 def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
-    """Return the adapter in a directory that PEFT has written; no tensor is read.
+    """Return the adapter in a directory that PEFT has written, without reading its tensors.
 
     Args:
-        weights: Whether they must be there.
+        directory: The adapter's directory.
+        weights: Whether its weights must exist.
 
     Raises:
-        ModelError: there is none, it is of another kind, or its weights are no safetensors.
+        ModelError: there is no adapter, it is of another kind, or its weights are not safetensors.
     """
     if not (directory / CONFIG).is_file():
         raise ModelError(f"{directory} has no {CONFIG}; give a directory that peft has saved")
@@ -182,18 +185,21 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
 
 
 def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> int:
-    """Merge an adapter into a module's weights; returns how many tensors it changed.
+    """Merge an adapter into a module's weights and return the number of changed tensors.
 
-    A weight that other modules share, such as that of a tied head, is given to its module alone.
+    A changed weight that several modules share, such as that of a tied head, is replaced only in
+    the module that the adapter names.
 
     Args:
-        dropped: Names of parts that were taken out of the module, such as an image tower. What the
-            adapter has for them is left out too.
+        module: The base model.
+        adapter: The adapter.
+        dropped: Names of parts that were removed from the module, such as an image tower. The
+            adapter's tensors for them are ignored.
 
     Raises:
-        ModelError: it is of another model, or it cannot be read.
+        ModelError: the adapter belongs to another model, or cannot be read.
     """
-    given: dict[str, dict[str, Tensor]] = {}
+    by_module: dict[str, dict[str, Tensor]] = {}
     whole: dict[str, Tensor] = {}
     has_dropped = False
     try:
@@ -204,15 +210,15 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                     has_dropped = True
                     continue
                 if part := _PARTS.search(place):
-                    given.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
+                    by_module.setdefault(place[: part.start()], {})[part[1]] = file.get_tensor(name)
                 else:
-                    # Of an embedding that is adapted, the weight below may be saved too.
+                    # An adapter of an embedding may also contain the embedding's base weight.
                     whole[place.replace(".base_layer.", ".")] = file.get_tensor(name)
     except Exception as error:
         raise ModelError(
             f"{adapter.directory / WEIGHTS} cannot be read: {summarize_error(error)}; copy it again"
         ) from None
-    if not given and not whole and not has_dropped:
+    if not by_module and not whole and not has_dropped:
         raise ModelError(
             f"{adapter.directory / WEIGHTS} has no tensors; save the adapter again with peft"
         )
@@ -229,20 +235,20 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> i
                 f"{list(mine.shape)}; {_INSTEAD}"
             )
         _replace(modules[name], kind, tensor, shared)
-    alphas = adapter.alphas(list(given))
-    for name, parts in given.items():
+    alphas = adapter.alphas(list(by_module))
+    for name, parts in by_module.items():
         base = getattr(modules.get(name), "weight", None)
         if not isinstance(base, nn.Parameter) or base.ndim != 2:
             raise _strange(adapter, name)
         merged = _merge_weight(base.data, parts, name, adapter, alphas[name])
         _replace(modules[name], "weight", merged, shared)
-    return len(given) + len(whole)
+    return len(by_module) + len(whole)
 
 
 def _merge_weight(
     base: Tensor, parts: Mapping[str, Tensor], name: str, adapter: Adapter, alpha: float
 ) -> Tensor:
-    """Return a weight with its part of the adapter, in float32."""
+    """Return a weight with its part of the adapter merged, in float32."""
     embedded = "lora_embedding_A" in parts
     first = parts.get("lora_embedding_A" if embedded else "lora_A")
     second = parts.get("lora_embedding_B" if embedded else "lora_B")
@@ -253,8 +259,8 @@ def _merge_weight(
             f"{adapter.directory} has matrices of rank 0 for {name}, which change nothing; save "
             "the adapter again with peft, with r of 1 or more"
         )
-    # The matrices of an embedding are stored the other way round: its output is (B A) transposed.
-    # Those of GPT-2's Conv1D have their inputs first.
+    # The matrices of an embedding are stored transposed: it adds the transpose of B A.
+    # The weights of GPT-2's Conv1D have inputs first.
     turned = embedded or bool(adapter.config.get("fan_in_fan_out"))
     weight = (base.T if turned else base).to(torch.float32)
     if (second.shape[0], first.shape[1]) != tuple(weight.shape) or second.shape[1] != len(first):
@@ -279,12 +285,12 @@ def _strange(adapter: Adapter, name: str) -> ModelError:
 
 
 def _find_shared_parameters(module: nn.Module) -> set[int]:
-    """Return the ids of the parameters that several modules have."""
+    """Return the ids of the parameters that several modules share."""
     seen: set[int] = set()
-    found: set[int] = set()
+    shared: set[int] = set()
     for _, parameter in module.named_parameters(remove_duplicate=False):
-        (found if id(parameter) in seen else seen).add(id(parameter))
-    return found
+        (shared if id(parameter) in seen else seen).add(id(parameter))
+    return shared
 
 
 def _replace(module: nn.Module, kind: str, value: Tensor, shared: set[int]) -> None:

@@ -1,13 +1,13 @@
-"""bitsandbytes' matrices in 4 and 8 bits, expanded as the library itself does.
+"""Expand bitsandbytes' matrices in 4 and 8 bits, exactly as the library does.
 
-- 4 bits: a matrix's numbers, row by row, lie two in a byte, the first in the upper half. Each names
-  one of 16 numbers in quant_map (nf4 or fp4), which the scale of its block (absmax) multiplies.
-  Double quantisation names the scales themselves in a map of 256 numbers, with scales of blocks
-  (nested_absmax) and an offset. A JSON text in bytes tells sizes of blocks and the shape.
-- 8 bits (LLM.int8): integers times the largest number of their row (SCB), over 127.
+- 4 bits: numbers are stored row by row, two per byte, the first in the high half. Each is an index
+  into the 16 numbers of quant_map (nf4 or fp4), multiplied by the scale of its block (absmax). With
+  double quantisation the scales are indices into a map of 256 numbers, with scales of blocks
+  (nested_absmax) and an offset. A JSON text, stored as bytes, has the block sizes and the shape.
+- 8 bits (LLM.int8): integers times the largest number of their row (SCB), divided by 127.
 
-Sources: bitsandbytes' functional.py (QuantState) and backends/default/ops.py. Its words are bytes,
-whatever type they are stored as.
+Sources: bitsandbytes' functional.py (QuantState) and backends/default/ops.py. Packed data is read
+as bytes, whatever type it is stored as.
 
 Legend: N outputs, K inputs.
 """
@@ -32,19 +32,19 @@ PARTS_4: Final = (
     f"{_STATE}nf4",
     f"{_STATE}fp4",
 )
-"""What is stored of a matrix in 4 bits, by the ends of its names."""
+"""Name suffixes of the tensors that store a matrix in 4 bits."""
 PARTS_8: Final = ("weight", "SCB", "weight_format")
-"""What is stored of a matrix in 8 bits."""
+"""Name suffixes of the tensors that store a matrix in 8 bits."""
 _ROWS: Final = 0
-"""The only `weight_format` that is not an order of bytes for old GPUs."""
+"""The only `weight_format` without a byte order for old GPUs."""
 _OVER_127: Final = 7.874015718698502e-3
 
 
 def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
-    """The matrix [N, K] that is stored in 4 bits, in float32.
+    """Return the matrix [N, K] that is stored in 4 bits, in float32.
 
     Raises:
-        ValueError: the tensors do not go together.
+        ValueError: the tensors do not fit together.
     """
     state = _state(next((v for k, v in parts.items() if k.startswith(_STATE)), None))
     shape = [int(size) for size in state["shape"]]
@@ -70,10 +70,10 @@ def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
-    """The matrix [N, K] that is stored in 8 bits, in float32.
+    """Return the matrix [N, K] that is stored in 8 bits, in float32.
 
     Raises:
-        ValueError: the tensors do not go together.
+        ValueError: the tensors do not fit together.
     """
     stored_NK, largest_N = parts["weight"], parts["SCB"].reshape(-1).float()
     if stored_NK.dtype != torch.int8 or stored_NK.shape[:-1] != largest_N.shape:
@@ -87,7 +87,7 @@ def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
 def _dequantize_blocks(
     named: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int
 ) -> Tensor:
-    """Numbers [count] by name, times the scales of their blocks of a size."""
+    """Look up indices in `numbers` [count] and multiply by the scale of each block of `size`."""
     blocks = -(-len(named) // max(int(size), 1))
     if int(size) < 1 or numbers.shape != (count,) or scales.shape != (blocks,):
         raise ValueError(f"{len(scales)} scales, not {blocks}, or {len(numbers)} numbers")

@@ -22,9 +22,9 @@ OWN_ATTENTION: Final = "its layers compute attention without transformers' atten
 OTHERS: Final = "`treegen models` lists those that can"
 _DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
 
-# Families that cannot be used, though their configurations do not tell; `refusal` tells which of
-# them the installed transformers has changed since. A family that is absent here is judged by its
-# layer types, by what its layers ask of the attention function, and in the end by the load check.
+# Families that cannot be used although their configurations do not show it. `refusal` excludes
+# those that the installed transformers has changed since. Other families are judged by their layer
+# types, by their calls of the attention function, and finally by the load check.
 REFUSED: Final = {
     "bloom": "its attention adds ALiBi position biases, which are not supported",
     "mpt": "its attention adds ALiBi position biases, which are not supported",
@@ -60,14 +60,14 @@ REFUSED: Final = {
 }
 _STATISTICS: Final = "its layers take statistics over all of their activations"
 WHOLE: Final = {"gemma3n": _STATISTICS, "gemma3n_text": _STATISTICS}
-"""Families that have a tensor-parallel plan, but give other numbers when they are divided by it."""
+"""Families whose tensor-parallel plan gives wrong numbers, and why."""
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Families that are tested against transformers, model by model, as docs/models.md tells.
+# Families that are tested against transformers, model by model; see docs/models.md.
 EXACT: Final = _names(
     """
     afmoe apertus arcee aria_text axk1 beam biogpt bitnet codegen cohere cohere2 cohere2_moe
@@ -82,7 +82,7 @@ EXACT: Final = _names(
     youtu
     """
 )
-"""Text models that run compiled."""
+"""Families of text models that run compiled."""
 ON_TEXT: Final = _names(
     """
     aria aya_vision cohere2_vision cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
@@ -93,20 +93,20 @@ ON_TEXT: Final = _names(
     smolvlm video_llama_3 video_llava vipllava voxtral
     """
 )
-"""Likewise models that take images or sound too, given text."""
+"""Families of multimodal models that run compiled, with text inputs."""
 IMAGES: Final = _names(
     """
     aya_vision gemma3 gemma4 idefics3 internvl llava llava_next llava_onevision mistral3 qwen2_5_vl
     qwen2_vl qwen3_5 qwen3_vl smolvlm
     """
 )
-"""Those that take images, each tested against transformers."""
+"""Families that take images, each tested against transformers."""
 NO_IMAGES: Final = {
     "paligemma": "all of a prompt attends to all of it, so prompts have nothing in common",
 }
 """Families whose images cannot be shared, and why."""
 SOUND: Final[tuple[str, ...]] = ()
-"""Those that take sound, each tested against transformers."""
+"""Families that take sound, each tested against transformers."""
 RECURRENT: Final = {
     "gated delta rule": _names(
         "olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"
@@ -117,7 +117,7 @@ RECURRENT: Final = {
     "linear attention": _names("minimax"),
     "short convolutions": _names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
 }
-"""Models whose layers are partly recurrent, by what these compute."""
+"""Families with recurrent layers, by the kind of recurrence."""
 WAYS: Final = {
     "exact": "compiled, with CUDA graphs",
     "exact on text": "likewise; some take images, none takes sound",
@@ -126,13 +126,13 @@ WAYS: Final = {
     "not tested": "as its layers allow, if the check on loading finds it exact",
     "refused": "not at all",
 }
-"""What treegen says of a family, and how models of it run on a GPU."""
+"""Levels of support for a family, and how its models run on a GPU."""
 _RECURRENT: Final = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 _LAYER_TYPES: Final = _RECURRENT | {"full_attention", "sliding_attention", "mlp", "moe"}
 
 
 def refusal(model_type: str) -> str | None:
-    """Tell why models of a family cannot be used with the installed transformers.
+    """Return why models of a family cannot be used with the installed transformers.
 
     Args:
         model_type: The family, as config.json names it.
@@ -147,13 +147,13 @@ def refusal(model_type: str) -> str | None:
 
 
 def _calls_the_interface(model_type: str) -> bool:
-    """Whether the installed transformers says that a family takes any attention function."""
+    """Return whether the installed transformers says that a family takes any attention function."""
     kind = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ""), None)
     return bool(getattr(kind, "_supports_attention_backend", False))
 
 
 def get_support(model_type: str) -> str:
-    """What treegen says of a family, one of `WAYS`; its layers may have it refused all the same."""
+    """Return the support of a family, one of `WAYS`. Single models may still be refused."""
     if refusal(model_type):
         return "refused"
     if model_type in EXACT:
@@ -166,7 +166,7 @@ def get_support(model_type: str) -> str:
 
 
 def refuse_family(config: PretrainedConfig) -> None:
-    """Raise ModelError if the configuration tells that the model cannot give right numbers."""
+    """Raise ModelError if the configuration shows that the model cannot give right numbers."""
     text = config.get_text_config(decoder=True)
     for model_type in (config.model_type, text.model_type):
         if reason := refusal(model_type):
@@ -187,7 +187,7 @@ def refuse_family(config: PretrainedConfig) -> None:
 
 
 def refuse_images(config: PretrainedConfig) -> None:
-    """Raise ModelError if images cannot be given to models of a configuration."""
+    """Raise ModelError if models with this configuration cannot take images."""
     if config.model_type in NO_IMAGES:
         raise ModelError(
             f"images of {config.model_type} models cannot be taken: {NO_IMAGES[config.model_type]}"
@@ -206,7 +206,7 @@ def refuse_images(config: PretrainedConfig) -> None:
 
 
 def sees_ahead(config: PretrainedConfig) -> Ahead | None:
-    """In which layers tokens of images attend to those after them; None for no layer."""
+    """Return in which layers image tokens attend to later image tokens; None for no layer."""
     if config.model_type == "gemma3":
         return "all"
     text = config.get_text_config(decoder=True)
@@ -215,17 +215,17 @@ def sees_ahead(config: PretrainedConfig) -> Ahead | None:
 
 
 def recurrent_types(config: PretrainedConfig) -> list[str]:
-    """Types of a model's layers that keep a state."""
+    """Return the types of a model's layers that keep a state."""
     return sorted(_layer_types(config.get_text_config(decoder=True)) & _RECURRENT)
 
 
 def _layer_types(text: PretrainedConfig) -> set[str]:
-    found = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    return set(found or ())
+    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
+    return set(types or ())
 
 
 def inputs_of(model_type: str) -> tuple[str, ...]:
-    """What models of a family are given here: text, images, sound; nothing if it is refused."""
+    """Return the inputs that a family takes (text, images, sound); empty if it is refused."""
     if refusal(model_type):
         return ()
     more = (("images", IMAGES), ("sound", SOUND))
@@ -234,9 +234,12 @@ def inputs_of(model_type: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family that the installed transformers generates text with.
+    """A family for which the installed transformers can generate text.
 
-    way: what treegen says of it, one of `WAYS`. why: the reason, if it is refused.
+    Attributes:
+        model_type: The family, as config.json names it.
+        way: Its support, one of `WAYS`.
+        why: The reason if it is refused; else empty.
     """
 
     model_type: str
@@ -245,18 +248,23 @@ class Family:
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """What its models are given here."""
+        """The inputs that its models take; empty if it is refused."""
         return () if self.way == "refused" else inputs_of(self.model_type)
 
 
 def all_families() -> list[Family]:
-    """Every family that the installed transformers generates text with, by name.
+    """Return every family for which the installed transformers can generate text, sorted by name.
 
-    Of those that are not tested, some are refused by what their usual configurations tell.
+    Untested families may be refused because of their default configurations.
     """
     known = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    known |= {*REFUSED, *EXACT, *ON_TEXT, *(each for names in RECURRENT.values() for each in names)}
-    logger = logging.getLogger("transformers")  # it warns of some usual configurations
+    known |= {
+        *REFUSED,
+        *EXACT,
+        *ON_TEXT,
+        *(model_type for names in RECURRENT.values() for model_type in names),
+    }
+    logger = logging.getLogger("transformers")  # it warns about some default configurations
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
@@ -272,8 +280,8 @@ def _family(model_type: str) -> Family:
     try:
         refuse_family(CONFIG_MAPPING[model_type]())
     except ModelError as error:
-        _, _, why = str(error).partition(" ")  # after the name of the family
+        _, _, why = str(error).partition(" ")  # the text after the family's name
         return Family(model_type, "refused", why.partition(";")[0])
-    except Exception:  # a configuration that has no usual one
+    except Exception:  # a configuration class without defaults
         return Family(model_type, way)
     return Family(model_type, way)

@@ -1,4 +1,4 @@
-"""Checkpoint files: found, refused where unsafe or incomplete, fingerprinted.
+"""Find checkpoint files, refuse unsafe or incomplete ones, and fingerprint them.
 
 Everything here happens before a weight is read. Weights are safetensors or GGUF only; a
 configuration that would fetch code or kernels from another repository is refused.
@@ -33,7 +33,7 @@ TOKENIZER_FILES: Final = (
     "vocab.json",
     "vocab.txt",
 )
-# Beside the files above, these decide which ids a text becomes.
+# Together with the files above, these decide how a text is tokenized.
 TOKENIZER_SETTINGS: Final = (
     "merges.txt",
     "added_tokens.json",
@@ -46,21 +46,28 @@ _SETTINGS: Final = ("config.json", "generation_config.json", "adapter_config.jso
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_HEADER: Final = 100_000_008
-"""Bytes of a header of safetensors, with its length; the format has this limit."""
+"""Maximum bytes of a safetensors header with its length field, by the format."""
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 
 
 def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
-    """Return the directory that holds a checkpoint, fetching it from the hub if it is a hub name.
+    """Return the path of a checkpoint, fetching it from the hub if it is a hub name.
 
-    A GGUF file is a checkpoint of its own.
+    "demo" is the model bundled with treegen; ./demo is a directory of that name. Hub names are
+    resolved as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
 
-    "demo" is the model that comes with treegen; a directory of that name is ./demo.
-    A hub name is looked up as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
+    Args:
+        path: A directory, a GGUF file, a hub name or "demo".
+        revision: The branch, tag or commit of a model on the hub; None for the default branch.
+        weights: Whether to fetch the weights too.
+
+    Returns:
+        The directory, or the path of the GGUF file.
 
     Raises:
-        ModelError: there is no such directory, and no such model on the hub.
+        InputError: the path is neither text nor a path object.
+        ModelError: there is no such directory or file, and no such model on the hub.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a model is a directory or a name on the hub, got {path!r:.60}")
@@ -68,7 +75,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     if name == demo.NAME:
         return demo.model_path()
     directory = Path(name).expanduser()
-    if os.path.isdir(directory):  # a Path raises for names that are too long
+    if os.path.isdir(directory):  # Path.is_dir raises if the name is too long
         _refuse_gguf(directory)
         _check_regular(directory)
         return directory
@@ -82,11 +89,11 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
     patterns += ["*.safetensors"] if weights else []
     try:
-        found = huggingface_hub.snapshot_download(
+        snapshot = huggingface_hub.snapshot_download(
             name,
             revision=revision,
             allow_patterns=patterns,
-            # These are second copies of the weights, in their makers' own formats.
+            # These are second copies of the weights in vendor-specific formats.
             ignore_patterns=["*/*", "consolidated*"],
         )
     except HFValidationError:
@@ -103,25 +110,25 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             f"{name!r} is not a directory and could not be fetched from the hub: "
             f"{summarize_error(error)}; check the name, or download it first"
         ) from None
-    if not (Path(found) / "config.json").is_file() and "gguf" in name.lower():
+    if not (Path(snapshot) / "config.json").is_file() and "gguf" in name.lower():
         raise ModelError(f"{name} has GGUF files only; download one and give its path")
-    return Path(found)
+    return Path(snapshot)
 
 
 def _refuse_gguf(directory: Path) -> None:
-    """Raise ModelError for a directory with GGUF files and nothing that describes a model."""
+    """Raise ModelError for a directory with GGUF files but without a config.json."""
     files = sorted(directory.glob("*.gguf"))
     if files and not (directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
 
 
 def _check_regular(directory: Path) -> None:
-    """Raise ModelError for a pipe or a device in a directory, which other libraries would open."""
+    """Raise ModelError for a pipe or device in a directory, which other libraries would open."""
     try:
         strange = [
-            each
-            for each in directory.iterdir()
-            if each.exists() and not each.is_file() and not each.is_dir()
+            entry
+            for entry in directory.iterdir()
+            if entry.exists() and not entry.is_file() and not entry.is_dir()
         ]
     except OSError as error:
         raise ModelError(describe_read_error(directory, error)) from None
@@ -130,9 +137,9 @@ def _check_regular(directory: Path) -> None:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the first line of an error's text that says something, at most 300 characters.
+    """Return the first meaningful line of an error's text, at most 300 characters.
 
-    A line that ends in a colon says nothing alone, so the next line is joined to it.
+    A line that ends in a colon is joined with the next line.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
@@ -140,10 +147,10 @@ def summarize_error(error: BaseException) -> str:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a checkpoint.
+    """Return the JSON object in a file of a checkpoint.
 
     Raises:
-        ModelError: the file cannot be read, or holds no object.
+        ModelError: the file cannot be read, or does not contain an object.
     """
     try:
         value = json.loads(read_text(file))
@@ -163,10 +170,10 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_raw_config(directory: Path) -> dict[str, Any]:
-    """Return config.json as it is written.
+    """Return the content of config.json, unchanged.
 
     Raises:
-        ModelError: there is none; the message says what the directory is instead of a model.
+        ModelError: there is no config.json; the message says what the directory contains instead.
     """
     file = directory / "config.json"
     if file.is_file():
@@ -184,7 +191,7 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
 def check_weights(directory: Path) -> None:
     """Raise ModelError unless the directory has every safetensors file that its index names."""
     if is_gguf(directory):
-        return  # `locate` has looked into it
+        return  # checked by `locate`
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         missing = sorted(_list_indexed_files(index) - {f.name for f in directory.iterdir()})
@@ -209,7 +216,7 @@ def check_weights(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers loads, for which `check_weights` has looked."""
+    """Return the safetensors files that transformers loads. Call `check_weights` first."""
     index, whole = (directory / f"model.safetensors{end}" for end in (".index.json", ""))
     if whole.is_file():
         return [whole]
@@ -219,10 +226,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _list_indexed_files(index: Path) -> set[str]:
-    """Return the names of the files that an index of weights lists.
+    """Return the names of the files that a weight index lists.
 
     Raises:
-        ModelError: it lists none, or one that is not in its folder.
+        ModelError: the index lists no file, or one outside of its folder.
     """
     named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
@@ -239,15 +246,21 @@ def _list_indexed_files(index: Path) -> set[str]:
 def check_trust(
     settings: dict[str, Any], file: str, revision: str | None, *, local: bool, trust: bool
 ) -> None:
-    """Check that a configuration asks for no code but what the caller agreed to run.
+    """Check that a configuration asks only for code that the caller agreed to run.
 
-    The checkpoint's own code runs only if `trust` is set. Code from the hub needs a pinned commit
-    too, so that the code that was read is the code that runs. Code of any further repository never
-    runs.
+    The checkpoint's own code runs only if `trust` is set. Code from the hub also needs a pinned
+    commit, so that the reviewed code is the code that runs. Code of another repository never runs.
+
+    Args:
+        settings: The content of the configuration file.
+        file: The name of the file, for messages.
+        revision: The revision of a model on the hub.
+        local: Whether the checkpoint is a local directory, which needs no pinned commit.
+        trust: Whether the caller agreed to run the checkpoint's own code.
 
     Raises:
-        ModelError: it names code that the caller did not agree to run.
-        InputError: trust is given without a pinned revision.
+        ModelError: the file names code that the caller did not agree to run.
+        InputError: `trust` is set for a hub model without a pinned commit.
     """
     for key, value in _walk(settings):
         kernel = "attn_implementation" in key or "experts_implementation" in key or "kernel" in key
@@ -296,12 +309,14 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     """Return 32 hex digits that change when the weights, the config or the tokenizer change.
 
     Settings and tokenizer files count in full (JSON by its content, not its layout). Of each
-    safetensors file these count: the name, the size, the header (names, dtypes, shapes, offsets)
-    and 64 blocks of 4 KiB, spread evenly over it. Of a GGUF file likewise. So a checkpoint of any
-    size takes milliseconds. Two checkpoints that differ only between those blocks look the same,
-    but training changes weights everywhere. The directory's own name does not count.
+    safetensors or GGUF file these count: the name (of safetensors only), the size, the header
+    (names, dtypes, shapes, offsets) and 64 evenly spread blocks of 4 KiB. So hashing takes
+    milliseconds for a checkpoint of any size. Two checkpoints that differ only between those blocks
+    look the same, but training changes weights everywhere. The name of the directory does not
+    count.
 
     Args:
+        directory: The directory or GGUF file of the checkpoint.
         adapter: The directory of an adapter that is merged; its settings and weights count too.
     """
     digest = hashlib.blake2b(digest_size=16)
@@ -329,7 +344,7 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
 
 
 def _add_weights(digest: "hashlib.blake2b", file: Path, header: int, name: bytes) -> None:
-    """Hash a file's size, the first bytes, and blocks of the others."""
+    """Hash a file's name, its size, its header, and blocks spread over it."""
     size = file.stat().st_size
     with open(open_regular(file), "rb") as stream:
         _add(digest, name, str(size).encode(), stream.read(min(header, size)))

@@ -1,7 +1,7 @@
-"""Checks the lengths in a GGUF file's header before the gguf package believes them.
+"""Check the lengths in a GGUF file's header before the gguf package uses them.
 
 That package makes an object for each value, so a header of 50 bytes that claims 2^60 values would
-fill the memory. See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the format.
+exhaust memory. See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the format.
 """
 
 import struct
@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 from treegen.common.files.regular_files import open_regular
 
 MOST_VALUES: Final = 1 << 23
-"""Values in a header; the largest vocabularies with their merges have about a million."""
+"""Maximum values in a header; the largest vocabularies with their merges have about a million."""
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
 _DEEPEST: Final = 4
@@ -20,7 +20,7 @@ _LEAST_TENSOR: Final = 8 + 4 + 4 + 8
 
 
 def check_lengths(file: Path) -> None:
-    """Raise ValueError for a header whose lengths exceed the file, or what headers have.
+    """Check that no length in a header exceeds the file or the limits of headers.
 
     Args:
         file: The GGUF file.
@@ -34,7 +34,7 @@ def check_lengths(file: Path) -> None:
 
 
 class _Walk:
-    """A walk over a header. Nothing is kept, and no length is used before it is checked."""
+    """A walk over a header that keeps nothing and checks every length before using it."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream, self._left, self._values = stream, size, 0
@@ -76,12 +76,12 @@ class _Walk:
             raise ValueError(f"there is no kind {kind} of values")
 
     def _count(self, least: int) -> int:
-        """Return a number of things that take at least so many bytes each."""
-        found = self._check_count(self._number(8), least)
-        self._values += found
+        """Read a count of items that take at least `least` bytes each."""
+        count = self._check_count(self._number(8), least)
+        self._values += count
         if self._values > MOST_VALUES:
             raise ValueError(f"its header has more than {MOST_VALUES:,} values")
-        return found
+        return count
 
     def _check_count(self, number: int, least: int) -> int:
         if number * least > self._left:
@@ -92,15 +92,15 @@ class _Walk:
         self._skip(self._check_count(self._number(8), 1))
 
     def _number(self, size: int) -> int:
-        found: int = struct.unpack(self._order + ("I" if size == 4 else "Q"), self._read(size))[0]
-        return found
+        number: int = struct.unpack(self._order + ("I" if size == 4 else "Q"), self._read(size))[0]
+        return number
 
     def _read(self, size: int) -> bytes:
-        found = self._stream.read(size)
-        self._left -= len(found)
-        if len(found) < size:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if len(data) < size:
             raise ValueError("it is cut off")
-        return found
+        return data
 
     def _skip(self, size: int) -> None:
         if size > self._left:

@@ -1,6 +1,6 @@
-"""A model in one GGUF file: configuration, tokenizer and weights, as transformers reads them.
+"""Read a model from one GGUF file: configuration, tokenizer and weights, through transformers.
 
-Its weights are expanded to the type that the model computes in.
+The weights are expanded to the type that the model computes in.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ _PLAIN: Final = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is of a GGUF file, by its name."""
+    """Return whether a path names a GGUF file, by its suffix."""
     return path.suffix.lower() == ".gguf"
 
 
 def gguf_arguments(path: Path) -> dict[str, Any]:
-    """What `from_pretrained` takes beside a checkpoint's path, which is ignored for a GGUF file."""
+    """Return the arguments of `from_pretrained` for a GGUF file; empty for other checkpoints."""
     return {"gguf_file": str(path.resolve())} if is_gguf(path) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file tells of its tensors.
+    """Properties of the tensors in a GGUF file.
 
-    data_start: bytes before the first tensor. stores: the kind of most numbers, such as "Q4_K".
-    is_plain: whether no number is quantised. num_bytes: of all tensors.
+    Attributes:
+        data_start: Bytes before the first tensor.
+        stores: The type of most numbers, such as "Q4_K".
+        is_plain: Whether no number is quantised.
+        num_bytes: Bytes of all tensors.
     """
 
     data_start: int
@@ -49,10 +52,11 @@ class GgufHeader:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """Return what a GGUF file tells of its tensors.
+    """Return properties of the tensors in a GGUF file.
 
     Raises:
-        ModelError: a package is missing, or the file is a part, is cut off or is no GGUF.
+        ModelError: a package is missing, or the file is only a part of a model, is cut off or is
+            not GGUF.
     """
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
@@ -65,8 +69,8 @@ def read_header(file: Path) -> GgufHeader:
             f"{file} is one part of a model; merge the parts into one file: "
             "llama-gguf-split --merge FIRST MERGED"
         )
-    found = file.stat()
-    return _read(file, found.st_size, found.st_mtime_ns)
+    status = file.stat()
+    return _read(file, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
@@ -77,9 +81,9 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
         check_lengths(file)
         reader = GGUFReader(file)
     except Exception as error:
-        told = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(
-            f"{file} is no GGUF file or is cut off ({size:,} bytes; {told}); download it again"
+            f"{file} is no GGUF file or is cut off ({size:,} bytes; {reason}); download it again"
         ) from None
     sizes: Counter[str] = Counter()
     for tensor in reader.tensors:
@@ -96,13 +100,13 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
 
 
 def _check_sizes(file: Path, reader: Any) -> None:
-    """Raise ModelError for sizes in the header that no tensor has."""
+    """Raise ModelError if the header has sizes that no tensor has."""
     stored = Stored()
     for tensor in reader.tensors:
         stored.add(str(tensor.name), [int(size) for size in tensor.shape])
     sizes: dict[tuple[str, ...], dict[str, int]] = {_WIDTHS: {}, _DEPTHS: {}}
     for name, field in reader.fields.items():
-        for ends, found in sizes.items():
+        for ends, by_name in sizes.items():
             if name.endswith(ends) and isinstance(value := field.contents(), int):
-                found[name] = value
+                by_name[name] = value
     check_sizes(file, "the tensors in it", stored, sizes[_WIDTHS], sizes[_DEPTHS])

@@ -1,4 +1,4 @@
-"""Compare a configuration with the headers of its weights, before anything of its size is made."""
+"""Compare a configuration with the headers of its weights before allocating memory of its sizes."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
 _MOST_OF_PARTS: Final = 1_000
-"""Layers that a tower or another part may name although no weights are numbered so."""
+"""Layers that a tower or another part may declare without weights numbered that high."""
 _MOST_PACKED: Final = 64
-"""Numbers that quantised weights have in one stored value at most, such as 1 bit in 64."""
+"""Maximum numbers that quantised weights pack into one stored value, such as 1 bit of 64."""
 
 
 def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
-    """Raise ModelError for a configuration of sizes that no stored weight has.
+    """Raise ModelError for a configuration with sizes that no stored weight has.
 
-    Smaller differences are told by name and shape once the model is made. Quantised weights are
-    packed in other types and smaller shapes.
+    Smaller differences are reported by name and shape once the model is built. Quantised weights
+    are packed into other types and smaller shapes.
 
     Args:
-        raw: The content of config.json. Some configurations make a list as long as the layers.
+        directory: The checkpoint's directory.
+        raw: The content of config.json. Some configurations build a list as long as the layers.
     """
     text = raw.get("text_config")
-    # Of a number that both have, the text's own counts: a wrapper may have a usual one beside it.
-    texts = [each for each in (raw, text) if isinstance(each, Mapping)]
-    is_packed = any(each.get(key) for each in texts for key in _QUANTISED)
+    # text_config overrides a number of the wrapper, which may only be a default.
+    texts = [settings for settings in (raw, text) if isinstance(settings, Mapping)]
+    is_packed = any(settings.get(key) for settings in texts for key in _QUANTISED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
         if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
             if kind.startswith("F8"):
-                continue  # told with what to do about it
+                continue  # reported elsewhere with advice
             raise ModelError(
                 f"{name} in {directory} is stored as {kind}, not as floating-point numbers, and "
                 "config.json names no quantisation; save the weights again"
@@ -49,25 +50,25 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     if not stored.most:
         return
     file, beside = directory / "config.json", "the weights beside it"
-    towers = {  # whose weights the checkpoint may lack
+    towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
-        for part, each in raw.items()
-        for name in (_DEPTHS_OF_PARTS if isinstance(each, Mapping) else ())
-        if isinstance(size := each.get(name), int) and size > _MOST_OF_PARTS
+        for part, settings in raw.items()
+        for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
+        if isinstance(size := settings.get(name), int) and size > _MOST_OF_PARTS
     }
     check_sizes(file, beside, stored, {}, towers)
     widths, depths = (
-        {name: each[name] for each in texts for name in names if name in each}
+        {name: settings[name] for settings in texts for name in names if name in settings}
         for names in (_WIDTHS, _DEPTHS)
     )
     check_sizes(file, beside, stored, widths, depths, _MOST_PACKED if is_packed else 1)
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, type and shape of each stored tensor, as far as the files can be read."""
+    """Yield the name, type and shape of each stored tensor, as far as the files can be read."""
     try:
         files = weight_files(directory)
-    except (ModelError, KeyError, TypeError, AttributeError):  # loading tells of it
+    except (ModelError, KeyError, TypeError, AttributeError):  # loading reports the error
         return
     for file in files:
         try:
@@ -75,5 +76,5 @@ def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:
                 for name in stored.keys():  # noqa: SIM118 - it is no mapping
                     part = stored.get_slice(name)
                     yield name, str(part.get_dtype()), list(part.get_shape())
-        except (OSError, SafetensorError):  # loading tells of it
+        except (OSError, SafetensorError):  # loading reports the error
             continue

@@ -1,4 +1,4 @@
-"""What transformers tells of the weights that it loaded: what was lacking, too large or unused."""
+"""Check and report how the weights loaded: which were missing, mismatched or unused."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ _SHOWN: Final = 3
 
 
 class _LogCapture(logging.Handler):
-    """Keeps what is logged."""
+    """A log handler that keeps messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class _LogCapture(logging.Handler):
 
 @contextmanager
 def quiet_loading() -> Iterator[list[str]]:
-    """While open, hide transformers' progress bars and report. Yields the report's lines so far."""
+    """While open, hide transformers' progress bars and report. Yield the report's lines so far."""
     logger = logging.getLogger("transformers.modeling_utils")
     kept = _LogCapture()
     before = logger.propagate, logger.level, transformers_logging.is_progress_bar_enabled()
     logger.addHandler(kept)
     logger.propagate = False
-    # At WARNING itself, transformers looks for layers that tensor parallelism would not shard.
+    # At level WARNING, transformers searches for layers that tensor parallelism would not shard.
     logger.setLevel(logging.WARNING - 1)
     transformers_logging.disable_progress_bar()
     try:
@@ -51,12 +51,14 @@ def quiet_loading() -> Iterator[list[str]]:
 
 
 def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelError:
-    """Return the error with which loading is refused.
+    """Return the ModelError for weights that could not be loaded.
 
     Args:
+        directory: The checkpoint's directory.
+        error: The error of transformers.
         told: The lines of transformers' report.
     """
-    # Where tensors could not be put together, transformers' own error only points at the report.
+    # If tensors could not be combined, transformers' error only refers to its report.
     rows = [line for line in told if "CONVERSION" in line]
     name = rows[0].split("|")[0].strip() if rows else ""
     if name:
@@ -71,8 +73,8 @@ def loading_error(directory: Path, error: Exception, told: list[str]) -> ModelEr
 
 
 def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
-    """Raise ModelError if the checkpoint lacks weights, which transformers fills at random."""
-    wrong = sorted(tuple(found) for found in info["mismatched_keys"])
+    """Raise ModelError if the checkpoint lacks weights, which transformers would fill at random."""
+    wrong = sorted(tuple(mismatch) for mismatch in info["mismatched_keys"])
     if wrong:
         name, stored, wanted = wrong[0]
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
@@ -90,7 +92,7 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
 
 
 def warn_unused(directory: Path, names: Iterable[str]) -> None:
-    """Warn of weights that the model of this configuration does not have, by their names."""
+    """Warn about weights, by their names, that this configuration has no place for."""
     extra = sorted(map(str, names))
     if not extra:
         return

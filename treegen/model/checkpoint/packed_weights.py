@@ -1,16 +1,16 @@
-"""Packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes), expanded one by one as they are loaded.
+"""Expand packed matrices (GPTQ, AWQ, AutoRound, bitsandbytes) one by one as they are loaded.
 
-`treegen.model.checkpoint.bnb` tells how bitsandbytes packs. For the others, a number is
-scale * (stored - zero), with a scale and a zero for each output and group of inputs.
-int32 words hold eight 4-bit integers each:
+`treegen.model.checkpoint.bnb` describes the format of bitsandbytes. In the others, a number is
+scale * (stored - zero), with a scale and a zero for each output and group of inputs. int32 words
+hold eight 4-bit integers each:
 
-- GPTQ packs stored integers along inputs, zeros along outputs, from the lowest bits up. Its first
-  format stores zeros less one, its second as they are. g_idx tells each input's group; without it,
-  groups are consecutive inputs.
+- GPTQ packs stored integers along inputs and zeros along outputs, lowest bits first. Its first
+  format stores zeros minus one, its second stores them unchanged. g_idx has each input's group;
+  without it, groups are consecutive inputs.
 - AWQ packs both along outputs, in the order of `_AWQ_ORDER`.
 
-The product is exact in float32, for scales in 16 bits, and is rounded once. Sources: AutoGPTQ's,
-GPTQModel's and AutoAWQ's linear layers; the integer formats that AutoRound writes are theirs.
+The product is exact in float32 for scales in 16 bits, and is rounded once. Sources: AutoGPTQ's,
+GPTQModel's and AutoAWQ's linear layers; AutoRound writes integers in the same formats.
 
 Legend: N outputs, K inputs, G groups.
 """
@@ -36,34 +36,35 @@ from treegen.model.checkpoint.quantized import Packing
 _METHOD: Final = "treegen-packed"
 _PARTS: Final = ("weight", "qweight", "qzeros", "scales", "g_idx")
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word each of eight consecutive outputs lies."""
+"""The position in a word of each of eight consecutive outputs."""
 _ONES: Final = 0x11111111
 
 
 def dequantize_packed_on_load(config: PretrainedConfig, packing: Packing) -> None:
-    """Have transformers expand packed matrices as it loads. The configuration is changed."""
+    """Make transformers expand packed matrices as it loads. The configuration is changed."""
     config.quantization_config = {"quant_method": _METHOD, "packing": packing}
 
 
 def dequantize(
     packing: Packing, qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None
 ) -> Tensor:
-    """The matrix [K, N] that is stored, in float32.
+    """Return the stored matrix [K, N] in float32.
 
     Args:
-        qweight: Int32 [K / 8, N] of GPTQ, [K, N / 8] of AWQ.
-        qzeros: Int32 [G, N / 8].
-        scales: [G, N].
-        g_idx: The group of each input [K].
+        packing: The format.
+        qweight: Integers: int32 [K / 8, N] in GPTQ, [K, N / 8] in AWQ.
+        qzeros: Zeros: int32 [G, N / 8].
+        scales: Scales [G, N].
+        g_idx: The group of each input [K]. Default: groups of consecutive inputs.
 
     Raises:
-        ValueError: the tensors do not go together.
+        ValueError: the tensors do not fit together.
     """
     if packing.layout == "awq":
         stored_KN, zeros_GN = _outputs(qweight, _AWQ_ORDER), _outputs(qzeros, _AWQ_ORDER)
     else:
         stored_KN = _outputs(qweight.T, range(8)).T
-        # The one was taken from whole words, so that a zero of 0 borrows from the next.
+        # GPTQ subtracted 1 from whole words, so a zero of 0 borrows from the next one.
         zeros_GN = _outputs(qzeros + (_ONES if packing.layout == "gptq" else 0), range(8))
     inputs, outputs = stored_KN.shape
     size = packing.group_size if packing.group_size > 0 else inputs
@@ -83,21 +84,21 @@ def dequantize(
 
 
 def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
-    """The integers [R, 8 W] in rows of words [R, W], eight of a word in an order."""
+    """Unpack words [R, W] into integers [R, 8 W]; `order` has their positions in a word."""
     shifts = 4 * torch.tensor([*order], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).flatten(1)
 
 
 def _parts(packing: Packing) -> tuple[str, ...]:
-    """What may be stored of a matrix, by the ends of names."""
+    """Return the name suffixes of the tensors that may store a matrix."""
     return {"bnb-4": bnb.PARTS_4, "bnb-8": bnb.PARTS_8}.get(packing.layout, _PARTS)
 
 
 def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
-    """The matrix [K, N] of what is stored, in float32.
+    """Return the stored matrix [K, N] in float32.
 
     Raises:
-        ValueError: the tensors do not go together, or one is missing.
+        ValueError: the tensors do not fit together, or one is missing.
     """
     try:
         if packing.layout == "bnb-4":
@@ -112,7 +113,7 @@ def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
 
 
 class _DequantizeOp(ConversionOps):  # type: ignore[misc]
-    """Puts together what transformers collects for one matrix, or for those of all experts."""
+    """Expands the tensors that transformers collects for one matrix or for all experts."""
 
     def __init__(self, hf_quantizer: Any) -> None:
         self.hf_quantizer = hf_quantizer
@@ -120,25 +121,43 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
     def convert(
         self, input_dict: dict[str, Any], *given: Any, full_layer_name: str, model: Any, **more: Any
     ) -> dict[str, Any]:
+        """Expand the matrices of one layer, or of all of its experts.
+
+        Args:
+            input_dict: The stored tensors by the ends of their names, each a tensor or a list of
+                one tensor per expert.
+            *given: Ignored.
+            full_layer_name: The name of the weight in the model.
+            model: The model, whose weight has the type to expand to.
+            **more: Ignored.
+
+        Returns:
+            The expanded weights by name.
+
+        Raises:
+            ValueError: tensors do not fit together, or are missing.
+        """
         packing = self.hf_quantizer.quantization_config.packing
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
         stays = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
-        found: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
-        for name, each in input_dict.items():
+        by_matrix: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
+        for name, value in input_dict.items():
             part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
-            found[name[: -len(part)]][part] = each if isinstance(each, list) else [each]
+            by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
         made: dict[str, Any] = {}
-        for start, parts in found.items():
+        for start, parts in by_matrix.items():
             if parts.keys() == {"weight"}:
                 made[f"{start}weight"] = parts["weight"]
                 continue
             columns = zip(*parts.values(), strict=True)
             stored = (dict(zip(parts, column, strict=True)) for column in columns)
-            matrices = (_matrix(packing, each).to(dtype) for each in stored)
-            made[f"{start}weight"] = [each if stays else each.T.contiguous() for each in matrices]
-        if not all(each.is_floating_point() for matrices in made.values() for each in matrices):
+            matrices = (_matrix(packing, tensors).to(dtype) for tensors in stored)
+            made[f"{start}weight"] = [
+                matrix if stays else matrix.T.contiguous() for matrix in matrices
+            ]
+        if not all(matrix.is_floating_point() for matrices in made.values() for matrix in matrices):
             raise ValueError("what scales these integers is missing")
-        if "weight" in made:  # one matrix of a layer, not of experts
+        if "weight" in made:  # a single matrix, not one per expert
             return {full_layer_name: made["weight"][0].to(dtype)}
         return made
 
@@ -157,7 +176,7 @@ class _Config(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(_METHOD)
 class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Has transformers collect the parts of each matrix and expand them."""
+    """Makes transformers collect the tensors of each matrix and expand them."""
 
     requires_calibration = False
     is_trainable = False

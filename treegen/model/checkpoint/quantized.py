@@ -1,8 +1,8 @@
-"""How the weights of a checkpoint are quantised, and what becomes of them.
+"""How the weights of a checkpoint are quantised, and how treegen loads them.
 
-transformers expands what is known here while it loads. Matrices in FP8 may then be put back as they
-are stored, see `treegen.model.linear.fp8_checkpoint`. Everything else is refused before a weight is
-read.
+transformers expands the formats listed here while it loads. FP8 matrices may then be restored as
+they are stored, see `treegen.model.linear.fp8_checkpoint`. All other formats are refused before a
+weight is read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ EXPANDED_METHODS: Final[Mapping[str, str]] = {
     "auto-round": "AutoRound's 4 bits",
     "bitsandbytes": "bitsandbytes' 4 or 8 bits",
 }
-"""Methods whose weights are expanded to 16 or 32 bits as they load, and what they store."""
+"""Methods whose weights are expanded to 16 or 32 bits as they load, and their stored formats."""
 FP8_METHODS: Final[Mapping[str, str]] = {
     "fp8": "FP8",
     "mxfp8": "MXFP8",
     "compressed-tensors": "compressed-tensors' FP8",
     "modelopt": "ModelOpt's FP8",
 }
-"""Methods whose matrices run in FP8 on GPUs that multiply it, and what they store."""
+"""Methods whose matrices run in FP8 on GPUs that multiply FP8, and their stored formats."""
 _EXTRAS: Final = {"accelerate": "fp8", "compressed_tensors": "compressed-tensors"}
 _RENAMED: Final = {r"\.weight_scale$": ".weight_scale_inv"}
 _OF_INPUTS: Final = ("input_scale", "activation_scale", "k_scale", "v_scale", "q_scale")
@@ -51,14 +51,14 @@ _LAYOUTS: Final[Mapping[str, Mapping[str, str]]] = {
         **dict.fromkeys(("auto_round:awq", "auto_round:auto_awq"), "awq"),
     },
 }
-"""The layouts of packed 4 bits by the names that each method has for them."""
+"""The layouts of packed 4-bit weights, by the name that each method uses."""
 _LAYOUT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "gptq": ("checkpoint_format", "format"),
     "awq": ("version", "format"),
     "auto-round": ("packing_format", "backend"),
 }
 _UNTOLD: Final[Mapping[str, str]] = {"gptq": "gptq", "awq": "gemm"}
-"""The layouts that were written before config.json named them."""
+"""The default layouts of checkpoints whose config.json does not name one."""
 _UNPACKED_BITS: Final = 16
 
 
@@ -66,9 +66,11 @@ _UNPACKED_BITS: Final = 16
 class Packing:
     """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`.
 
-    layout: "gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8".
-    group_size: inputs that share a scale; -1 for all, and where matrices tell it themselves.
-    shuffled: whether inputs of a group are not neighbours.
+    Attributes:
+        layout: "gptq", "gptq_v2", "awq", "bnb-4" or "bnb-8".
+        group_size: Inputs that share a scale; -1 for all, and for formats that store it with each
+            matrix.
+        shuffled: Whether the inputs of a group are not consecutive.
     """
 
     layout: str
@@ -78,12 +80,14 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """What config.json tells of quantised weights.
+    """How config.json describes quantised weights.
 
-    method: its name for it. stores: the same for people.
-    is_fp8: whether its matrices are numbers in FP8 times scales.
-    needs: the package with which transformers reads it; empty for none.
-    packing: how packed matrices lie; None for other methods.
+    Attributes:
+        method: The method's name in config.json.
+        stores: The format's name for messages.
+        is_fp8: Whether matrices are FP8 numbers times scales.
+        needs: The package that transformers needs to read it; empty for none.
+        packing: The layout of packed matrices; None for other methods.
     """
 
     method: str
@@ -104,7 +108,7 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
         return None
     method = settings.get("quant_method")
     if method is None and {"load_in_4bit", "load_in_8bit"} & settings.keys():
-        method = "bitsandbytes"  # which once was the only one
+        method = "bitsandbytes"  # the only method when quant_method did not exist
     method = str(getattr(method, "value", method))
     if settings.get("transform_config"):
         raise ModelError(
@@ -125,7 +129,7 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
 
 
 def check_packages(stored: QuantizationInfo) -> None:
-    """Raise ModelError if the package that reads such weights is not installed."""
+    """Raise ModelError if the package that reads these weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
             f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
@@ -134,7 +138,7 @@ def check_packages(stored: QuantizationInfo) -> None:
 
 
 def describe_support() -> dict[str, str]:
-    """What becomes of weights in each kind of quantisation, for people."""
+    """Return how treegen loads each kind of quantised weights, as text for users."""
     return {
         **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
         **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "expanded on loading"),
@@ -143,12 +147,17 @@ def describe_support() -> dict[str, str]:
 
 
 def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo) -> dict[str, str]:
-    """Have transformers expand the weights of a configuration; returns new names of tensors.
+    """Make transformers expand the weights of a configuration; return a renaming of tensors.
 
-    Other tools' FP8 is transformers' own but for the names of scales, so one reader does for all.
+    FP8 of other tools differs from transformers' own only in the names of scales, so one reader
+    handles all.
 
     Args:
-        config: Is changed.
+        config: The configuration, which is changed.
+        stored: How the weights are quantised.
+
+    Returns:
+        Regular expressions of tensor names, and their replacements.
     """
     for part in (config, config.get_text_config(decoder=True)):
         settings = getattr(part, "quantization_config", None)
@@ -161,7 +170,10 @@ def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo)
 
 
 def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[str]:
-    """Names of tensors without those that scale inputs, which are scaled as they are computed."""
+    """Return tensor names without input scales of quantised weights, which treegen does not need.
+
+    Inputs are scaled as they are computed.
+    """
     dropped = _OF_INPUTS if stored is not None else ()
     return [name for name in names if not name.endswith(dropped)]
 
@@ -175,18 +187,20 @@ def _settings(config: PretrainedConfig) -> dict[str, Any] | None:
 
 
 def _packing(method: str, settings: dict[str, Any]) -> Packing:
-    """How a checkpoint of packed 4 bits stores them.
+    """Return the layout of a checkpoint with packed 4-bit weights.
 
     Raises:
-        ModelError: it stores other than 4 bits, or in a layout that is not read.
+        ModelError: it does not store 4 bits, or its layout is not supported.
     """
 
     def refuse(what: str) -> ModelError:
         return _refusal(method, what)
 
     names = _LAYOUTS[method]
-    given = (settings.get(key) for key in _LAYOUT_KEYS[method])
-    layout = str(next((each for each in given if each), _UNTOLD.get(method, "unnamed"))).lower()
+    candidates = (settings.get(key) for key in _LAYOUT_KEYS[method])
+    layout = str(
+        next((candidate for candidate in candidates if candidate), _UNTOLD.get(method, "unnamed"))
+    ).lower()
     if layout not in names:
         raise refuse(f"the layout {layout} (not {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
@@ -199,22 +213,23 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):
-        for name, own in (settings.get(key) or {}).items():
-            if isinstance(own.get("bits"), int) and own["bits"] >= _UNPACKED_BITS:
+        for name, overrides in (settings.get(key) or {}).items():
+            if isinstance(overrides.get("bits"), int) and overrides["bits"] >= _UNPACKED_BITS:
                 continue
-            if any(own.get(each, value) != value for each, value in whole.items()):
+            if any(overrides.get(setting, value) != value for setting, value in whole.items()):
                 raise refuse(f"settings of its own for {name}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)
 
 
 def _bits_of_bitsandbytes(settings: dict[str, Any]) -> int:
-    """The bits of a checkpoint of bitsandbytes, whose matrices tell the rest themselves.
+    """Return the bits of a bitsandbytes checkpoint; its matrices contain all other settings.
 
     Raises:
-        ModelError: it tells neither 4 nor 8 bits, or numbers that are not known.
+        ModelError: the settings do not select exactly one of 4 and 8 bits, or name an unknown
+            number format.
     """
-    bits = [each for each in (4, 8) if settings.get(f"load_in_{each}bit")]
+    bits = [num for num in (4, 8) if settings.get(f"load_in_{num}bit")]
     if len(bits) != 1:
         raise _refusal("bitsandbytes", "load_in_4bit and load_in_8bit both or neither")
     kind = settings.get("bnb_4bit_quant_type", "fp4")
@@ -228,7 +243,7 @@ def _refusal(method: str, what: str) -> ModelError:
 
 
 def _is_plain_fp8(settings: dict[str, Any]) -> bool:
-    """Whether all that is quantised is FP8 with scales alone."""
+    """Return whether all quantised weights are FP8 with scales only."""
     if settings.get("quant_method") == "modelopt":
         return settings.get("quant_algo") == "FP8"
     groups = settings.get("config_groups")
@@ -239,6 +254,6 @@ def _is_plain_fp8(settings: dict[str, Any]) -> bool:
         return False
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
     return len(weights) == len(groups) and all(
-        isinstance(each, dict) and (each.get("type"), each.get("num_bits")) == ("float", 8)
-        for each in weights
+        isinstance(weight, dict) and (weight.get("type"), weight.get("num_bits")) == ("float", 8)
+        for weight in weights
     )

@@ -11,14 +11,16 @@ from typing import Final
 from treegen.errors import ModelError
 
 SLACK: Final = 4
-"""How many times more layers than are numbered a description may name: some share weights."""
+"""Maximum ratio of declared to numbered layers; above 1, because some layers share weights."""
 
 
 @dataclass
 class Stored:
-    """What the stored weights tell of the sizes of their model.
+    """The sizes that the stored weights of a model show.
 
-    most: the largest size of any tensor. numbers: the numbers in the names, such as of layers.
+    Attributes:
+        most: The largest dimension of any tensor.
+        numbers: The numbers in tensor names, such as those of layers.
     """
 
     most: int = 0
@@ -29,7 +31,7 @@ class Stored:
 
         Args:
             name: The name of the tensor.
-            shape: Its sizes.
+            shape: Its shape.
         """
         self.most = max([self.most, *shape])
         self.numbers.update(re.findall(r"\.(\d+)\.", name))
@@ -43,15 +45,15 @@ def check_sizes(
     depths: Mapping[str, object],
     packed: int = 1,
 ) -> None:
-    """Raise ModelError for a description of sizes that no stored weight has.
+    """Raise ModelError for a description with sizes that no stored weight has.
 
     Args:
-        file: The description, for the message.
-        beside: What the weights are, for the message.
+        file: The file with the description, for the message.
+        beside: What the message calls the weights.
         stored: The sizes of the weights.
-        widths: Rows or columns of weights by name; what is no whole number is not looked at.
-        depths: Numbers of layers, likewise.
-        packed: How many numbers may be stored as one.
+        widths: Row or column counts by name; values that are not integers are ignored.
+        depths: Numbers of layers by name; values that are not integers are ignored.
+        packed: Maximum numbers packed into one stored value.
     """
     for name, size in widths.items():
         if isinstance(size, int) and size > stored.most * packed:

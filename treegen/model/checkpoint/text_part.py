@@ -1,7 +1,7 @@
-"""The text part of a model that takes images or sound too: what runs it, and what it needs.
+"""The text part of a multimodal model: which class runs it, and which parts text needs.
 
-Such a model is run by transformers' own class for the whole of it. So a text gets what the class
-does to texts (positions, scales). The parts that a text never reaches are left out.
+transformers' own class for the whole model runs it, so text is processed as that class defines
+(positions, scales). The parts that text never reaches are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,26 +22,28 @@ _MAPPINGS: Final = (
 
 
 def generates_text(config: PretrainedConfig) -> bool:
-    """Whether transformers has a class of its own that generates text from the configuration."""
+    """Return whether transformers has its own class that generates text from the configuration."""
     return any(type(config) in mapping for mapping, _ in _MAPPINGS)
 
 
 def auto_class(config: PretrainedConfig, *, images: bool = False) -> Any:
-    """The auto class of transformers that makes a text-generating model from a configuration.
+    """Return transformers' auto class that builds a text-generating model from a configuration.
 
     Args:
-        images: Whether it must take images too; some families have a class for texts alone beside.
+        config: The model's configuration.
+        images: Whether the model must take images too. Some families have a separate class for
+            text.
     """
     for mapping, auto in reversed(_MAPPINGS) if images else _MAPPINGS:
         if type(config) in mapping:
             return auto
-    return AutoModelForCausalLM  # the class is in code that comes with the checkpoint
+    return AutoModelForCausalLM  # the class is in the checkpoint's own code
 
 
 def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, str]:
-    """What to set as attn_implementation so that the text part attends by the function named.
+    """Return the attn_implementation that selects the attention function `name` for the text part.
 
-    Other parts may know only attention functions of their own, and would refuse this one.
+    Other parts may only support their own attention functions and would refuse this one.
     """
     text = config.get_text_config(decoder=True)
     for key in config.sub_configs:
@@ -53,13 +55,14 @@ def attention_of_text(config: PretrainedConfig, name: str) -> str | dict[str, st
 def find_unused_parts(
     module: nn.Module, attentions: Sequence[nn.Module], called: Iterable[nn.Module]
 ) -> tuple[str, ...]:
-    """Names of the parts that a pass over text did not call: image and sound towers.
+    """Return the names of the parts that a pass over text did not call: image and sound towers.
 
-    Such a part hangs on the way from the model down to its list of layers, and the pass called
-    nothing in it. What lies within the layers never counts.
+    Such a part is a child of a module between the model and its list of layers, and the pass called
+    nothing in it. Modules inside the layers never count.
 
     Args:
-        attentions: The module that attends, for each layer.
+        module: The model.
+        attentions: The attention module of each layer.
         called: The modules that the pass called.
     """
     names = {part: name for name, part in module.named_modules()}
@@ -67,19 +70,19 @@ def find_unused_parts(
         return ()
     reached = set(called)
     paths = zip(*(names[part].split(".") for part in attentions), strict=False)
-    # The names on the way from the model to its list of layers.
+    # Collect the names on the path from the model to its list of layers.
     stack = [p[0] for p in takewhile(lambda p: len({*p}) == 1 and not p[0].isdigit(), paths)]
-    found: list[str] = []
+    unused: list[str] = []
     for depth, step in enumerate(stack):
         above = ".".join(stack[:depth])
         for name, part in module.get_submodule(above).named_children():
             if name != step and list(part.parameters()) and not reached & set(part.modules()):
-                found.append(f"{above}.{name}".lstrip("."))
-    return tuple(found)
+                unused.append(f"{above}.{name}".lstrip("."))
+    return tuple(unused)
 
 
 def drop_parts(module: nn.Module, names: Iterable[str]) -> None:
-    """Take the parts named out of a module, and with them their weights."""
+    """Remove the named parts from a module, and with them their weights."""
     for name in names:
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, None)

@@ -1,4 +1,4 @@
-"""Which field of a tokenizer's settings has a value that no tokenizer can have."""
+"""Find the field of a tokenizer's settings with an invalid value."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +12,7 @@ _Check = Callable[[Any], bool]
 
 
 def is_length(value: Any) -> bool:
-    """Return whether `model_max_length` may be that; where it is not set, it is 1e30."""
+    """Return whether a value is valid for `model_max_length`; if not set, it is 1e30."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (number and value >= 0)
 
@@ -24,8 +24,8 @@ def _is_token(value: Any) -> bool:
 
 
 def _are_tokens(value: Any) -> bool:
-    each = list(value.values()) if isinstance(value, dict) else value
-    return value is None or (isinstance(each, list) and all(t and _is_token(t) for t in each))
+    tokens = list(value.values()) if isinstance(value, dict) else value
+    return value is None or (isinstance(tokens, list) and all(t and _is_token(t) for t in tokens))
 
 
 def _are_added(value: Any) -> bool:
@@ -35,7 +35,7 @@ def _are_added(value: Any) -> bool:
 
 
 def is_template(value: Any) -> bool:
-    """Return whether `chat_template` may be that."""
+    """Return whether a value is valid for `chat_template`."""
     if isinstance(value, dict):
         return all(isinstance(text, str) for text in value.values())
     if isinstance(value, list):
@@ -75,13 +75,14 @@ _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
 
 
 def check_fields(directory: Path) -> None:
-    """Raise ModelError that names the first field of a tokenizer's settings with a wrong value.
+    """Raise ModelError that names the first field of a tokenizer's settings with an invalid value.
 
-    For a tokenizer that does not work: one with such a value may, if it does not look there.
+    Call this for a tokenizer that fails. A tokenizer that never reads the field may work in spite
+    of such a value.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         settings: dict[str, Any] = {}
-        with suppress(ModelError):  # there is none, or it is told of elsewhere
+        with suppress(ModelError):  # no such file, or its error is reported elsewhere
             settings = read_object(directory / name)
         for field, (what, is_right) in _FIELDS.items():
             if field in settings and not is_right(settings[field]):

@@ -1,7 +1,8 @@
-"""Whether a tokenizer's file would let texts grow without bound.
+"""Check whether a tokenizer's file would let texts grow without bound.
 
-The library of fast tokenizers ends the whole process when memory runs out. A few replacements, one
-after the other, make a short text larger than any memory, so they are looked at before it is used.
+The library of fast tokenizers aborts the whole process when memory runs out. A few replacements in
+a row can make a short text larger than any memory, so they are checked before the tokenizer is
+used.
 """
 
 import base64
@@ -14,19 +15,19 @@ from treegen.errors import ModelError
 from treegen.model.checkpoint.files import read_object
 
 MOST_TIMES: Final = 256
-"""Times that normalizing or decoding may lengthen a text, beside what Unicode itself does."""
+"""Maximum factor by which normalizing or decoding may lengthen a text, apart from Unicode's own."""
 MOST_ADDED: Final = 4096
-"""Characters that normalizing may put before a text, and that may stand around a part of a word."""
-_MOST_COPIES: Final = 8  # of a text in what is made of it with special tokens
+"""Maximum characters that normalizing may prepend, and in a prefix or suffix of word parts."""
+_MOST_COPIES: Final = 8  # of a text in the result with special tokens
 _PARTS: Final = ("normalizers", "decoders", "processors")
 _AROUND: Final = ("continuing_subword_prefix", "end_of_word_suffix")
 
 
 def check_growth(directory: Path) -> None:
-    """Refuse a tokenizer.json by which a text would grow without bound.
+    """Raise ModelError for a tokenizer.json that would make a text grow without bound.
 
     Args:
-        directory: Where the tokenizer's files are. One without a tokenizer.json is taken.
+        directory: The directory of the tokenizer's files. One without a tokenizer.json is accepted.
 
     Raises:
         ModelError: A text would grow.
@@ -36,7 +37,7 @@ def check_growth(directory: Path) -> None:
         return
     try:
         settings = read_object(file)
-    except ModelError:  # the library says better what is wrong with it
+    except ModelError:  # the library's own error is clearer
         return
     for name in ("normalizer", "decoder"):
         times, added = _growth(settings.get(name))
@@ -69,7 +70,9 @@ def _steps(given: Any) -> Iterator[Mapping[str, Any]]:
         step = left.pop()
         if not isinstance(step, Mapping):
             continue
-        inner = [each for part in _PARTS if isinstance(step.get(part), list) for each in step[part]]
+        inner = [
+            child for part in _PARTS if isinstance(step.get(part), list) for child in step[part]
+        ]
         if inner:
             left += reversed(inner)
         else:
@@ -77,7 +80,7 @@ def _steps(given: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(given: Any) -> tuple[float, float]:
-    """Return how many times as long a text may become, and how many characters are added."""
+    """Return the maximum factor by which a text may grow, and how many characters are added."""
     times, added = 1.0, 0.0
     for step in _steps(given):
         factor = _factor(step)
@@ -88,7 +91,7 @@ def _growth(given: Any) -> tuple[float, float]:
 
 
 def _factor(step: Mapping[str, Any]) -> float:
-    """Return how many times as long one step may make a text."""
+    """Return the maximum factor by which one step may lengthen a text."""
     content, pattern = step.get("content"), step.get("pattern")
     if isinstance(content, str) and pattern is not None:
         text = pattern.get("String") if isinstance(pattern, Mapping) else pattern
@@ -101,7 +104,7 @@ def _factor(step: Mapping[str, Any]) -> float:
             data = base64.b64decode(charsmap)
         except (binascii.Error, ValueError):
             return 1.0  # the library refuses it
-        # The length of a table, the table, and the replacements with zeros in between.
+        # The data is the length of a table, the table, and replacements separated by zeros.
         replaced = data[4 + int.from_bytes(data[:4], "little") :]
         return float(max(map(len, replaced.split(b"\0")), default=1) or 1)
     return 1.0
@@ -111,4 +114,4 @@ def _copies(step: Mapping[str, Any]) -> int:
     single = step.get("single")
     if not isinstance(single, list):
         return 1
-    return sum(isinstance(each, Mapping) and "Sequence" in each for each in single)
+    return sum(isinstance(item, Mapping) and "Sequence" in item for item in single)

@@ -1,1 +1,1 @@
-"""Linear layers computed in another way: in FP8, joined, gated."""
+"""Replacements for linear layers: FP8, MXFP4, merged, gated, batch invariant, experts."""

@@ -1,9 +1,11 @@
 """Linear layers whose sums have one order, whatever the number of rows.
 
-Libraries choose kernels by the sizes of a product. In 16 bits and for many outputs cuBLASLt was
-seen to sum up a row's products in one order at any number of rows, once it may not split sums. In
-float32 it sums them up in another order where rows are few; a router may be in float32 in a model
-of 16 bits. For few outputs, as of routers and gates, nothing tells which kernels it has.
+Libraries choose kernels by the sizes of a product. In 16 bits and for many outputs, cuBLASLt was
+measured to sum a row's products in the same order for any number of rows, if it may not split sums.
+In float32 the order differs for few rows (a 16-bit model may have a float32 router), and for few
+outputs, as in routers and gates, its choice of kernels is unknown.
+
+Legend: N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ from treegen.model.linear.experts import GroupedExperts
 from treegen.model.linear.fp8 import Fp8Linear
 
 FEW: Final = 512
-"""Outputs of a layer in 16 bits at most whose products are taken here. In float32 all are."""
+"""Maximum outputs of a 16-bit layer that uses the kernel here; in float32 all layers use it."""
 
 
 @torch.library.custom_op("treegen::batch_invariant_linear", mutates_args=())
 def batch_invariant_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return input [..., K] times the transpose of weight [N, K], plus bias [N]."""
+    """Return input [..., K] times the transpose of weight [N, K], plus bias, summed in one order.
+
+    Args:
+        input: Inputs [..., K].
+        weight: Weight [N, K].
+        bias: Bias [N]; None for none.
+    """
     out = input.new_empty((*input.shape[:-1], len(weight)))
     if input.device.type == "cuda":
         from treegen.model.linear.batch_invariant_kernels import fixed_linear as on_gpu
@@ -42,12 +50,18 @@ def _(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def needs_invariant_kernel(weight: Tensor, outputs: int) -> bool:
-    """Whether a product with so many outputs is to be taken here."""
+    """Return whether a product with this many outputs must use `batch_invariant_linear`."""
     return outputs <= FEW or weight.dtype == torch.float32
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `torch.nn.functional.linear`, where it needs an order by `fixed_linear`."""
+    """Compute `torch.nn.functional.linear`, with `batch_invariant_linear` where its order may vary.
+
+    Args:
+        input: Inputs [..., K].
+        weight: Weight [N, K].
+        bias: Bias [N]; None for none.
+    """
     if weight.dim() == 2 and needs_invariant_kernel(weight, weight.shape[0]):
         out: Tensor = batch_invariant_linear(input, weight, bias)
         return out
@@ -64,7 +78,7 @@ class BatchInvariantLinear(nn.Linear):
 
 
 class BatchInvariantConv1D(Conv1D):  # type: ignore[misc]
-    """The same of a layer whose weight has its inputs first, as GPT-2 has."""
+    """A `BatchInvariantLinear` whose weight has inputs first, as in GPT-2."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight + bias, [..., outputs]."""
@@ -73,13 +87,14 @@ class BatchInvariantConv1D(Conv1D):  # type: ignore[misc]
 
 
 class BatchInvariantLayers:
-    """The layers of a module that need an order, which compute by `fixed_linear` until `undo`.
+    """The layers of a module whose sums may vary in order; they use `fixed_linear` until `undo`.
 
-    Beside linear layers these are modules that call `torch.nn.functional.linear`, as routers do.
+    In addition to linear layers these are modules that call `torch.nn.functional.linear`, as
+    routers do.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Find them. Fused experts and layers in FP8 have ways of their own."""
+        """Replace the classes of these layers, except grouped experts and FP8 layers."""
         self._were: list[tuple[Any, type]] = []
         part: Any
         for part in [*module.modules()]:
@@ -99,29 +114,29 @@ class BatchInvariantLayers:
         part.__class__ = kind
 
     def undo(self) -> None:
-        """Let them compute as they did."""
+        """Restore the stock classes."""
         for part, kind in self._were:
             part.__class__ = kind
         self._were.clear()
 
 
 def _make_linear_class(kind: type) -> Any:
-    """The class of a linear layer, but by `fixed_linear`; always the same one."""
+    """Return a linear layer's class with `fixed_linear` as its product; always the same one."""
     if kind is nn.Linear:
         return BatchInvariantLinear
     if kind not in _kinds:
-        # What the class itself calls the forward of `nn.Linear` is the second one's then. What it
-        # calls `product` is this.
+        # A call of the forward of `nn.Linear` in the class then reaches BatchInvariantLinear's.
+        # Classes that multiply by `product` get the operator directly.
         known = {"__module__": __name__, "product": staticmethod(batch_invariant_linear)}
         _kinds[kind] = type(kind.__name__, (kind, BatchInvariantLinear), known)
     return _kinds[kind]
 
 
 def _multiplies(kind: Any) -> bool:
-    """Whether the forward of a class calls `linear` of torch itself.
+    """Return whether the forward of a class calls `torch.nn.functional.linear`.
 
-    Decorators, such as those that map older names of arguments, do not hide that. Decorated experts
-    are left out: their decorator chooses another way to compute them.
+    The class may be decorated, such as to map older names of arguments. Decorated experts are left
+    out, because their decorator chooses another way to compute them.
     """
     stock: Any = inspect.unwrap(kind.forward)
     code = getattr(stock, "__code__", None)
@@ -130,11 +145,11 @@ def _multiplies(kind: Any) -> bool:
     if stock is not kind.forward and hasattr(kind, "_apply_gate"):
         return False
     of_module = (stock.__globals__.get(name) for name in code.co_names)
-    return "functional" in code.co_names or any(each is functional for each in of_module)
+    return "functional" in code.co_names or any(value is functional for value in of_module)
 
 
 def _library() -> types.ModuleType:
-    """`torch.nn.functional`, but with `linear` of this module."""
+    """Return a copy of `torch.nn.functional` with `linear` of this module."""
     shown = types.ModuleType("treegen_functional")
     shown.__dict__.update(functional.__dict__)
     shown.__dict__["linear"] = linear
@@ -146,7 +161,7 @@ _kinds: dict[type, Any] = {}
 
 
 def _make_invariant_class(kind: Any) -> Any:
-    """The class of a module, but by `linear` of this module; always the same one."""
+    """Return a module's class with `linear` of this module; always the same one."""
     if kind not in _kinds:
         stock: Any = inspect.unwrap(kind.forward)
         names = {k: v for k, v in stock.__globals__.items() if v is functional}
@@ -155,7 +170,7 @@ def _make_invariant_class(kind: Any) -> Any:
             layers = types.ModuleType("treegen_nn")
             layers.__dict__.update({**nn.__dict__, "functional": _FUNCTIONAL})
             known |= {k: layers for k, v in stock.__globals__.items() if v is nn}
-        # By its name the compiler would look for these names where the stock class is.
+        # With __name__ the compiler would look these names up in the stock class's module.
         known.pop("__name__", None)
         forward = types.FunctionType(
             stock.__code__, known, stock.__name__, stock.__defaults__, stock.__closure__

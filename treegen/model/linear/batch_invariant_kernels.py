@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_OUTPUTS: Final = 64  # of a program
-_ROWS: Final = 64  # of a program
-_INPUTS: Final = 64  # that are summed up at once
+_OUTPUTS: Final = 64  # outputs per program
+_ROWS: Final = 64  # rows per program
+_INPUTS: Final = 64  # inputs summed at once
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -29,9 +29,23 @@ def _fixed_linear(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program: some outputs [BLOCK_N] of some rows [BLOCK_M].
+    """Compute some outputs [BLOCK_N] of some rows [BLOCK_M] in one program.
 
-    The matrix is the left side: tensor cores take 64 outputs at once, however few the rows.
+    The matrix is the left operand, because tensor cores take 64 outputs at once even for few rows.
+
+    Args:
+        rows: Pointer to inputs [num_rows, K].
+        weight: Pointer to the weight [N, K].
+        bias: Pointer to the bias [N]; unused without HAS_BIAS.
+        out: Pointer to outputs [num_rows, N].
+        num_rows: The number of rows.
+        N: The number of outputs.
+        K: The number of inputs.
+        HAS_BIAS: Whether there is a bias.
+        PRECISION: The input precision of `tl.dot`.
+        BLOCK_M: Rows per program.
+        BLOCK_N: Outputs per program.
+        BLOCK_K: Inputs per step.
     """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -55,11 +69,18 @@ def _fixed_linear(
 
 
 def fixed_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Fill out [M, N] with rows [M, K] times the transpose of weight [N, K], plus bias [N]."""
+    """Fill out [M, N] with rows [M, K] times the transpose of weight [N, K], plus bias [N].
+
+    Args:
+        rows: Inputs [M, K].
+        weight: Weight [N, K].
+        bias: Bias [N]; None for none.
+        out: Outputs [M, N], dense; overwritten.
+    """
     (num_rows, outputs), inputs = out.shape, weight.shape[1]
     if not num_rows:
         return
-    # Three products in TF32 are as exact as float32, and ten times as fast as its own.
+    # Three TF32 products are as exact as a float32 product and ten times as fast.
     precision = "tf32x3" if rows.dtype == torch.float32 else "tf32"
     _fixed_linear[(triton.cdiv(num_rows, _ROWS), triton.cdiv(outputs, _OUTPUTS))](
         rows.contiguous(),

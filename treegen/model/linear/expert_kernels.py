@@ -1,10 +1,12 @@
-"""Triton kernels for fused experts: which pairs go where, their products, and the weighted sums.
+"""Triton kernels for fused experts: sorting of pairs, their products, and the weighted sums.
 
 A pair is a token and one of its experts. Pairs are sorted by expert into blocks, and one program
-computes some outputs of one block, so the matrix of an expert with one block is read once.
+computes some outputs of one block, so the matrix of an expert with one block is read once. The
+matrix is the left operand and the block's rows are columns, because tensor cores take 64 outputs at
+once even for few rows; a row's sums have the same order in blocks of any size.
 
-The matrix is the left side of each product, and the block's rows are its columns. Tensor cores take
-64 outputs at once however few the rows, and a row's sums have one order in blocks of any size.
+Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks,
+D width of outputs.
 """
 
 from __future__ import annotations
@@ -18,13 +20,21 @@ from torch import Tensor
 
 from treegen.model.linear.blocks import num_blocks, rows_of_block
 
-_PAIRS, _LISTED = 256, 32  # pairs, and blocks of pairs, of a program
-_COLUMNS: Final = 1024  # of a weighted sum
+_PAIRS, _LISTED = 256, 32  # pairs, and blocks of pairs, per program
+_COLUMNS: Final = 1024  # columns of a weighted sum per program
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _count(chosen, counts, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the pairs of each expert."""
+    """Count the pairs of each expert.
+
+    Args:
+        chosen: Pointer to the expert of each pair.
+        counts: Pointer to the counts of experts [E].
+        num_pairs: The number of pairs.
+        E: The number of experts. Pairs with an expert not below E are ignored.
+        BLOCK: Pairs per program.
+    """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(chosen + pair, mask=pair < num_pairs, other=E)
     tl.atomic_add(counts + expert, 1, mask=expert < E, sem="relaxed")
@@ -41,7 +51,19 @@ def _list_blocks(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Divide the pairs of each expert into blocks. There may be more places than blocks."""
+    """Divide the pairs of each expert into blocks. There may be more places than blocks.
+
+    Args:
+        counts: Pointer to the number of pairs of each expert [E].
+        begins: Pointer to the first place of each expert's pairs [E]; written.
+        blocks: Pointer to expert (-1 for none), first place and end of each block [3, room];
+            written.
+        room: Places for blocks.
+        E: The number of experts.
+        BLOCK_E: E rounded up to a power of two.
+        ROWS: Maximum pairs of a block.
+        BLOCK: Blocks per program.
+    """
     e = tl.arange(0, BLOCK_E)
     count_E = tl.load(counts + e, mask=e < E, other=0)
     end_E = tl.cumsum(count_E, 0)
@@ -63,7 +85,16 @@ def _list_blocks(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _place(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Give each pair a place among those of its expert, in any order: rows do not mix."""
+    """Give each pair a place among those of its expert, in any order, because rows do not mix.
+
+    Args:
+        chosen: Pointer to the expert of each pair.
+        begins: Pointer to the next free place of each expert [E]; advanced.
+        order: Pointer to the pair at each place; written.
+        num_pairs: The number of pairs.
+        E: The number of experts. Pairs with an expert not below E get no place.
+        BLOCK: Pairs per program.
+    """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(chosen + pair, mask=pair < num_pairs, other=E)
     at = tl.atomic_add(begins + expert, 1, mask=expert < E, sem="relaxed")
@@ -71,7 +102,14 @@ def _place(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexp
 
 
 def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tensor) -> None:
-    """Fill order and blocks as `treegen.model.linear.experts.group_by_expert` says."""
+    """Fill order and blocks as documented in `treegen.model.linear.experts.group_by_expert`.
+
+    Args:
+        chosen_TX: The experts of each token [T, X].
+        experts: The number of experts.
+        order_S: int32 [S], the pairs sorted by expert; overwritten.
+        blocks_3B: int32 [3, B], expert, first place and end of each block; overwritten.
+    """
     num_pairs, room = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
         return
@@ -116,7 +154,30 @@ def _grouped_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block."""
+    """Compute some outputs [BLOCK_N] of the pairs [ROWS] of a block in one program.
+
+    Args:
+        rows: Pointer to inputs [S / EACH, K].
+        row_scales: Pointer to the scale of each input row; unused without HAS_SCALES.
+        weights: Pointer to the weights of all experts [E, N, K] or [E, K, N].
+        weight_scales: Pointer to the scale of each output [E, N]; unused without HAS_SCALES.
+        bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
+        order: Pointer to the pair at each place [S].
+        blocks: Pointer to expert, first place and end of each block [3, room].
+        out: Pointer to the outputs of each pair [S, N].
+        room: Places for blocks.
+        N: The number of outputs.
+        K: The number of inputs.
+        EACH: Consecutive pairs that share an input row.
+        STRIDE_N: Stride of a weight along outputs.
+        STRIDE_K: Stride of a weight along inputs.
+        HAS_SCALES: Whether rows and weights are in FP8.
+        HAS_BIAS: Whether there are biases.
+        PRECISION: The input precision of `tl.dot`.
+        ROWS: Maximum pairs of a block.
+        BLOCK_N: Outputs per program.
+        BLOCK_K: Inputs per step.
+    """
     parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     block = tl.program_id(0) // parts
     expert = tl.load(blocks + block).to(tl.int64)
@@ -162,7 +223,20 @@ def grouped_product(
     transposed: bool,
     out: Tensor,
 ) -> None:
-    """Fill out [S, N] as `treegen.model.linear.experts.grouped_product` says."""
+    """Fill out [S, N] as documented in `treegen.model.linear.experts.grouped_product`.
+
+    Args:
+        rows: Inputs [S / each, K].
+        row_scales: Float32 [S / each], the scales of FP8 rows; None for rows that are not FP8.
+        weights: Weights [E, N, K], or [E, K, N] if transposed.
+        weight_scales: Float32 [E, N], the scales of FP8 weights; None for weights that are not FP8.
+        bias: Biases [E, N]; None for none.
+        order: int32 [S], the pairs sorted by expert.
+        blocks: int32 [3, B], expert, first place and end of each block.
+        each: Consecutive pairs that share an input row.
+        transposed: Whether weights have inputs first.
+        out: Outputs [S, N], dense; overwritten.
+    """
     (num_pairs, outputs), experts, inputs = out.shape, len(weights), rows.shape[1]
     if not num_pairs:
         return
@@ -206,13 +280,24 @@ def _weighted_sum(
     E: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some columns of one token: the sum of what its experts made, always in the same order."""
+    """Sum some columns of what one token's experts computed, always in the same order.
+
+    Args:
+        pairs: Pointer to the outputs of all pairs [T X, D].
+        chosen: Pointer to the expert of each pair [T, X].
+        weights: Pointer to the weight of each pair [T, X].
+        out: Pointer to the sums [T, D].
+        D: The width of outputs.
+        X: Experts per token.
+        E: The number of experts. Pairs with an expert not below E count as zero.
+        BLOCK: Columns per program.
+    """
     token = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for x in tl.static_range(X):
         pair = token * X + x
-        # What no expert here made was never written.
+        # Outputs of pairs without an expert here were never written.
         written = tl.where(tl.load(chosen + pair) < E, D, 0)
         made = tl.load(pairs + pair * D + d, mask=d < written, other=0.0).to(tl.float32)
         total += made * tl.load(weights + pair).to(tl.float32)
@@ -220,8 +305,16 @@ def _weighted_sum(
 
 
 def weighted_sum(pairs: Tensor, chosen: Tensor, weights: Tensor, experts: int, out: Tensor) -> None:
-    """Fill out [T, D] with the sums of pairs [T X, D], each times its weight [T, X]."""
-    (tokens, each), width = chosen.shape, out.shape[1]
+    """Fill out [T, D] with the sums of each token's pairs, each times its weight.
+
+    Args:
+        pairs: Outputs of all pairs [T X, D].
+        chosen: The experts of each token [T, X].
+        weights: Their weights [T, X].
+        experts: The number of experts. Pairs with an expert not below it count as zero.
+        out: Sums [T, D], dense; overwritten.
+    """
+    (tokens, num_chosen), width = chosen.shape, out.shape[1]
     if tokens:
         block = min(triton.next_power_of_2(width), _COLUMNS)
         _weighted_sum[(tokens, triton.cdiv(width, block))](
@@ -230,7 +323,7 @@ def weighted_sum(pairs: Tensor, chosen: Tensor, weights: Tensor, experts: int, o
             weights.contiguous(),
             out,
             D=width,
-            X=each,
+            X=num_chosen,
             E=experts,
             BLOCK=block,
         )

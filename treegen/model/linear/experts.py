@@ -1,10 +1,11 @@
-"""Fused experts: all experts of a layer lie in two tensors, and each row meets a few of them.
+"""Fused experts: all experts of a layer are stored in two tensors, and each row uses a few of them.
 
 transformers sorts pairs of a token and an expert by expert, gathers their rows, multiplies each
-expert's rows with its matrices, scatters the results and adds them up, in some twenty kernels. On a
-GPU this does it in six.
+expert's rows by its matrices, scatters the results and sums them, in about twenty kernels. On a GPU
+this module needs six.
 
-Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks.
+Legend: T tokens, X experts of a token, S = T X pairs, E experts, N outputs, K inputs, B blocks,
+D width of a pair's output.
 """
 
 from __future__ import annotations
@@ -29,40 +30,51 @@ class FusedExperts(NamedTuple):
 
     @property
     def tensors(self) -> tuple[str, str]:
-        """The names of its two tensors, in the order in which they are used."""
+        """The names of its two tensors, in order of use."""
         return self.up, self.down
 
 
 def fused_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
-    """Yield the experts of a module that lie in two tensors, each with its name.
+    """Yield the name and experts of each part of a module that stores experts in two tensors.
 
-    Those with a norm behind each expert are left to transformers.
+    Experts with a norm behind each expert are left to transformers.
     """
     for name, part in module.named_modules():
         has_gate = getattr(part, "has_gate", None)
         if has_gate is None or getattr(part, "has_post_expert_norm", False):
             continue
-        found = FusedExperts(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
-        weights = [part._parameters.get(each) for each in found.tensors]
+        experts = FusedExperts(part, "gate_up_proj" if has_gate else "up_proj", "down_proj")
+        weights = [part._parameters.get(tensor_name) for tensor_name in experts.tensors]
         if all(weight is not None and weight.dim() == 3 for weight in weights):
-            yield name, found
+            yield name, experts
 
 
 class GroupedExperts(nn.Module):
-    """Experts whose pairs are computed by expert. Each class of experts has a subclass of both.
+    """Experts whose pairs are computed expert by expert. Each stock class gets a subclass of both.
 
-    treegen_up, treegen_down: names of the tensors, [E, N, K], or [E, K, N] of a transposed class.
+    Attributes:
+        treegen_up: The name of the first tensor, [E, N, K], or [E, K, N] in a transposed class.
+        treegen_down: The name of the second tensor, likewise.
     """
 
     treegen_up: str
     treegen_down: str
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sum [T, K] of what each token's experts [T, X] make of it [T, K]."""
+        """Return the weighted sum of what each token's experts compute from it.
+
+        Args:
+            hidden_states: Inputs [T, K].
+            top_k_index: The experts of each token [T, X].
+            top_k_weights: Their weights [T, X].
+
+        Returns:
+            Outputs [T, K].
+        """
         stock: Any = self
         routes = group_by_expert(top_k_index, stock.num_experts)
-        each, dtype = top_k_index.shape[1], hidden_states.dtype
-        up = self._product(self.treegen_up, hidden_states, routes, each, dtype)
+        num_chosen, dtype = top_k_index.shape[1], hidden_states.dtype
+        up = self._product(self.treegen_up, hidden_states, routes, num_chosen, dtype)
         out = self._product(self.treegen_down, self._act(up), routes, 1, dtype)
         total: Tensor = weighted_sum(out, top_k_index, top_k_weights, stock.num_experts)
         return total
@@ -93,31 +105,31 @@ class GroupedExperts(nn.Module):
 
 @cache
 def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
-    """The subclass of both; always the same one."""
+    """Return the subclass of both classes; always the same one."""
     name = f"{kind.__name__}{stock.__name__}"
     return type(name, (kind, stock), {"__module__": __name__})
 
 
 def convert_experts(found: FusedExperts, kind: type[nn.Module]) -> None:
-    """Turn experts into a kind of `GroupedExperts`."""
+    """Turn experts into a subclass `kind` of `GroupedExperts`."""
     both: tuple[Any, Any] = kind, type(found.module)
     found.module.__class__ = _kind(*both)
     found.module.treegen_up, found.module.treegen_down = found.tensors
 
 
 class GroupedLayers:
-    """The experts of a module that compute by `GroupedExperts`, until `undo`."""
+    """The experts of a module, computed by `GroupedExperts` until `undo`."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Find them. Those in FP8 have their own way."""
+        """Convert them. FP8 experts are already of a subclass."""
         self._were: list[tuple[Any, type]] = []
-        for _, found in [*fused_experts(module)]:
-            if not isinstance(found.module, GroupedExperts):
-                self._were.append((found.module, type(found.module)))
-                convert_experts(found, GroupedExperts)
+        for _, experts in [*fused_experts(module)]:
+            if not isinstance(experts.module, GroupedExperts):
+                self._were.append((experts.module, type(experts.module)))
+                convert_experts(experts, GroupedExperts)
 
     def undo(self) -> None:
-        """Let them compute as transformers does."""
+        """Make the experts compute as in transformers again."""
         for part, kind in self._were:
             part.__class__ = kind
             del part.treegen_up, part.treegen_down
@@ -126,10 +138,16 @@ class GroupedLayers:
 
 @torch.library.custom_op("treegen::group_by_expert", mutates_args=())
 def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Return the pairs by expert, int32 [S], and their blocks, int32 [3, B].
+    """Sort pairs by expert and divide them into blocks.
 
-    A block has an expert, or -1, and where its pairs begin and end among those by expert. Pairs
-    whose expert is not below `experts` are left out; their places are at the end.
+    Args:
+        chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts`
+            belong to no block; their places are at the end.
+        experts: The number of experts.
+
+    Returns:
+        The pairs sorted by expert, int32 [S], and their blocks, int32 [3, B]. A block has its
+            expert, or -1 if unused, and the begin and end of its pairs in the sorted order.
     """
     num_pairs, device = chosen_TX.numel(), chosen_TX.device
     blocks_3B = torch.empty(
@@ -175,16 +193,21 @@ def grouped_product(
     transposed: bool,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
+    """Return the product of each pair's row and its expert's matrix, [S, N].
+
+    Pairs in no block are left without values.
 
     Args:
-        rows: [S / each, K]; each of them belongs to so many pairs, which follow one another.
-        scale_M: By which rows are multiplied, if they are in FP8.
-        weight: [E, N, K], or [E, K, N] if transposed.
-        scale: Float32 [E, N], by which outputs are multiplied, if weights are in FP8.
-        bias_EN: What is added to outputs.
-        order_S: As from `routed`.
-        blocks_3B: As from `routed`.
+        rows: Inputs [S / each, K]; each row belongs to `each` consecutive pairs.
+        scale_M: The scales of FP8 rows, float32 [S / each]; None for rows that are not FP8.
+        weight: Weights [E, N, K], or [E, K, N] if transposed.
+        scale: The scales of FP8 weights, float32 [E, N]; None for weights that are not FP8.
+        bias_EN: Biases [E, N]; None for none.
+        order_S: The sorted pairs, from `group_by_expert`.
+        blocks_3B: Their blocks, from `group_by_expert`.
+        each: Consecutive pairs that share a row.
+        transposed: Whether weights have inputs first.
+        dtype: The type of the result.
     """
     outputs = weight.shape[2 if transposed else 1]
     out = rows.new_empty((len(order_S), outputs), dtype=dtype)
@@ -225,18 +248,23 @@ def _(
 
 @torch.library.custom_op("treegen::weighted_sum", mutates_args=())
 def weighted_sum(pairs_SD: Tensor, chosen_TX: Tensor, weights_TX: Tensor, experts: int) -> Tensor:
-    """Return the sums [T, D] of what a token's pairs made, each times its weight.
+    """Return the sums [T, D] of the outputs of each token's pairs, each times its weight.
 
-    Pairs whose expert is not below `experts` count as zero.
+    Args:
+        pairs_SD: Outputs of all pairs [S, D].
+        chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts` count
+            as zero.
+        weights_TX: Their weights [T, X].
+        experts: The number of experts.
     """
-    tokens, each = chosen_TX.shape
+    tokens, num_chosen = chosen_TX.shape
     out = pairs_SD.new_empty((tokens, pairs_SD.shape[1]))
     if pairs_SD.device.type == "cuda":
         from treegen.model.linear.expert_kernels import weighted_sum as on_gpu
 
         on_gpu(pairs_SD, chosen_TX, weights_TX, experts, out)
         return out
-    made_TXD = pairs_SD.view(tokens, each, -1).float() * weights_TX[..., None].float()
+    made_TXD = pairs_SD.view(tokens, num_chosen, -1).float() * weights_TX[..., None].float()
     made_TXD = made_TXD.masked_fill((chosen_TX >= experts)[..., None], 0.0)
     return out.copy_(made_TXD.sum(1))
 

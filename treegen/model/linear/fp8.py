@@ -1,8 +1,10 @@
-"""Linear layers in FP8: weights scaled by output, inputs by row while they are computed.
+"""Linear layers in FP8: weights with a scale per output, inputs rounded with a scale per row.
 
-A number in e4m3 has three bits of mantissa, so one product is off by some 4% of its spread; errors
+A number in e4m3 has three bits of mantissa, so one product is off by about 4% of its spread; errors
 of rows and outputs average out over a layer. A GPU multiplies FP8 twice as fast as bfloat16 and
 reads half the bytes. Other devices multiply the same rounded numbers in float32, slowly.
+
+Legend: M rows, N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from treegen.ops.attention.types import FP8
 
 MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
-MULTIPLE: Final = 16  # what the GPU's product takes inputs and outputs in
+MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
-_PIECE: Final = 2**24  # numbers of a matrix that are quantised at once
+_PIECE: Final = 2**24  # numbers of a matrix quantised at once
 
 
 class Fp8Linear(nn.Linear):
     """A linear layer whose weight [out_features, in_features] is in FP8.
 
-    scale: [out_features], float32, by which each output's weights are multiplied.
-    rounds_inputs: whether inputs are in FP8 too.
+    Attributes:
+        scale: [out_features], float32, the scale of each output's weights.
+        rounds_inputs: Whether inputs are rounded to FP8 too.
     """
 
     scale: nn.Parameter
@@ -49,8 +52,8 @@ class Fp8Linear(nn.Linear):
 def disable_input_rounding(module: nn.Module) -> Iterator[None]:
     """While open, inputs are not rounded to FP8.
 
-    A rounded input may jump where one bit of it changes. In a deep model such jumps hide whether
-    two ways to compute attention agree.
+    A rounded input may jump when one bit of it changes. In a deep model such jumps hide whether two
+    ways to compute attention agree.
     """
     parts: list[Any] = [part for part in module.modules() if hasattr(type(part), "rounds_inputs")]
     for part in parts:
@@ -66,10 +69,11 @@ def check_device(device: torch.device, option: str) -> None:
     """Check that a device computes with FP8, or is a CPU, which does so slowly.
 
     Args:
-        option: What asks for it.
+        device: The device.
+        option: The name of the option that needs FP8, for the message.
 
     Raises:
-        InputError: it is a GPU that cannot.
+        InputError: the device is a GPU that cannot multiply FP8.
     """
     if device.type == "cuda" and not can_multiply(device):
         raise InputError(
@@ -79,7 +83,7 @@ def check_device(device: torch.device, option: str) -> None:
 
 
 def can_multiply(device: torch.device) -> bool:
-    """Whether a device multiplies FP8 fast. A GPU of another machine is taken to."""
+    """Return whether a device multiplies FP8 fast; assumed of CUDA devices if none is available."""
     if device.type != "cuda":
         return False
     here = torch.cuda.is_available()
@@ -87,11 +91,11 @@ def can_multiply(device: torch.device) -> bool:
 
 
 def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers of a module that may run in FP8, each with its name.
+    """Yield the name and module of each linear layer that may run in FP8.
 
-    The output matrix, routers of experts, and layers whose sizes are no multiples of 16 may not,
-    nor what makes keys and values of latents, by which queries and results are multiplied.
-    Experts that are no linear layers of their own: see `treegen.model.linear.fp8_experts`.
+    Excluded are the output matrix, routers of experts, layers whose sizes are not multiples of 16,
+    and up-projections of latents, because queries and results are multiplied by these. Fused
+    experts are handled by `treegen.model.linear.fp8_experts`.
     """
     head, num_experts = None, None
     if isinstance(module, PreTrainedModel):
@@ -108,9 +112,9 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def quantize_linears(module: nn.Module, device: torch.device) -> int:
-    """Turn the `linears` of a module into FP8 on a device; returns how many it turned.
+    """Turn the linear layers that may run in FP8 into FP8 on a device; return their number.
 
-    From elsewhere they come piece by piece, so the device needs no room for more than FP8.
+    Matrices on another device are moved in pieces, so the device only needs memory for FP8.
     """
     count = 0
     for _, part in iter_fp8_linears(module):
@@ -120,7 +124,7 @@ def quantize_linears(module: nn.Module, device: torch.device) -> int:
 
 
 def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """`quantized` on a device, for a matrix [N, K] that may lie elsewhere, in pieces of rows."""
+    """Quantise rows as `quantize_rows` does, for a matrix [N, K] that may be on another device."""
     rounded = torch.empty(weight.shape, dtype=FP8, device=device)
     scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
     step = max(_PIECE // weight.shape[1], 1)
@@ -131,21 +135,34 @@ def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Te
 
 
 def replace_weight(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
-    """Turn a linear layer into FP8, with a weight [N, K] and scales [N] in float32."""
+    """Turn a linear layer into an `Fp8Linear`.
+
+    Args:
+        part: The layer, which is changed.
+        weight: The FP8 weight [N, K].
+        scale_N: The scale of each output, float32 [N].
+    """
     part.weight = nn.Parameter(weight, requires_grad=False)
     part.__class__ = Fp8Linear
     cast(Fp8Linear, part).scale = nn.Parameter(scale_N, requires_grad=False)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [N, K] in FP8, and what each row [N] is to be multiplied by, in float32."""
+    """Return rows [N, K] rounded to FP8, and the scale of each row [N] in float32."""
     rows = weight.float()
     scale_N = rows.abs().amax(dim=-1).clamp(min=LEAST) / MOST
     return (rows / scale_N[:, None]).clamp(-MOST, MOST).to(FP8), scale_N
 
 
 def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:
-    """Return input [..., K] times the transpose of an FP8 weight [N, K], [..., N]."""
+    """Return input [..., K], rounded to FP8, times the transpose of an FP8 weight, [..., N].
+
+    Args:
+        input: Inputs [..., K]; the result has their type.
+        weight: The FP8 weight [N, K].
+        scale_N: The scale of each output, float32 [N].
+        bias: Bias [N]; None for none.
+    """
     rows, scale_M = quantize_rows(input.reshape(-1, input.shape[-1]))
     return scaled_product(rows, scale_M, weight, scale_N, bias, like=input)
 
@@ -159,12 +176,15 @@ def scaled_product(
     *,
     like: Tensor,
 ) -> Tensor:
-    """Return FP8 rows [M, K] times the transpose of an FP8 weight [N, K], [..., N].
+    """Return FP8 rows [M, K] times the transpose of an FP8 weight [N, K], as [..., N].
 
     Args:
-        scale_M: What the rows and the outputs are multiplied by.
-        scale_N: What the rows and the outputs are multiplied by.
-        like: [..., K], of as many rows; the result has its type and its leading sizes.
+        rows: FP8 rows [M, K].
+        scale_M: The scale of each row, float32 [M].
+        weight: The FP8 weight [N, K].
+        scale_N: The scale of each output, float32 [N].
+        bias: Bias [N]; None for none.
+        like: A tensor [..., K] with M rows; the result has its type and leading sizes.
     """
     if rows.device.type == "cuda":
         out = torch._scaled_mm(

@@ -1,9 +1,9 @@
-"""FP8 matrices of a checkpoint, put back into a model that was loaded with them expanded.
+"""Restore FP8 matrices of a checkpoint in a model that was loaded with expanded weights.
 
-A stored matrix is numbers in e4m3 times a grid of scales: one for all, one for each output, or one
-for each block. `Fp8Linear` has one scale for each output. So the first two are taken as they are
-stored. Blocks of one output are rounded to the scale of its largest block, and what that costs is
-measured. Scales that are powers of two (MXFP8, ue8m0) cost next to nothing.
+A stored matrix is e4m3 numbers times a grid of scales: one for all, one per output, or one per
+block. `Fp8Linear` has one scale per output, so the first two are used as stored. Blocks are rounded
+to the scale of their output's largest block, and the rounding error is measured; it is nearly zero
+for scales that are powers of two (MXFP8, ue8m0).
 
 Legend: N outputs, K inputs, n and k numbers of blocks along them.
 """
@@ -28,16 +28,18 @@ from treegen.ops.attention.types import FP8
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
 _EXPERTS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-_CHECKED: Final = 8  # rows of a matrix that are compared with what transformers made of it
+_CHECKED: Final = 8  # rows of a matrix that are compared with transformers' expanded weight
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was put back into a model.
+    """The FP8 matrices that were restored in a model.
 
-    count: matrices in FP8. rounded: those of them whose blocks got one scale for each output.
-    error: what that changed in these, as a share of their spread.
-    expanded: FP8 matrices of the checkpoint that stay expanded.
+    Attributes:
+        count: Matrices in FP8.
+        rounded: Those whose blocks were rounded to one scale per output.
+        error: The rounding error of these, as a share of their spread.
+        expanded: FP8 matrices of the checkpoint that stay expanded.
     """
 
     count: int
@@ -47,21 +49,26 @@ class RestoreReport:
 
 
 def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> RestoreReport:
-    """Put the FP8 matrices of a checkpoint in the place of the expanded ones, on a device.
+    """Replace expanded weights by the FP8 matrices of a checkpoint, on a device.
 
-    Those that a linear layer cannot be told to be made from stay expanded.
+    Matrices that cannot be matched with a linear layer stay expanded.
 
     Args:
-        module: As transformers loaded it from the directory, with its weights expanded.
+        module: The model as transformers loaded it from the directory, with expanded weights. It is
+            changed.
+        directory: The checkpoint's directory.
+        device: The device of the FP8 matrices.
     """
     stored = _Stored(directory)
     count = rounded = 0
     before = after = torch.zeros((), dtype=torch.float64)
 
     def put(found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """A matrix by row, on the device."""
+        """Return a matrix with one scale per output, on the device, and update the counts."""
         nonlocal count, rounded, before, after
-        weight, scale_N, changed, whole = requantize_per_row(*(each.to(device) for each in found))
+        weight, scale_N, changed, whole = requantize_per_row(
+            *(tensor.to(device) for tensor in found)
+        )
         count += 1
         if changed:
             rounded += 1
@@ -84,10 +91,11 @@ _Grids = list[tuple[Tensor, Tensor]]
 
 
 def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grids]] | None:
-    """The matrices of both tensors of experts, by expert and from top to bottom; None if not all
-    are known.
+    """Return the matrices of both tensors of experts; None if not all are known.
+
+    Each list has, for every expert, its matrices from top to bottom.
     """
-    up, down = (getattr(found.module, each) for each in found[1:])
+    up, down = (getattr(found.module, tensor_name) for tensor_name in found[1:])
     halves = 2 if found.module.has_gate else 1
     for above in _EXPERTS:
         names = above[2 - halves :]
@@ -95,10 +103,10 @@ def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grid
         for at in range(len(up)):
             parts = [*up[at].chunk(halves), down[at]]
             read = [
-                stored.read(f"{name}.{at}.{own}.weight", part)
-                for own, part in zip(names, parts, strict=True)
+                stored.read(f"{name}.{at}.{matrix_name}.weight", part)
+                for matrix_name, part in zip(names, parts, strict=True)
             ]
-            if any(each is None for each in read):
+            if any(matrix is None for matrix in read):
                 break
             *ups, last = cast(_Grids, read)
             sides[0].append(ups)
@@ -111,19 +119,22 @@ def _experts(stored: _Stored, name: str, found: FusedExperts) -> list[list[_Grid
 def _stack_experts(
     side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """One tensor [E, N, K] of matrices, and its scales [E, N]."""
-    made = [[put(each) for each in parts] for parts in side]
+    """Return the matrices of experts as one tensor [E, N, K], and its scales [E, N]."""
+    made = [[put(stored) for stored in parts] for parts in side]
     weights = torch.stack([torch.cat([weight for weight, _ in parts]) for parts in made])
     return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
 
 
 def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:
-    """Return a matrix [N, K] in FP8 with one scale for each output, from one with blocks.
-
-    Returns the matrix, its scales [N], and two sums of squares: of what changed, of what is stored.
+    """Convert an FP8 matrix with scales of blocks to one scale per output.
 
     Args:
-        grid: [n, k], float32, of blocks of one size.
+        weight: FP8 numbers [N, K].
+        grid: Scales of blocks of one size, float32 [n, k].
+
+    Returns:
+        The matrix [N, K], its scales [N], and two sums of squares: of the changes, and of the
+            stored matrix. Both are 0 if nothing had to be rounded.
     """
     rows, width = weight.shape
     grid_Nk = grid.repeat_interleave(rows // grid.shape[0], dim=0)
@@ -140,14 +151,14 @@ def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, fl
 
 
 def fp8_tensors(directory: Path) -> dict[str, Path]:
-    """The matrices in e4m3 of a checkpoint, and the file of each."""
-    found = {}
+    """Return the names of a checkpoint's e4m3 matrices and the file of each."""
+    matrices = {}
     for file in weight_files(directory):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                 if name.endswith(".weight") and tensors.get_slice(name).get_dtype() == "F8_E4M3":
-                    found[name] = file
-    return found
+                    matrices[name] = file
+    return matrices
 
 
 class _Stored:
@@ -166,16 +177,16 @@ class _Stored:
         self.num_matrices = len(self._files)
 
     def read(self, name: str, loaded: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Numbers [N, K] and scales [n, k] of which a loaded weight was made; None if not known.
+        """Return numbers [N, K] and scales [n, k] from which a loaded weight was made, or None.
 
-        Models and files may have other names above a layer's number. What was found must be what
-        transformers expanded.
+        Models and files may use different names above a layer's number. The stored matrix must
+        match what transformers expanded; otherwise the result is None.
         """
-        own = [name] if name in self._files else self._ends[_end(name)]
-        if len(own) != 1:
+        matches = [name] if name in self._files else self._ends[_end(name)]
+        if len(matches) != 1:
             return None
-        weight = self._tensors(self._files[own[0]]).get_tensor(own[0])
-        grid = self._grid(own[0].removesuffix("weight"))
+        weight = self._tensors(self._files[matches[0]]).get_tensor(matches[0])
+        grid = self._grid(matches[0].removesuffix("weight"))
         if grid is None or weight.shape != loaded.shape:
             return None
         rows, width = (size // n for size, n in zip(weight.shape, grid.shape, strict=True))
@@ -203,12 +214,12 @@ class _Stored:
 
 
 def _end(name: str) -> str:
-    """What models and files share of a tensor's name: its layer's number, and what comes after.
+    """Return the part of a tensor's name that models and files share, from its layer's number on.
 
-    What the layer calls the part with experts is left out.
+    The layer's name for the part with experts is left out.
     """
     _, layers, end = name.rpartition(".layers.")
-    above, experts, own = end.partition(".experts.")
+    above, experts, suffix = end.partition(".experts.")
     if experts:
-        return f"{above.partition('.')[0]}{experts}{own}"
+        return f"{above.partition('.')[0]}{experts}{suffix}"
     return end if layers else name

@@ -1,4 +1,4 @@
-"""Fused experts in FP8: rows and matrices are rounded, with a scale for each output.
+"""Fused experts in FP8: rows and matrices are rounded, matrices with a scale for each output.
 
 Legend: T tokens, X experts of a token, E experts, N outputs, K inputs.
 """
@@ -24,17 +24,27 @@ from treegen.model.linear.gated import silu_mul_quantize
 
 
 class Fp8Experts(GroupedExperts):
-    """Experts whose tensors are in FP8. NAME_scale are the scales [E, N] of the tensor NAME.
+    """Experts whose tensors are in FP8. The buffer NAME_scale has the scales [E, N] of tensor NAME.
 
-    treegen_silu: whether the gate is silu(first half) * second half.
-    rounds_inputs: whether inputs are in FP8 too.
+    Attributes:
+        treegen_silu: Whether the gate is silu(first half) * second half.
+        rounds_inputs: Whether inputs are rounded to FP8 too.
     """
 
     treegen_silu: bool
     rounds_inputs = True
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the weighted sum [T, D] of what each token's experts [T, X] make of it [T, D]."""
+        """Return the weighted sum of what each token's experts compute from it.
+
+        Args:
+            hidden_states: Inputs [T, D].
+            top_k_index: The experts of each token [T, X].
+            top_k_weights: Their weights [T, X].
+
+        Returns:
+            Outputs [T, D].
+        """
         if self.rounds_inputs:
             return super().forward(hidden_states, top_k_index, top_k_weights)
         return self._forward_dequantized(hidden_states, top_k_index, top_k_weights)
@@ -43,17 +53,19 @@ class Fp8Experts(GroupedExperts):
         self, name: str, rows: Tensor, routes: tuple[Tensor, Tensor], each: int, dtype: torch.dtype
     ) -> Tensor:
         is_gate_up = self.treegen_silu and name == self.treegen_down
-        given = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
+        quantized = silu_mul_quantize(rows) if is_gate_up else quantize_rows(rows)
         weight, scale_EN = getattr(self, name), getattr(self, f"{name}_scale")
-        out: Tensor = grouped_product(*given, weight, scale_EN, None, *routes, each, False, dtype)
+        out: Tensor = grouped_product(
+            *quantized, weight, scale_EN, None, *routes, each, False, dtype
+        )
         return out
 
     def _act(self, up: Tensor) -> Tensor:
-        # What is silu(gate) * up is computed where it is rounded.
+        # silu(gate) * up is computed where it is rounded.
         return up if self.treegen_silu else super()._act(up)
 
     def _forward_dequantized(self, hidden: Tensor, *routes: Tensor) -> Tensor:
-        """What the stock class makes of inputs that are not rounded."""
+        """Return what the stock class computes from inputs that are not rounded."""
         parts = {name: self._parameters[name] for name in (self.treegen_up, self.treegen_down)}
         try:
             for name, part in parts.items():
@@ -66,34 +78,41 @@ class Fp8Experts(GroupedExperts):
 
 
 def rounding_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
-    """Yield the fused experts of a module that may run in FP8, each with its name.
+    """Yield the name and fused experts of each part of a module that may run in FP8.
 
-    Those with biases, transposed or with sizes that are no multiples of 16 may not.
+    Excluded are experts with biases, transposed ones, and those with sizes that are not multiples
+    of 16.
     """
-    for name, found in fused_experts(module):
-        part = found.module
-        weights = [part._parameters[each] for each in found.tensors]
+    for name, experts in fused_experts(module):
+        part = experts.module
+        weights = [part._parameters[tensor_name] for tensor_name in experts.tensors]
         odd = any(size % MULTIPLE for weight in weights for size in weight.shape[1:])
         if not (part.has_bias or part.is_transposed or odd or isinstance(part, Fp8Experts)):
-            yield name, found
+            yield name, experts
 
 
 def quantize_matrices(module: nn.Module, device: torch.device) -> None:
     """Turn linear layers and fused experts of a module into FP8 on a device."""
     quantize_linears(module, device)
-    for _, found in [*rounding_experts(module)]:
+    for _, experts in [*rounding_experts(module)]:
         sides = []
-        for name in found.tensors:
-            weight = getattr(found.module, name).data
+        for name in experts.tensors:
+            weight = getattr(experts.module, name).data
             rounded, scale_R = quantize_in_chunks(weight.flatten(0, 1), device)
             sides.append((rounded.view(weight.shape), scale_R.view(weight.shape[:2])))
-        install_experts(found, *sides)
+        install_experts(experts, *sides)
 
 
 def install_experts(
     found: FusedExperts, up: tuple[Tensor, Tensor], down: tuple[Tensor, Tensor]
 ) -> None:
-    """Turn experts into FP8, with tensors [E, N, K] and their scales [E, N] in float32."""
+    """Turn experts into `Fp8Experts`.
+
+    Args:
+        found: The experts, whose module is changed.
+        up: The first FP8 tensor [E, N, K] and its scales, float32 [E, N].
+        down: The second FP8 tensor and its scales, likewise.
+    """
     part = found.module
     is_silu = _has_silu(part, found)
     for name, (weight, scale_EN) in zip(found.tensors, (up, down), strict=True):
@@ -104,7 +123,7 @@ def install_experts(
 
 
 def _has_silu(part: Any, found: FusedExperts) -> bool:
-    """Whether experts gate by silu(first half) * second half, told by what they make of numbers."""
+    """Return whether experts gate by silu(first half) * second half, tested on sample numbers."""
     if not part.has_gate:
         return False
     weight = getattr(part, found.up)

@@ -2,6 +2,8 @@
 
 A stock layer writes silu(gate) * up in 16 bits. The compiler rounds it to FP8 in a kernel that
 computes each number twice: once for the largest of its row, once to round it.
+
+Legend: M rows, F width of gate and up.
 """
 
 from __future__ import annotations
@@ -20,18 +22,26 @@ from treegen.ops.attention.types import FP8
 
 
 class GatedLinears:
-    """The FP8 layers whose input is silu(gate) * up of two joined layers, until `undo`."""
+    """The FP8 layers whose input is silu(gate) * up of two merged layers, replaced until `undo`."""
 
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
-        """Find the layers by what they take.
+        """Find the layers by their inputs in a forward pass.
 
         Args:
-            run: Does a forward pass, which shows that.
+            module: The model.
+            run: Runs a forward pass of the model.
         """
         self._parts: list[_Gated] = []
         calls: list[_Call] = []
 
         def note(part: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+            """Record a call; a forward hook.
+
+            Args:
+                part: The layer.
+                given: Its inputs.
+                out: Its output.
+            """
             calls.append((part, given[0], out))
 
         with ExitStack() as hooks:
@@ -52,7 +62,7 @@ class GatedLinears:
                 self._parts.append(part)
 
     def undo(self) -> None:
-        """Let each layer round its own input again."""
+        """Make each layer round its own input again."""
         for part in self._parts:
             part.joint.keeps = False
             del part.joint
@@ -61,7 +71,7 @@ class GatedLinears:
 
 
 class _Gated(Fp8Linear):
-    """An FP8 layer that computes its input again, from the joined product of gate and up."""
+    """An FP8 layer that recomputes its input from the merged product of gate and up."""
 
     joint: MergedLinear
 
@@ -74,7 +84,7 @@ class _Gated(Fp8Linear):
 
 
 def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
-    """Whether two layers are computed together, and nothing else with them."""
+    """Return whether two layers are computed together, and no other layer with them."""
     if not (
         isinstance(gate, MergedLinearPart)
         and isinstance(up, MergedLinearPart)
@@ -84,11 +94,11 @@ def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
     return len(gate.joint.sizes) == 2 and (gate.place, up.place) == (0, 1)
 
 
-_Call = tuple[nn.Module, Tensor, Tensor]  # a layer, what it took, and what it gave
+_Call = tuple[nn.Module, Tensor, Tensor]  # a layer, its input, and its output
 
 
 def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
-    """Whether a layer took silu(gate) * up. Numbers that are all zero do not tell."""
+    """Return whether a layer's input is silu(gate) * up. All-zero numbers do not show this."""
     shapes = gate[2].shape, up[2].shape
     if shapes != (down[1].shape, down[1].shape) or not down[1].any():
         return False
@@ -97,10 +107,10 @@ def _is_gated(gate: _Call, up: _Call, down: _Call) -> bool:
 
 @torch.library.custom_op("treegen::silu_mul_quantize", mutates_args=())
 def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
-    """Return silu(gate) * up [M, F] in FP8, and what its rows [M] are to be multiplied by.
+    """Return silu(gate) * up [M, F] in FP8, and the scale of each row [M].
 
     Args:
-        gate_up: [M, 2 F], gates first.
+        gate_up: Gates and ups [M, 2 F], gates first.
     """
     gate, up = gate_up.chunk(2, -1)
     if gate_up.device.type != "cuda":

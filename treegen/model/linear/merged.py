@@ -1,7 +1,7 @@
-"""Linear layers that take one input as one matrix product: queries, keys and values; gate and up.
+"""Merge linear layers with the same input into one product: queries, keys, values; gate, up.
 
-A stock layer computes them one after another. Each product is a launch, and with few rows or few
-outputs it leaves a part of the GPU idle. docs/performance.md says what that costs.
+A stock layer computes them one after another. Each product is a kernel launch, and with few rows or
+few outputs it leaves part of the GPU idle. docs/performance.md has measurements.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from treegen.model.linear.fp8 import Fp8Linear, fp8_linear
 class MergedLinears:
     """The linear layers of a model that take the same input, computed together until `undo`.
 
-    The results are the same but for rounding, in whatever order the layers are called, as long as
-    none changes an input in place. Parameters keep their names and shapes, and numbers that are
-    written into them in place are used. Each now lies in memory beside those that it is computed
-    with.
+    Results are equal up to rounding, whatever the order in which the layers are called, unless a
+    layer changes an input in place. Parameters keep their names and shapes, and in-place writes to
+    them take effect. In memory, each now lies next to those that are computed with it.
     """
 
     def __init__(self, module: nn.Module, run: Callable[[], object]) -> None:
-        """Join the layers. Those for which memory runs out stay as they are.
+        """Merge the layers. Layers for which memory runs out stay separate.
 
         Args:
-            run: Does a forward pass, which shows which layers take the same input.
+            module: The model.
+            run: Runs a forward pass, which shows which layers take the same input.
         """
         self._parts: list[nn.Linear] = []
         for siblings in _find_mergeable(module, run):
@@ -50,7 +50,7 @@ class MergedLinears:
                 self._parts.append(part)
 
     def undo(self) -> None:
-        """Let each layer compute by itself again."""
+        """Make each layer compute by itself again."""
         for part in self._parts:
             del part.joint, part.place
             part.__class__ = _ALONE[type(part)]
@@ -58,13 +58,19 @@ class MergedLinears:
 
 
 class MergedLinear:
-    """One product for several linear layers. It is computed when the first of them is called.
+    """One product for several linear layers, computed when the first of them is called.
 
-    It is no module, because its weights already have names in the model. It holds them as
-    parameters, because the compiler takes the sizes of parameters as fixed.
+    It is not a module, because its weights already have names in the model. It stores them as
+    parameters, because the compiler treats the sizes of parameters as fixed.
 
-    product: what was computed last, [..., sum of sizes], if `keeps` is set; whoever sets it takes
-    the product away before the next is computed.
+    Attributes:
+        sizes: The number of outputs of each layer.
+        weight: The merged weight [sum of sizes, in_features].
+        scale: The merged FP8 scales [sum of sizes]; None for layers that are not FP8.
+        bias: The merged bias [sum of sizes]; None for none.
+        keeps: Whether to keep the last product.
+        product: The last product [..., sum of sizes] if `keeps` is set. Its user removes it before
+            the next one is computed.
     """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
@@ -83,7 +89,7 @@ class MergedLinear:
         self.product: Tensor | None = None
 
     def output(self, input: Tensor, place: int) -> Tensor | None:
-        """Return what the layer at a place computes from an input [..., in_features].
+        """Return what the layer at `place` computes from an input [..., in_features].
 
         Returns None if the product was computed from another input.
         """
@@ -103,13 +109,13 @@ class MergedLinear:
 
 
 def _build_merged(parts: Sequence[nn.Linear]) -> MergedLinear | None:
-    """The product for some layers; None if there is no memory for it."""
+    """Return the product for some layers; None if there is no memory for it."""
     for attempt in range(2):
         try:
             return MergedLinear(parts)
         except torch.OutOfMemoryError:
             if attempt == 0:
-                # torch keeps the old places of layers joined before, which are too small for these.
+                # torch keeps the memory of layers merged before, in blocks too small for these.
                 torch.cuda.empty_cache()
     return None
 
@@ -121,16 +127,17 @@ class MergedLinearPart(nn.Linear):
     place: int
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return input @ weight.T + bias, [..., out_features]."""
         output = self.joint.output(input, self.place)
         return super().forward(input) if output is None else output
 
 
 class _Fp8Part(MergedLinearPart, Fp8Linear):
-    """The same in FP8."""
+    """A merged linear layer in FP8."""
 
 
 class _FixedPart(MergedLinearPart, BatchInvariantLinear):
-    """The same of layers whose sums have one order."""
+    """A merged linear layer whose sums have one order."""
 
 
 _PARTS: Final[dict[type, type]] = {
@@ -153,11 +160,11 @@ def _merge_parameters(parts: Sequence[Tensor]) -> nn.Parameter:
 
 
 def _find_mergeable(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:
-    """Return groups of linear layers of one parent that take the same input, in order of calls."""
+    """Return groups of linear layers of one parent that take the same input, in call order."""
     calls: list[tuple[nn.Linear, Tensor]] = []
 
     def note(part: nn.Linear, inputs: tuple[Tensor, ...]) -> None:
-        calls.extend((part, tensor) for tensor in inputs)  # an input given by name is not seen
+        calls.extend((part, tensor) for tensor in inputs)  # inputs passed by keyword are not seen
 
     uses = Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
     with ExitStack() as hooks:

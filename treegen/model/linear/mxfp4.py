@@ -1,8 +1,8 @@
-"""Fused experts that keep the 4 bits that their checkpoint stores (MXFP4, as gpt-oss has).
+"""Fused experts that stay in the 4 bits that their checkpoint stores (MXFP4, as in gpt-oss).
 
-A number is one of e2m1's sixteen times a power of two that 32 of them share. All of their products
-are exact in bfloat16, so experts kept in 4 bits differ from expanded ones in the order of sums
-alone. They take 17 bits for 4 numbers in place of 64.
+A number is one of sixteen e2m1 values times a power of two that 32 numbers share. All products are
+exact in bfloat16, so experts in 4 bits differ from expanded ones only in the order of sums. Four
+numbers take 17 bits instead of 64.
 
 Legend: E experts, S pairs of a row and an expert, N outputs, K inputs.
 """
@@ -33,10 +33,11 @@ _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Mxfp4Experts(GroupedExperts):
-    """Experts whose tensors are in MXFP4.
+    """Experts whose tensors are in MXFP4. Each tensor NAME is stored as two parameters.
 
-    NAME_blocks: uint8 [E, N, K / 32, 16], two numbers a byte, the first in the low half.
-    NAME_scales: uint8 [E, N, K / 32], powers of two with a bias of 127.
+    NAME_blocks: uint8 [E, N, K / 32, 16], two numbers per byte, the first in the low half.
+
+    NAME_scales: uint8 [E, N, K / 32], exponents of powers of two with a bias of 127.
     """
 
     def _product(
@@ -60,16 +61,18 @@ def mxfp4_product(
     blocks_3B: Tensor,
     each: int,
 ) -> Tensor:
-    """Return what each pair's expert makes of its row, [S, N]; nothing for pairs left out.
+    """Return the product of each pair's row and its expert's matrix, [S, N].
+
+    Pairs in no block are left without values.
 
     Args:
-        halves_M2H: Rows [S / each, 2, K / 2]: the numbers of even places, then those of odd ones.
-        weight: Uint8 [E, N, K / 2] and [E, N, K / 32].
-        scale: Uint8 [E, N, K / 2] and [E, N, K / 32].
-        bias_EN: What is added to outputs.
-        order_S: As from `routed`.
-        blocks_3B: As from `routed`.
-        each: So many pairs, which follow one another, have one row.
+        halves_M2H: Rows [S / each, 2, K / 2]: the numbers at even places, then those at odd places.
+        weight: Packed weights, uint8 [E, N, K / 2].
+        scale: Exponents of scales, uint8 [E, N, K / 32].
+        bias_EN: Biases [E, N]; None for none.
+        order_S: The sorted pairs, from `treegen.model.linear.experts.group_by_expert`.
+        blocks_3B: Their blocks, from `group_by_expert`.
+        each: Consecutive pairs that share a row.
     """
     out = halves_M2H.new_empty(len(order_S), weight.shape[1])
     if halves_M2H.device.type == "cuda":
@@ -101,20 +104,26 @@ def _(
 
 
 def dequantize_mxfp4(bytes_NH: Tensor, scales_NG: Tensor) -> Tensor:
-    """Numbers in MXFP4 as float32 [N, K]: bytes [N, K / 2], scales [N, K / 32]."""
-    numbers = torch.tensor([*_E2M1, *(-each for each in _E2M1)], device=bytes_NH.device)
+    """Return MXFP4 numbers as float32 [N, K], from bytes [N, K / 2] and scales [N, K / 32]."""
+    numbers = torch.tensor([*_E2M1, *(-value for value in _E2M1)], device=bytes_NH.device)
     halves = torch.stack([bytes_NH & 15, bytes_NH >> 4], dim=-1).flatten(-2)
     powers_NG = (scales_NG.float() - 127).exp2()
     return numbers[halves.int()] * powers_NG.repeat_interleave(GROUP, dim=-1)
 
 
 def can_keep(config: PretrainedConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device computes with the 4 bits of a checkpoint that stores MXFP4."""
+    """Return whether a device computes with the 4 bits of a checkpoint that stores MXFP4.
+
+    Args:
+        config: The model's configuration.
+        device: The device, which must be a GPU.
+        dtype: The type to compute in, which must be bfloat16.
+    """
     return device.type == "cuda" and dtype == torch.bfloat16 and config.model_type == "gpt_oss"
 
 
 def fits_expanded(config: PretrainedConfig, device: torch.device) -> bool:
-    """Whether expanded experts leave half of a GPU's memory, which is faster for many rows."""
+    """Return whether expanded experts, faster for many rows, fit in half of a GPU's memory."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return False
     total = torch.cuda.get_device_properties(device).total_memory
@@ -122,20 +131,20 @@ def fits_expanded(config: PretrainedConfig, device: torch.device) -> bool:
 
 
 def keep_on_load(config: PretrainedConfig) -> None:
-    """Have transformers load MXFP4 as it is stored. The configuration is changed."""
+    """Make transformers load MXFP4 as it is stored. The configuration is changed."""
     config.quantization_config = {"quant_method": _METHOD}
 
 
 def num_in_experts(config: PretrainedConfig) -> int:
-    """Numbers in the matrices of the experts of a gpt-oss model."""
+    """Return how many numbers the expert matrices of a gpt-oss model have."""
     matrices = 3 * config.num_local_experts * config.num_hidden_layers
     return int(matrices * config.hidden_size * config.intermediate_size)
 
 
 def replace_with_empty(module: nn.Module) -> None:
-    """Turn the experts of a module, transposed ones, into `Mxfp4Experts` without numbers yet."""
-    for _, found in [*fused_experts(module)]:
-        _empty(found)
+    """Turn the (transposed) experts of a module into `Mxfp4Experts` with uninitialised weights."""
+    for _, experts in [*fused_experts(module)]:
+        _empty(experts)
 
 
 def _empty(found: FusedExperts) -> None:
@@ -157,14 +166,14 @@ class _Config(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(_METHOD)
 class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
-    """Has transformers make and fill modules whose experts are in 4 bits."""
+    """Makes transformers create and fill modules whose experts are in 4 bits."""
 
     requires_calibration = False
     is_trainable = False
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **given: Any) -> None:
         replace_with_empty(model)
-        # transformers draws numbers for the tensors that a class has of its own.
+        # transformers initialises the tensors of the stock class, so it needs placeholders.
         for part in _experts(model):
             part.gate_up_proj = part.down_proj = torch.empty(0)
 

@@ -1,8 +1,10 @@
-"""The Triton kernel that multiplies rows by experts in MXFP4, which it expands in registers.
+"""The Triton kernel that multiplies rows by MXFP4 experts, which it expands in registers.
 
 As in `expert_kernels`, a program computes some outputs of one block of pairs, and the matrix is the
-left side of its product. Two numbers lie in a byte. Those of low halves are multiplied by the row's
-numbers of even places, those of high halves by the odd ones, so that nothing moves between threads.
+left operand. A byte holds two numbers: those in low halves are multiplied by the row's numbers at
+even places, those in high halves by the odd ones, so nothing moves between threads.
+
+Legend: E experts, S pairs of a row and an expert, N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from treegen.model.linear.blocks import num_blocks, rows_of_block
 
 BLOCK_N: Final = 128
 BLOCK_K: Final = 128
-"""Inputs of a step. It is the same for all numbers of rows, so that sums have one order."""
+"""Inputs per step. It does not depend on the number of rows, so that sums have one order."""
 
-# Sign, exponent (2 bits) and mantissa (1 bit) go to these places of a bfloat16, which is then
-# 2^-126 times the number, also where that is 0 or 0.5. Both products after that are exact.
+# Sign, exponent (2 bits) and mantissa (1 bit) are moved to these bits of a bfloat16, which is then
+# 2^-126 times the number, also for 0 and 0.5. Both products after that are exact.
 _EXPAND_TWO_BYTES: Final = """
     prmt.b32 two, $4, 0, {bytes};
     shl.b32 low, two, 4;
@@ -49,7 +51,7 @@ _EXPAND: tl.constexpr = tl.constexpr(
 
 @triton.jit
 def _dequantize_bytes(bytes_NH, factor_NH):
-    """The numbers in the low and in the high halves of bytes, times a factor, in bfloat16."""
+    """Return the numbers in the low and the high halves of bytes, times a factor, in bfloat16."""
     return tl.inline_asm_elementwise(
         _EXPAND,
         "=&r,=&r,=&r,=&r,r,r,r",
@@ -78,7 +80,25 @@ def _mxfp4_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program: some outputs [BLOCK_N] of the pairs [ROWS] of a block."""
+    """Compute some outputs [BLOCK_N] of the pairs [ROWS] of a block in one program.
+
+    Args:
+        halves: Pointer to rows [S / EACH, 2, K / 2], numbers at even places first.
+        weights: Pointer to packed weights, uint8 [E, N, K / 2].
+        scales: Pointer to exponents of scales, uint8 [E, N, K / 32].
+        bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
+        order: Pointer to the pair at each place [S].
+        blocks: Pointer to expert, first place and end of each block [3, room].
+        out: Pointer to the outputs of each pair [S, N].
+        room: Places for blocks.
+        N: The number of outputs.
+        K: The number of inputs.
+        EACH: Consecutive pairs that share a row.
+        HAS_BIAS: Whether there are biases.
+        ROWS: Maximum pairs of a block.
+        BLOCK_N: Outputs per program.
+        BLOCK_K: Inputs per step.
+    """
     parts: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     H: tl.constexpr = BLOCK_K // 2
     GROUPS: tl.constexpr = BLOCK_K // 32
@@ -103,7 +123,7 @@ def _mxfp4_product(
             s = tl.load(scale_at + start // 16, mask=there_G[None, :], other=0)
             even = tl.load(even_at + start, mask=there[:, None], other=0.0)
             odd = tl.load(even_at + K // 2 + start, mask=there[:, None], other=0.0)
-            # Its exponent makes a power of two, which of 0 is the half of the least one's.
+            # The exponent becomes a power of two; for exponent 0 it is half of that for 1.
             power = tl.where(s == 0, 0x40, s.to(tl.int16) << 7).to(tl.int16)
             power = power.to(tl.bfloat16, bitcast=True)[:, :, None]
             factor = tl.reshape(tl.broadcast_to(power, [BLOCK_N, GROUPS, 16]), [BLOCK_N, H])
@@ -120,7 +140,7 @@ def _mxfp4_product(
 
 
 def choose_num_stages(rows: int, capability: tuple[int, int]) -> int:
-    """How many steps' inputs are held at once, of blocks of so many rows: as many as have room."""
+    """Return the most pipeline stages that fit in shared memory for blocks of `rows` rows."""
     return 3 if capability >= (9, 0) or rows <= 64 else 2
 
 
@@ -134,13 +154,24 @@ def mxfp4_product(
     each: int,
     out: Tensor,
 ) -> None:
-    """Fill out [S, N] as `treegen.model.linear.mxfp4.mxfp4_product` says."""
+    """Fill out [S, N] as documented in `treegen.model.linear.mxfp4.mxfp4_product`.
+
+    Args:
+        halves: Rows [S / each, 2, K / 2], numbers at even places first.
+        weight: Packed weights, uint8 [E, N, K / 2].
+        scale: Exponents of scales, uint8 [E, N, K / 32].
+        bias: Biases [E, N]; None for none.
+        order: int32 [S], the pairs sorted by expert.
+        blocks: int32 [3, B], expert, first place and end of each block.
+        each: Consecutive pairs that share a row.
+        out: Outputs [S, N], dense; overwritten.
+    """
     (num_pairs, outputs), experts = out.shape, len(weight)
     if not num_pairs:
         return
     size = rows_of_block(num_pairs, experts)
-    # Four warps would read a step's bytes while others copy the next one's: with blocks of 64
-    # inputs and four stages Triton 3.6 sets no barrier between, and sums were wrong.
+    # With four warps, blocks of 64 inputs and four stages, Triton 3.6 sets no barrier between
+    # reading a step's bytes and copying the next step's, and sums were wrong.
     _mxfp4_product[(num_blocks(num_pairs, experts) * triton.cdiv(outputs, BLOCK_N),)](
         halves.contiguous(),
         weight,

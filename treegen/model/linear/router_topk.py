@@ -1,7 +1,9 @@
-"""The choice of experts: the largest few of each row's scores, by one small kernel.
+"""Choose experts: find the few largest scores of each row with one small kernel.
 
-`torch.topk` is made for long rows. For a router's it selects and sorts in two kernels, which take
-26 us a layer for 1,024 rows of 256 scores on an H100.
+`torch.topk` is made for long rows. For a router's rows it selects and sorts in two kernels, which
+take 26 us per layer for 1,024 rows of 256 scores on an H100.
+
+Legend: E scores of a row.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 MOST_SCORES: Final = 1024
 MOST_CHOSEN: Final = 16
-"""What `TopKPass` replaces at most; more scores or choices are left to torch."""
+"""Maximum scores and choices that `TopKPass` replaces; more are left to torch."""
 
 
 @torch.library.custom_op("treegen::topk_rows", mutates_args=())
 def topk_rows(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return the `num` largest of scores [..., E], the largest first, and where they are, int64.
+    """Return the `num` largest of scores [..., E], largest first, and their indices as int64.
 
-    Of equal ones those that come first are taken. What is not a number counts as infinite.
+    Ties are broken by the lower index. NaN counts as infinity.
     """
     if scores.device.type == "cuda":
         from treegen.model.linear.router_topk_kernels import largest as on_gpu
@@ -45,7 +47,7 @@ def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 class TopKPass(CustomGraphPass):
-    """Has a compiled graph take `largest` for what `torch.topk` would do with short rows."""
+    """Replaces `torch.topk` of short rows by `largest` in a compiled graph."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Replace the calls that fit."""
@@ -55,25 +57,25 @@ class TopKPass(CustomGraphPass):
                 node.args, node.kwargs = node.args[:2], {}
 
     def uuid(self) -> Any:
-        """What the compiler's cache knows the replacement by."""
+        """Return the key of this pass in the compiler's cache."""
         return get_hash_for_files((__file__,))
 
 
 LARGEST: Final = TopKPass()
-"""The same for all layers, so that they share what is compiled."""
+"""One instance for all layers, so that they share compiled graphs."""
 
 
 def _fits(
     scores: fx.Node, num: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> bool:
-    found = scores.meta["val"]
-    width = found.shape[-1] if found.dim() else 0
+    value = scores.meta["val"]
+    width = value.shape[-1] if value.dim() else 0
     if isinstance(width, torch.SymInt):
         width = width.node.maybe_as_int()
     return (
         largest
-        and dim in (-1, found.dim() - 1)
-        and found.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and dim in (-1, value.dim() - 1)
+        and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and isinstance(num, int)
         and width is not None
         and 1 <= num <= min(MOST_CHOSEN, width)

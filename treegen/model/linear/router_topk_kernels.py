@@ -1,4 +1,4 @@
-"""The Triton kernel that finds the largest few of short rows."""
+"""The Triton kernel that finds the few largest numbers of short rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROWS: Final = 4  # of a program
+_ROWS: Final = 4  # rows per program
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -22,7 +22,18 @@ def _largest(
     BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Some rows: the largest score that is left, so many times."""
+    """Find the NUM largest scores of some rows, by taking the largest remaining score NUM times.
+
+    Args:
+        scores: Pointer to scores [num_rows, E].
+        values: Pointer to the largest scores [num_rows, NUM]; written.
+        indices: Pointer to their indices, int64 [num_rows, NUM]; written.
+        num_rows: The number of rows.
+        E: Scores per row.
+        NUM: Scores to find.
+        BLOCK_E: E rounded up to a power of two.
+        ROWS: Rows per program.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live_R = row < num_rows
     e = tl.arange(0, BLOCK_E)
@@ -40,7 +51,13 @@ def _largest(
 
 
 def largest(scores: Tensor, values: Tensor, indices: Tensor) -> None:
-    """Fill values and indices [..., num] as `treegen.model.linear.router_topk.topk_rows` says."""
+    """Fill values and indices as documented in `treegen.model.linear.router_topk.topk_rows`.
+
+    Args:
+        scores: Scores [..., E].
+        values: The largest scores [..., num], dense; overwritten.
+        indices: Their indices, int64 [..., num], dense; overwritten.
+    """
     width, num = scores.shape[-1], values.shape[-1]
     num_rows = values.numel() // num
     if num_rows:

@@ -1,1 +1,1 @@
-"""One model in several processes: its parts, and what they exchange."""
+"""Tensor parallelism: the shards of one model in several processes, and their collectives."""

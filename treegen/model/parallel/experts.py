@@ -1,7 +1,7 @@
-"""Whole experts on each rank (expert parallelism): those of a layer are dealt out.
+"""Expert parallelism: each rank has some whole experts of a layer.
 
-Each rank has the router, and so knows what all rows chose. It computes what fell to its own
-experts, and the ranks add up what theirs put out.
+Each rank has the router and therefore knows the choices of all rows. It computes the rows of its
+own experts, and the ranks sum their outputs.
 """
 
 from __future__ import annotations
@@ -14,35 +14,43 @@ from torch import Tensor, nn
 
 from treegen.model.parallel.ranks import sum_over_ranks
 
-# T rows, K chosen experts, E experts
+# T rows, K chosen experts, E experts, D width of a row
 
 WHOLE_EXPERTS: Final = "ep_dispatch_experts"
-"""The style of a module with whole experts."""
+"""The plan style of a module with whole experts."""
 ONE_OF_EXPERTS: Final = "grouped_gemm"
-"""The style of a parameter of all experts [E, ...], of which a rank has some."""
+"""The plan style of a parameter of all experts [E, ...], of which a rank keeps some."""
 
 
 def with_whole_experts(
     plan: Mapping[str, str], ep_plan: Mapping[str, str], can_cut: Collection[str]
 ) -> dict[str, str]:
-    """A plan with whole experts where the plan cannot cut experts themselves.
+    """Return a plan that uses whole experts where the plan cannot cut the experts themselves.
 
     Args:
-        ep_plan: Of expert parallelism.
+        plan: The tensor-parallel plan: styles by names of modules and parameters.
+        ep_plan: The plan of expert parallelism, likewise.
         can_cut: Names of modules whose experts the plan can cut.
     """
-    found = dict(plan)
+    combined = dict(plan)
     experts = {key: key.rpartition(".")[0] for key, way in ep_plan.items() if way == ONE_OF_EXPERTS}
     for key, name in experts.items():
         if name not in can_cut:
-            found[key], found[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
-    return found
+            combined[key], combined[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
+    return combined
 
 
 def deal_experts(part: nn.Module, rank: int, count: int) -> None:
-    """Have a module compute what falls to its rank's `count` experts, and add up over ranks."""
+    """Make a module compute only the rows of its rank's experts, and sum the outputs over ranks.
+
+    Args:
+        part: The experts module, whose parameters already hold only this rank's experts. It is
+            changed.
+        rank: The rank.
+        count: The number of experts per rank.
+    """
     part.num_experts = count  # type: ignore[assignment]
-    # A loop over experts knows no number for "none of these". Grouped products skip such rows.
+    # A loop over experts has no index for "none of these". Grouped products skip index `count`.
     is_loop = not hasattr(part, "has_gate") or part.config._experts_implementation == "eager"  # type: ignore[union-attr]
     none = 0 if is_loop else count
     part._is_expert_parallel = True  # type: ignore[assignment]
@@ -60,12 +68,21 @@ def deal_experts(part: nn.Module, rank: int, count: int) -> None:
 
 
 def sum_output(part: nn.Module, inputs: object, output: Any) -> Any:
-    """Add up over the ranks what a mixture of experts puts out."""
+    """Sum the output of a mixture of experts over the ranks; a forward hook.
+
+    Args:
+        part: The module; unused.
+        inputs: Its inputs; unused.
+        output: Its output, or a tuple that starts with it.
+    """
     if isinstance(output, tuple):
         return (sum_over_ranks(output[0].contiguous()), *output[1:])
     return sum_over_ranks(output.contiguous())
 
 
 def divided_identity(size: int) -> Callable[[nn.Module, object, Tensor], Tensor]:
-    """A hook of an expert that each rank computes whole: its part of what is summed."""
+    """Return a forward hook that divides an expert's output by `size`, the number of ranks.
+
+    It is for experts that every rank computes.
+    """
     return lambda part, inputs, output: output / size

@@ -1,8 +1,8 @@
-"""The processes that compute one model together, and what they exchange.
+"""The processes that compute one model together, and their collectives.
 
-Each has a part of every layer (tensor parallelism). Where a layer's output is a sum over parts, the
-ranks add theirs up; where it is put together of parts, they gather them. Both are operators that
-the compiler does not look into, and on GPUs both can be part of a CUDA graph.
+Each has a shard of every layer (tensor parallelism). Ranks sum outputs that are sums over shards,
+and gather outputs that are split into shards. Both collectives are operators that the compiler
+treats as opaque, and on GPUs both can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,46 +25,47 @@ from torch.nn.functional import linear
 from treegen.errors import InputError
 
 TIMEOUT: Final = 900.0
-"""Seconds after which a rank that waits for the others gives up."""
+"""Seconds after which a rank stops waiting for the others."""
 _POLL_SECONDS: Final = 0.1
-_GRACE: Final = 2.0  # seconds for a join to end by itself once a rank has died
+_GRACE: Final = 2.0  # seconds for a join to finish once a rank has died
 
-# Its name changes from torch 2.13 on.
+# torch 2.13 renames this function.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_here: list[Ranks] = []  # of this process, for the operators; one at most
+_here: list[Ranks] = []  # the ranks of this process, for the operators; at most one item
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _leaving: Final = threading.RLock()  # held while a process group is aborted
 
 
 class RankLeader(Protocol):
-    """What rank 0 has of the others."""
+    """Rank 0's control over the other ranks."""
 
     @property
     def failed(self) -> str:
-        """Why they have ended; empty as long as they work."""
+        """The reason why the ranks have ended; empty while they work."""
         ...
 
     def call_followers(self, name: str, *arguments: Any) -> None:
-        """Have them do a call, as this process does."""
+        """Make the followers execute the same call as this process."""
         ...
 
     def check(self) -> None:
-        """Raise WorkerError if one has failed."""
+        """Raise WorkerError if a rank has failed."""
         ...
 
     def fail(self, told: str) -> None:
-        """End them, because this process failed in what all do together."""
+        """End the other ranks because this process failed in a shared computation."""
         ...
 
 
 @dataclass(eq=False, slots=True)
 class Ranks:
-    """The ranks of one model, as one of them sees them.
+    """The ranks of one model, from the view of one of them.
 
-    rank: this one's number. Rank 0 leads: it decides what is computed.
-    size: how many there are.
-    device: where this one computes.
-    lead: what rank 0 has of the others; None in these.
+    Attributes:
+        rank: The number of this rank. Rank 0 leads: it decides what is computed.
+        size: The number of ranks.
+        device: The device of this rank.
+        lead: Rank 0's control over the other ranks; None in the other ranks.
     """
 
     rank: int
@@ -78,41 +79,41 @@ class Ranks:
             self.lead.check()
 
     def all_reduce_min(self, number: int) -> int:
-        """The least of a number over all ranks; each must call this."""
-        found = torch.tensor([number])
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return int(found)
+        """Return the minimum of a number over all ranks. A collective: each rank must call this."""
+        lowest = torch.tensor([number])
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        return int(lowest)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Overwrite a dense tensor with that of rank 0; each rank must call this."""
+        """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""
         dist.broadcast(tensor, src=0)
         return tensor
 
     def get_vocab_range(self, vocab_size: int) -> tuple[int, int, int]:
-        """This rank, the first token of its part of the vocabulary, and how many tokens it has."""
+        """Return this rank, the first token of its vocabulary shard, and the size of the shard."""
         width = -(-vocab_size // self.size)
         first = self.rank * width
         return self.rank, first, max(min(vocab_size - first, width), 0)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """The tensors [..., W] of all ranks side by side, dense; each rank must call this."""
+        """Return the tensors [..., W] of all ranks side by side, dense. A collective."""
         whole: Tensor = gather_columns(tensor, self.size)
         return whole
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """A dense tensor overwritten by the sum over all ranks; each rank must call this."""
+        """Overwrite a dense tensor with its sum over all ranks and return it. A collective."""
         return sum_over_ranks(tensor)
 
     def whole(self, logits_SV: Tensor, vocab_size: int) -> Tensor:
-        """Logits [S, V] of the whole vocabulary, put together of every rank's part of it."""
+        """Return logits [S, V] of the whole vocabulary, gathered from the shards of all ranks."""
         return self.all_gather(logits_SV)[:, :vocab_size]
 
 
 def check_ranks(ranks: Ranks | None) -> None:
-    """Refuse what are no ranks.
+    """Check that an argument is `Ranks` or None.
 
     Raises:
-        InputError: they are not.
+        InputError: it is something else.
     """
     if ranks is not None and not isinstance(ranks, Ranks):
         raise InputError(
@@ -122,7 +123,7 @@ def check_ranks(ranks: Ranks | None) -> None:
 
 
 def check_free() -> None:
-    """Raise InputError if this process belongs to ranks already."""
+    """Raise InputError if this process already belongs to ranks."""
     if dist.is_initialized():
         raise InputError(
             "this process has a tensor-parallel model already, or a process group of its own; "
@@ -137,14 +138,18 @@ def join(
     folder: Path,
     lead: RankLeader | None = None,
 ) -> Ranks:
-    """Become one of the ranks; waits until all have joined.
+    """Become one of the ranks; wait until all have joined.
 
     Args:
+        rank: The number of this rank.
+        size: The number of ranks.
+        device: The device of this rank.
         folder: An empty folder that all ranks can write to.
         lead: As in `Ranks`.
 
     Raises:
-        InputError: this process belongs to other ranks already.
+        InputError: this process already belongs to other ranks.
+        WorkerError: a rank has died.
     """
     check_free()
     options: dict[str, Any] = {}
@@ -171,7 +176,7 @@ def join(
         _run_while_working(begin, lead)
     ranks = Ranks(rank, size, device, lead)
     _here.append(ranks)
-    ranks.check()  # a rank that died before this line was not found by `leave`
+    ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
 
 
@@ -193,10 +198,10 @@ def _survive_nccl_errors() -> Iterator[None]:
 
 
 def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
-    """Run a call that waits for the other ranks, and stop waiting soon after one of them has died.
+    """Run a call that waits for the other ranks; stop waiting soon after one of them has died.
 
-    Nothing can interrupt the call itself: gloo and NCCL wait for a rank that will never come. So it
-    runs in a thread of its own, which is given up then.
+    The call itself cannot be interrupted: gloo and NCCL would wait for a dead rank. So it runs in
+    its own thread, which is then abandoned.
 
     Raises:
         WorkerError: a rank has died.
@@ -221,18 +226,18 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
 
 
 def leave(lead: RankLeader) -> None:
-    """Abort the process group that `join` made for a lead. Ranks that wait for this one fail.
+    """Abort the process group that `join` made for a lead. Ranks that wait for this one then fail.
 
-    Any thread may call this at any time. The first call aborts the group, calls at the same time
-    wait for it, and later ones do nothing: two aborts at once end the process.
+    Any thread may call this at any time. The first call aborts the group, concurrent calls wait for
+    it, and later ones do nothing, because two aborts at once end the process.
 
     Args:
-        lead: what `join` was given. A group that belongs to another one stays.
+        lead: The lead that `join` was given. A group of another lead is left alone.
     """
     with _leaving:
         if _here and _here[0].lead is lead:
             _here.clear()
-            # Aborted, because what is destroyed in order would wait for ranks that are gone.
+            # Abort, because an orderly destruction would wait for dead ranks.
             dist.distributed_c10d._abort_process_group()
 
 
@@ -241,7 +246,7 @@ _ALONE: Final = "a part of a model is computed without the other ranks"
 
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
 def _sum_over_ranks(partial: Tensor) -> None:
-    """Add up what the ranks have, in place."""
+    """Sum a tensor over the ranks, in place."""
     assert _here, _ALONE
     dist.all_reduce(partial)
 
@@ -253,7 +258,7 @@ def _(partial: Tensor) -> None:
 
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
 def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
-    """The sum over all ranks of input [..., I] @ weight [O, I].T."""
+    """Return the sum over all ranks of input [..., I] @ weight [O, I].T."""
     assert _here, _ALONE
     partial = linear(input, weight)
     dist.all_reduce(partial)
@@ -267,11 +272,11 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
 def gather_columns(part: Tensor, size: int) -> Tensor:
-    """The parts [..., W] of `size` ranks as one dense [..., size * W]."""
+    """Return the shards [..., W] of `size` ranks as one dense tensor [..., size * W]."""
     assert _here, _ALONE
     whole = part.new_empty(size, *part.shape)
     _all_gather(whole.view(-1), part.contiguous().view(-1))
-    # Where the parts have one column, a reshape alone would be a view that is not dense.
+    # If the shards have one column, a reshape alone would be a view that is not dense.
     return whole.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
 
 
@@ -281,6 +286,6 @@ def _(part: Tensor, size: int) -> Tensor:
 
 
 def sum_over_ranks(partial: Tensor) -> Tensor:
-    """The sum of a dense tensor over all ranks, which takes its place."""
+    """Sum a dense tensor over all ranks in place and return it."""
     _sum_over_ranks(partial)
     return partial

@@ -1,15 +1,14 @@
-"""A rank's part of a stock model: each matrix cut as transformers' own plan says.
+"""A rank's shard of a stock model: each matrix is cut as transformers' own plan says.
 
-transformers names how each part of a family is cut (`tp_plan`). Its own way of doing it replaces
-`forward` of each part by one that handles distributed tensors. Here the parts stay plain modules
-with plain, smaller weights. So all that works on plain modules still does: joined products,
-compiling by region, CUDA graphs.
+transformers names how each part of a family is cut (`tp_plan`), but its own implementation replaces
+the `forward` of each part by one that handles distributed tensors. Here the parts stay plain
+modules with smaller weights, so everything for plain modules still works: merged products, regional
+compilation, CUDA graphs.
 
-The output matrix is cut over the vocabulary whatever the plan says, and the embedding is whole on
-each rank. Where both are one matrix, the part is a view.
-
-Experts are cut like other matrices where the plan says how and their widths divide. Otherwise each
-rank has some of them whole, if the family has a plan for that (`ep_plan`).
+The output matrix is always cut over the vocabulary, and the embedding is whole on each rank. If
+both are one matrix, the shard is a view. Experts are cut like other matrices if the plan says how
+and their widths divide. Otherwise each rank has some whole experts, if the family has a plan for
+that (`ep_plan`).
 """
 
 from __future__ import annotations
@@ -38,22 +37,24 @@ from treegen.model.parallel.ranks import gather_columns, linear_over_ranks, sum_
 # E experts
 
 _WHOLE: Final = frozenset(
-    # What they change matters to training alone.
+    # These styles only affect training.
     {"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "local_params"}
 )
-_STRIDE: Final = 16  # bytes; of what grouped products read, strides are multiples of it
+_STRIDE: Final = 16  # bytes; grouped products need strides that are multiples of it
 
 
 class RowLinear(nn.Linear):
-    """A linear layer with a part of the inputs of each output; ranks add their outputs up.
+    """A linear layer with a shard of the inputs of each output; ranks sum their outputs.
 
-    product: a function of input, weight and bias that multiplies in place of the library's.
+    Attributes:
+        product: A function of input, weight and bias that replaces the library's product; None for
+            the library's.
     """
 
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output, whole."""
+        """Return the output summed over ranks."""
         output: Tensor
         if self.product is not None:
             output = sum_over_ranks(self.product(input, self.weight, None))
@@ -63,32 +64,32 @@ class RowLinear(nn.Linear):
 
 
 class SplitRowLinear(RowLinear):
-    """A `RowLinear` that takes its part of an input that is whole."""
+    """A `RowLinear` that selects its shard of a whole input."""
 
     start: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output, whole."""
+        """Return the output summed over ranks."""
         return super().forward(input[..., self.start : self.start + self.in_features])
 
 
 class GatheredLinear(nn.Linear):
-    """A linear layer with a part of the outputs; ranks put theirs together."""
+    """A linear layer with a shard of the outputs; ranks gather their outputs."""
 
     ranks: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output, whole."""
+        """Return the output gathered from all ranks."""
         whole: Tensor = gather_columns(super().forward(input), self.ranks)
         return whole
 
 
 class VocabLinear(nn.Linear):
-    """The output matrix of some tokens of the vocabulary."""
+    """The output matrix for a shard of the vocabulary."""
 
 
 def check_plan(module: PreTrainedModel) -> None:
-    """Raise ModelError if there is no plan for the model's family, or it is not right."""
+    """Raise ModelError if the model's family has no plan, or one that gives wrong numbers."""
     config = module.config
     reason = WHOLE.get(config.get_text_config(decoder=True).model_type)
     if not any("layers" in name for name in {**(module.tp_plan or {}), **_ep_plan(module)}):
@@ -101,23 +102,32 @@ def check_plan(module: PreTrainedModel) -> None:
 
 
 def shard(module: PreTrainedModel, rank: int, size: int, beside: Sequence[str] = ()) -> None:
-    """Leave of a whole model what one of the ranks computes. The module may be without data.
+    """Cut a whole model to the shard of one rank. The module may be without data.
 
-    An output matrix that is the embedding stays whole, until `tie_head`.
+    An output matrix that is the embedding stays whole until `tie_head`.
 
     Args:
-        beside: Names of parts that the rank has whole, such as an image tower that rank 0 alone
+        module: The model, which is changed.
+        rank: The rank.
+        size: The number of ranks.
+        beside: Names of parts that the rank keeps whole, such as an image tower that only rank 0
             runs.
 
     Raises:
-        ModelError: the model cannot be divided so.
+        ModelError: the model cannot be divided among this many ranks.
     """
     check_plan(module)
     _Sharding(module, rank, size, tuple(f"{name}." for name in beside)).run()
 
 
 def tie_head(module: PreTrainedModel, rank: int, size: int) -> None:
-    """Make an output matrix that is the embedding a part of it; the module is in its last place."""
+    """Cut an output matrix that is the embedding to a view of it, once the module is on its device.
+
+    Args:
+        module: The model, which is changed.
+        rank: The rank.
+        size: The number of ranks.
+    """
     head = module.get_output_embeddings()
     if type(head) is nn.Linear:
         _Sharding(module, rank, size).cut_head(head)
@@ -125,7 +135,7 @@ def tie_head(module: PreTrainedModel, rank: int, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sharding:
-    """Cuts one model. Each `_cut_...` does what one style of the plan says."""
+    """Cuts one model. Each `_cut_...` method implements one style of the plan."""
 
     module: PreTrainedModel
     rank: int
@@ -160,7 +170,7 @@ class _Sharding:
             if (style := plan.get(_pattern(name), "replicate")) not in _WHOLE
             and not name.startswith(self.beside)
         }
-        # Whether its parts are what kernels take, by the name of what has experts.
+        # Whether the shards of experts have sizes that kernels accept, by the experts' module.
         fits: dict[str, bool] = {}
         for name, style in styles.items():
             weight, owner = self.module.get_parameter(name), _pattern(name).rpartition(".")[0]
@@ -181,7 +191,9 @@ class _Sharding:
             return
         if style == WHOLE_EXPERTS:
             experts = [weight for weight in part._parameters.values() if weight is not None]
-            deal_experts(part, self.rank, count=len(experts[0]))  # which are the rank's by now
+            deal_experts(
+                part, self.rank, count=len(experts[0])
+            )  # already cut to this rank's experts
             return
         if style == "moe_identity_expert":
             part.register_forward_hook(divided_identity(self.size))
@@ -229,9 +241,9 @@ class _Sharding:
     _cut_rowwise_rep = _cut_rowwise_split_input
 
     def _cut_parameter(self, name: str, weight: nn.Parameter, style: str) -> nn.Parameter:
-        """A part of a parameter that is no linear layer's, such as all experts of a layer [E, ...].
+        """Return a shard of a parameter outside linear layers, such as a layer's experts [E, ...].
 
-        packed: gate and up are two halves, of each of which the rank has a part.
+        With a packed style gate and up are two halves, and the rank keeps a shard of each.
         """
         kept = weight.data
         if style in _WHOLE:
@@ -251,7 +263,7 @@ class _Sharding:
         return nn.Parameter(kept, requires_grad=False)
 
     def cut_head(self, head: nn.Linear) -> None:
-        """Cut over the vocabulary; the last part may be filled up with rows of zeros."""
+        """Cut over the vocabulary; the last shard may be padded with rows of zeros."""
         whole, embedding = head.weight, self.module.get_input_embeddings().weight
         rows = -(-len(whole) // self.size)
         start, stop = rows * self.rank, min(rows * (self.rank + 1), len(whole))
@@ -269,22 +281,25 @@ class _Sharding:
         head.__class__ = VocabLinear
 
     def _range(self, name: str, width: int) -> tuple[int, int]:
-        """Where the rank's part of so many rows or columns begins and ends."""
+        """Return where the rank's shard of `width` rows or columns begins and ends."""
         if width % self.size:
             raise self._make_error(f"{name} is {width} wide, which {self.size} does not divide")
         part = width // self.size
         return part * self.rank, part * (self.rank + 1)
 
     def _units(self, name: str, part: nn.Linear) -> int | None:
-        """How many heads a projection of attention makes, which must stay whole; else None."""
+        """Return how many heads an attention projection makes; None for other layers.
+
+        A head must not be cut.
+        """
         parent = self.module.get_submodule(name.rpartition(".")[0])
-        own, text = name.rpartition(".")[2], self.module.config.get_text_config(decoder=True)
+        leaf, text = name.rpartition(".")[2], self.module.config.get_text_config(decoder=True)
         if "attn" not in name and "attention" not in name:
             return None
         width = getattr(parent, "head_dim", None)
         keys = getattr(parent, "k_proj", None)
-        if own in ("k_proj", "v_proj") and isinstance(width, int) and isinstance(keys, nn.Linear):
-            # By then the keys may be cut already, and the values are as many heads.
+        if leaf in ("k_proj", "v_proj") and isinstance(width, int) and isinstance(keys, nn.Linear):
+            # The keys may already be cut when the values are, and have equally many heads.
             heads = self._kv_heads(parent, keys, width)
             return heads if part.out_features % heads == 0 else None
         all_heads = getattr(text, "num_attention_heads", None)
@@ -304,7 +319,7 @@ class _Sharding:
         return int(known)
 
     def _heads(self, name: str, heads: int) -> tuple[int, int]:
-        """The first and last of the rank's heads. Several ranks may have the same key head."""
+        """Return the range of the rank's heads. Several ranks may share a key head."""
         if heads % self.size == 0:
             return self._range(name, heads)
         if name.rpartition(".")[2] in ("k_proj", "v_proj") and self.size % heads == 0:
@@ -314,24 +329,24 @@ class _Sharding:
 
 
 def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:
-    """The plan of expert parallelism, which older versions do not show under a public name."""
-    found: Mapping[str, str] | None = module._ep_plan
-    return found or {}
+    """Return the plan of expert parallelism, which older versions do not have as a public name."""
+    plan: Mapping[str, str] | None = module._ep_plan
+    return plan or {}
 
 
 def _pattern(name: str) -> str:
-    """A name as plans have it, with * for numbers of layers."""
+    """Return a name in the form of plans, with * for numbers of layers."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _pieces(weight: Tensor, style: str) -> tuple[int, tuple[Tensor, ...]]:
-    """The dimension that a style cuts, and what it cuts there: the whole, or gate and up."""
+    """Return the dimension that a style cuts, and the tensors to cut: the whole, or gate and up."""
     dim = 0 if weight.dim() == 1 else -2 if style.endswith("colwise") else -1
     return dim, weight.chunk(2 if style.startswith("packed_") else 1, dim)
 
 
 def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
-    """Keep a range of a parameter, which gets memory of its own, so that the rest is freed."""
+    """Keep a range of a parameter in memory of its own, so that the rest is freed."""
     weight = part._parameters.get(name)
     if weight is not None:
         kept = weight.data.narrow(dim, start, stop - start).clone(

@@ -1,1 +1,1 @@
-"""Recurrent layers, on states that are kept in slots."""
+"""Recurrent layers that read and write their states in state slots."""

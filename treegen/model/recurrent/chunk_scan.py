@@ -1,7 +1,7 @@
-"""Mamba2 over texts, in chunks of tokens: products of matrices instead of a step a token.
+"""Compute Mamba2 over texts in chunks of tokens, by matrix products instead of a step per token.
 
-Within a chunk a token reads earlier ones as attention does, with weights that decay. What chunks
-leave to later ones are states. See section 6 of the Mamba-2 paper (https://arxiv.org/abs/2405.21060).
+Within a chunk a token reads earlier ones as in attention, with decaying weights. Chunks pass states
+to later ones. See section 6 of the Mamba-2 paper (https://arxiv.org/abs/2405.21060).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.nn.functional import pad
 # N sequences, L tokens of each, G groups, R heads of a group, K numbers of a group's key, V numbers
 # of a head's input, B chunks, S tokens of a chunk
 
-_CHUNK: Final = 128  # tokens of a chunk
-_WEIGHTS: Final = 2**28  # bytes of the weights of tokens that are computed together
+_CHUNK: Final = 128  # tokens per chunk
+_WEIGHTS: Final = 2**28  # maximum bytes of the attention-like weights computed at once
 
 
 def chunk_scan(
@@ -26,15 +26,20 @@ def chunk_scan(
     queries_NLGK: Tensor,
     state_NGKRV: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What each token reads, [N, L, G, R, V], and the states after the last, [N, G, K, R, V].
+    """Return what each token reads, and the states after the last token.
 
-    A token makes exp(decay) S + key x' of a state S, and then reads it with its query. All are in
-    float32.
+    A token turns a state S into exp(decay) S + key x', and then reads it with its query. All
+    tensors are float32.
 
     Args:
-        x_NLGRV: Inputs of heads, times the steps of their tokens.
-        decay_NLGR: Logarithms of what tokens leave of a state, not above 0.
-        state_NGKRV: Before the first token.
+        x_NLGRV: Inputs of heads [N, L, G, R, V], times the time steps of their tokens.
+        decay_NLGR: Logarithms of the factors by which tokens decay a state [N, L, G, R]; at most 0.
+        keys_NLGK: Keys of groups [N, L, G, K].
+        queries_NLGK: Queries of groups [N, L, G, K].
+        state_NGKRV: States before the first token [N, G, K, R, V].
+
+    Returns:
+        What each token reads [N, L, G, R, V], and the states after the last token [N, G, K, R, V].
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())
@@ -43,7 +48,7 @@ def chunk_scan(
     outs = []
     for at in range(0, length, part):
         x, decay, keys, queries = (
-            each[:, at : at + part] for each in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
+            tensor[:, at : at + part] for tensor in (x_NLGRV, decay_NLGR, keys_NLGK, queries_NLGK)
         )
         out, state_NGKRV = _chunks(x, decay, keys, queries, state_NGKRV, size)
         outs.append(out)
@@ -69,7 +74,7 @@ def _chunks(
     x_NBGSRV = split_chunks(x_NLGRV).transpose(2, 3)
     keys_NBGSK = split_chunks(keys_NLGK).transpose(2, 3)
     queries_NBGSK = split_chunks(queries_NLGK).transpose(2, 3)
-    # Differences of long sums: in float64, for they may be much smaller than the sums.
+    # Use float64, because differences of long sums may be much smaller than the sums.
     until_NBGRS = split_chunks(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
     between_NBGRSS = (until_NBGRS[..., :, None] - until_NBGRS[..., None, :]).float()
     is_later_SS = torch.ones(size, size, dtype=torch.bool, device=x_NLGRV.device).triu(1)

@@ -1,6 +1,6 @@
-"""The operators of recurrent layers, in a form that the compiler does not look into.
+"""The operators of recurrent layers as custom operators, which the compiler treats as opaque.
 
-The states of the pass reach them around the traced code.
+They get the states of the pass from a context variable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from treegen.ops.cache.proxy_tensors import resolve_proxy
 def _opaque(
     plain: Callable[..., Tensor], changes: tuple[str, ...], shape: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """An operator that the compiler takes as one piece.
+    """Return an operator that the compiler treats as opaque.
 
     Args:
-        changes: The arguments that it writes into, for which it is given stand-ins.
-        shape: An output without values.
+        plain: The operator's implementation.
+        changes: Names of the arguments that it writes into. It is called with proxies for these.
+        shape: Returns an output without values; the fake implementation.
     """
     name = plain.__name__
-    places = [list(inspect.signature(plain).parameters).index(each) for each in changes]
+    places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
 
     @functools.wraps(plain)
     def on_wholes(*given: Any) -> Tensor:
@@ -38,7 +39,7 @@ def _opaque(
             known[place] = resolve_proxy(known[place])
         return plain(*known)
 
-    # What it writes into the compiler does not see.
+    # The compiler does not see the tensors that it writes into, so it mutates no argument.
     torch.library.custom_op(f"treegen::{name}", on_wholes, mutates_args=()).register_fake(shape)
     operator: Callable[..., Tensor] = getattr(torch.ops.treegen, name)
     return operator

@@ -1,9 +1,9 @@
-"""Layers of the gated delta rule by treegen's own operator.
+"""Compute gated delta rule layers with treegen's own operator.
 
-A layer of transformers takes a whole text or one token of each sequence, and has its states
-gathered and put back. The operator takes all tokens of a pass as they are. It reads and writes
-states in their slots, and rows of a decode step may share the states that they start from, see
-`treegen.ops.recurrence`. The layer's weights, its projections and its norm are transformers' own.
+A transformers layer takes a whole text or one token per sequence, and its states must be gathered
+and scattered. The operator takes all tokens of a pass, reads and writes states in their slots, and
+lets rows of a decode step share their initial states (see `treegen.ops.recurrence`). Weights,
+projections and norm are those of the transformers layer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from treegen.ops.recurrence import DeltaInputs, DeltaStates
 
 
 class Projected(NamedTuple):
-    """What a layer makes of its inputs: [T, C], [T, H * V], [T, H] and [T, H]."""
+    """The projections of a layer's inputs: [T, C], [T, H * V], [T, H] and [T, H]."""
 
     mixed_TC: Tensor
     z: Tensor
@@ -33,13 +33,13 @@ class Projected(NamedTuple):
     a_TH: Tensor
 
 
-# Linear layers are called in transformers' order, by which those of one input are joined.
+# Linear layers are called in transformers' order, so that those with the same input are merged.
 
 
 def _of_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
     qkvz, ba = layer.in_proj_qkvz(hidden_TD[None]), layer.in_proj_ba(hidden_TD[None])
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(qkvz, ba)
-    mixed = torch.cat([each.flatten(2) for each in (q, k, v)], -1)
+    mixed = torch.cat([part.flatten(2) for part in (q, k, v)], -1)
     return Projected(mixed[0], z[0], b[0], a[0])
 
 
@@ -54,7 +54,7 @@ def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
     return Projected(torch.cat(mixed, -1), layer.g_proj(hidden_TD), b, a)
 
 
-# How a layer of each class projects, and the names of its norm and of its last projection.
+# For each class of layers: its projections, and the names of its norm and its last projection.
 KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
     "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),
     "Qwen3_5GatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
@@ -73,7 +73,13 @@ _NEEDED: Final = (
 
 
 def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
-    """How rows list updates of a layer's state; None for a layer that the operator is not for."""
+    """Return the layout of rows' update lists; None for a layer that the operator does not support.
+
+    Args:
+        layer: The layer.
+        states: The states that it keeps.
+        dtype: The type of its convolution window.
+    """
     if not all(hasattr(layer, name) for name in _NEEDED):
         return None
     spec = DeltaSpec(
@@ -82,7 +88,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     conv = layer.conv1d
     seen = conv.weight.shape[-1]
-    # A window has a column to spare. So a row also has the one that it had a token earlier.
+    # A window has a spare column, so it also contains the window of the previous token.
     fits = has_state_shapes(states, dtype, (channels, seen), (spec.v_heads, spec.k_dim, spec.v_dim))
     plain = conv.bias is None and getattr(layer, "activation", None) in ("silu", "swish")
     return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
@@ -95,18 +101,22 @@ def forward(
     states: Tensor,
     operator: Callable[..., Tensor],
 ) -> Tensor:
-    """The output [1, T, D] of a layer on its states, which are those after the pass then.
+    """Return the output [1, T, D] of a layer, and update its states.
 
     Args:
-        operator: `gated_delta`, or a form of it that the compiler does not look into.
+        layer: The layer.
+        hidden_1TD: Its inputs [1, T, D].
+        windows: Convolution windows in state slots [slots, C, W].
+        states: States in state slots [slots, H, K, V].
+        operator: `gated_delta`, or its custom operator.
     """
     project, norm, last = KNOWN[type(layer).__name__]
-    given = project(layer, hidden_1TD[0])
+    projected = project(layer, hidden_1TD[0])
     strength = 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0
     core_THV = operator(
-        given.mixed_TC,
-        given.b_TH,
-        given.a_TH,
+        projected.mixed_TC,
+        projected.b_TH,
+        projected.a_TH,
         layer.conv1d.weight,
         layer.A_log,
         layer.dt_bias,
@@ -116,7 +126,7 @@ def forward(
         strength,
     )
     core = core_THV.reshape(-1, core_THV.shape[-1])
-    core = getattr(layer, norm)(core, given.z.reshape(core.shape))
+    core = getattr(layer, norm)(core, projected.z.reshape(core.shape))
     out_TD: Tensor = getattr(layer, last)(core.view(hidden_1TD.shape[1], -1))
     return out_TD[None]
 
@@ -133,25 +143,41 @@ def gated_delta(
     k_heads: int,
     strength: float,
 ) -> Tensor:
-    """What the tokens of this pass read from their states, [T, H, V]."""
+    """Return what the tokens of this pass read from their states, [T, H, V].
+
+    Args:
+        mixed_TC: Queries, keys and values of all heads before the convolution [T, C].
+        b_TH: Inputs of the update strengths [T, H].
+        a_TH: Inputs of the gates [T, H].
+        conv_C1W: Weights of the convolution [C, 1, columns].
+        a_log_H: Logarithms of the decay rates [H].
+        dt_bias_H: Biases of the gates [H].
+        windows: Convolution windows in state slots [slots, C, W].
+        states: States in state slots [slots, H, K, V].
+        k_heads: The number of key heads, G.
+        strength: The maximum update strength.
+    """
     _, v_heads, k_dim, v_dim = states.shape
     on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
-    given = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    return delta_pass(given, on, _rule)
+    inputs = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
+    return delta_pass(inputs, on, _rule)
 
 
 def _rule(
     given: DeltaInputs, spec: DeltaSpec, mixed_NLC: Tensor, state: Tensor | None, run: StateRun
 ) -> tuple[Tensor, Tensor]:
-    # Here, because it takes long to import.
+    # Imported here because it is slow to import.
     from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
     keys = spec.k_heads * spec.k_dim
     parts = mixed_NLC.split([keys, keys, spec.v_heads * spec.v_dim], -1)
-    each = spec.v_heads // spec.k_heads
-    q, k = (part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(each, 2) for part in parts[:2])
-    a, b = (each.view(run.num, run.length, -1) for each in (given.a_TH, given.b_TH))
-    found: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
+    group_size = spec.v_heads // spec.k_heads
+    q, k = (
+        part.unflatten(-1, (spec.k_heads, -1)).repeat_interleave(group_size, 2)
+        for part in parts[:2]
+    )
+    a, b = (tensor.view(run.num, run.length, -1) for tensor in (given.a_TH, given.b_TH))
+    out_and_state: tuple[Tensor, Tensor] = torch_chunk_gated_delta_rule(
         q,
         k,
         parts[2].unflatten(-1, (spec.v_heads, -1)),
@@ -161,4 +187,4 @@ def _rule(
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
     )
-    return found
+    return out_and_state

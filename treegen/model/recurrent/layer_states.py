@@ -1,4 +1,4 @@
-"""What a recurrent layer of transformers is given in the place of a cache."""
+"""The object that a recurrent layer of transformers gets in place of a cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 StateKey = tuple[str, int]
-"""Kind and index of a state of a layer, as a StateSpec names them."""
+"""Kind and index of a layer's state, as in StateSpec."""
 
 # transformers takes `cache` from 5.24 on; models of other authors keep the older names.
 CACHE_ARGUMENTS: Final = ("cache", "cache_params", "past_key_values", "past_key_value")
-"""The names under which modules of transformers take a cache."""
+"""The argument names under which modules of transformers take a cache."""
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
-    """Find the name under which a module takes its cache; outputs return the cache by it too.
+    """Return the argument name under which a module takes its cache; outputs return it likewise.
 
     Args:
-        forward: The method of the module. Decorators that map older names do not hide the name.
+        forward: The method of the module. It may be decorated, such as to map older names.
 
     Returns:
         The name of the argument, or None if the method takes no cache.
@@ -31,10 +31,13 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 
 class LayerStates:
-    """What a recurrent layer is given for its cache: its states of N sequences.
+    """The states of N sequences in one recurrent layer, in the form of a transformers cache.
 
-    values: [N, ...] each; empty at the start of texts. The layer may change them in place. It has
-    what layers call in transformers 5.17 to 5.24.
+    It has the methods that layers call in transformers 5.17 to 5.24.
+
+    Attributes:
+        values: The states, [N, ...] each; empty at the start of texts. The layer may change them in
+            place.
     """
 
     record_past = False
@@ -42,31 +45,36 @@ class LayerStates:
     def __init__(
         self, values: dict[StateKey, Tensor], widths: Mapping[StateKey, int] | None = None
     ) -> None:
-        """widths: of convolution windows, where they are known."""
+        """Wrap the states of a layer.
+
+        Args:
+            values: The states.
+            widths: Widths of convolution windows, if known.
+        """
         self.values, self._widths = values, widths or {}
 
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
-        """Whether the sequences have tokens before these."""
+        """Return whether the sequences have tokens before these."""
         return bool(self.values)
 
     def is_recording_past(self, layer_idx: int | None = None) -> bool:
-        """Whether more than the last window is to be kept; never."""
+        """Return whether to keep more than the last window: always False."""
         return False
 
     def get_conv_state(self, layer_idx: int | None = None, state_idx: int = 0) -> Tensor | None:
-        """The last inputs of a convolution, [N, channels, width]."""
+        """Return the last inputs of a convolution [N, channels, width]; None if there are none."""
         return self.values.get(("conv", state_idx))
 
     def get_recurrent_state(
         self, layer_idx: int | None = None, state_idx: int = 0
     ) -> Tensor | None:
-        """The recurrent state, [N, ...]."""
+        """Return the recurrent state [N, ...]; None at the start of texts."""
         return self.values.get(("recurrent", state_idx))
 
     def get_linear_cache(self, layer_idx: int | None = None) -> Tensor | None:
-        """The state of linear attention, [N, ...]."""
+        """Return the state of linear attention [N, ...]; None at the start of texts."""
         return self.values.get(("linear", 0))
 
     def update_conv_state(
@@ -77,7 +85,19 @@ class LayerStates:
         conv_kernel_size: int | None = None,
         **_others: Any,
     ) -> Tensor:
-        """Note further inputs of a convolution; returns them after those in the window before."""
+        """Append inputs of a convolution to its window.
+
+        Args:
+            conv_states: New inputs [N, channels, tokens].
+            layer_idx: Ignored.
+            state_idx: The index of the convolution in the layer.
+            conv_kernel_size: The width of the window. Default: that of the stored window, if known,
+                else the number of new inputs.
+            **_others: Ignored.
+
+        Returns:
+            The inputs after those of the previous window.
+        """
         key = "conv", state_idx
         width = conv_kernel_size or self._widths.get(key) or conv_states.shape[-1]
         before = self.values.get(key)
@@ -92,19 +112,26 @@ class LayerStates:
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int | None = None, state_idx: int = 0, **_: Any
     ) -> Tensor:
-        """Note a recurrent state."""
+        """Store a recurrent state and return it.
+
+        Args:
+            recurrent_states: The state [N, ...].
+            layer_idx: Ignored.
+            state_idx: The index of the state in the layer.
+            **_: Ignored.
+        """
         self.values["recurrent", state_idx] = recurrent_states
         return recurrent_states
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
-        """Note a state of linear attention."""
+        """Store a state of linear attention."""
         self.values["linear", 0] = linear_cache
 
-    # transformers 5.17 reads a layer of the cache where later ones call a method.
+    # transformers 5.17 reads a layer of the cache where later releases call a method.
 
     @property
     def layers(self) -> _SameLayerList:
-        """This object as the cache's part of any layer."""
+        """This object as the cache of any layer."""
         return _SameLayerList(self)
 
     @property

@@ -1,10 +1,10 @@
-"""Recurrent layers of transformers, unchanged, on states that are kept in slots.
+"""Run stock recurrent layers of transformers on states in state slots.
 
-A layer with a recurrent state or a convolution asks the cache that the model was called with for
-its state, and tells it the state after the tokens that it was given. treegen calls the model
-without a cache. Each such layer is wrapped instead: it is called once for every run of a pass, with
-the tokens of N sequences side by side, and with an object in the cache's place that holds their N
-states. These are gathered from slots before and go back into slots after it.
+A layer with a recurrent state or a convolution reads its state from the cache that the model was
+called with, and stores the state after its tokens there. treegen calls the model without a cache.
+Instead, it wraps each such layer and calls it once per run of a pass, with the tokens of N
+sequences side by side and an object in place of the cache; the N states are gathered from slots
+before the call and scattered into slots after it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _WRAPPED: Final = "treegen_recurrent"
 
 
 class _Pass(Protocol):
-    """What the recurrent layers of a pass run on."""
+    """The states of one pass, on which recurrent layers run."""
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
-        """The output of a layer."""
+        """Return the output of a layer."""
         ...
 
 
@@ -50,29 +50,36 @@ _pass: ContextVar[_Pass | None] = ContextVar("treegen_recurrent_pass", default=N
 
 
 class RecurrentLayer:
-    """A module of transformers that keeps a state; calling it is what its `forward` is.
+    """A transformers module that keeps a state; an instance replaces its `forward`.
 
-    module: the module.
-    index: its place among the recurrent layers of the model.
-    name: the name of its class.
+    Attributes:
+        module: The module.
+        index: Its index among the recurrent layers of the model.
+        name: The name of its class.
     """
 
     def __init__(self, module: nn.Module, index: int, cache_name: str) -> None:
-        """Take the place of the module's forward."""
+        """Record the module's forward; `wrap_recurrent` then replaces it.
+
+        Args:
+            module: The module.
+            index: Its index among the recurrent layers of the model.
+            cache_name: The name under which it takes a cache.
+        """
         self.module, self.index, self.name = module, index, type(module).__name__
         self._forward: Callable[..., Any] = module.forward
         self._signature = inspect.signature(self._forward)
         self._cache_name = cache_name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module would return, on the states of this pass if there is one."""
+        """Return the module's output, computed on the states of the current pass, if any."""
         current = _pass.get()
         if current is None:
             return self._forward(*args, **kwargs)
-        # The pass has the states, whatever cache is given and under whichever name.
+        # The pass has the states, so drop any cache argument, whatever its name.
         others = {name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS}
         arguments = dict(self._signature.bind_partial(*args, **others).arguments)
-        # What else travels along as keywords is for attention.
+        # Other keywords are for attention.
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 arguments.pop(name, None)
@@ -84,10 +91,10 @@ class RecurrentLayer:
 
 
 def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
-    """Wrap the recurrent layers of a model, unless they are wrapped; returns them in order.
+    """Wrap the recurrent layers of a model, unless already wrapped, and return them in order.
 
     Raises:
-        ModelError: a layer that keeps a state has no argument for it.
+        ModelError: a layer that keeps a state has no cache argument.
     """
     layers: list[RecurrentLayer] = []
     kinds = {kind for kind in {type(part) for part in module.modules()} if _keeps_state(kind)}
@@ -107,11 +114,11 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
 
 
 def _keeps_state(kind: type[nn.Module]) -> bool:
-    """Whether some method of a class tells a cache of a new state."""
-    for each in kind.__mro__:
-        if each is nn.Module:
+    """Return whether some method of a class stores a new state in a cache."""
+    for base in kind.__mro__:
+        if base is nn.Module:
             return False
-        for method in vars(each).values():
+        for method in vars(base).values():
             code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
             if code is not None and _UPDATES & set(code.co_names):
                 return True
@@ -119,18 +126,19 @@ def _keeps_state(kind: type[nn.Module]) -> bool:
 
 
 def use_states(current: _Pass | None) -> AbstractContextManager[None]:
-    """Let recurrent layers run on the states of a pass meanwhile; None: as they would alone."""
+    """While open, recurrent layers run on the states of this pass; None runs them unchanged."""
     return use_context_value(_pass, current)
 
 
 class StateProbe:
-    """A pass that notes which states the layers keep.
+    """A pass that records which states the layers keep.
 
-    found: of each layer, by its index.
+    Attributes:
+        found: The states of each layer, by its index.
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Start without any states."""
         self.found: dict[int, tuple[StateSpec, ...]] = {}
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
@@ -157,9 +165,10 @@ class StateProbe:
 
 
 class _UseRecorder(TorchFunctionMode):
-    """Notes which of some tensors are computed with meanwhile.
+    """Records which of some tensors are used in computations while it is active.
 
-    Some layers go on from a state by one token only, and take several for the start of a text.
+    Some layers continue from a state by one token only, and treat several tokens as the start of a
+    text.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -175,13 +184,13 @@ class _UseRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
-        if getattr(func, "__name__", "") != "__get__":  # its shape, its type
-            self.found |= {id(each) for each in leaves} & self._watched
+        if getattr(func, "__name__", "") != "__get__":  # reading its shape or type is no use of it
+            self.found |= {id(leaf) for leaf in leaves} & self._watched
         return func(*args, **(kwargs or {}))
 
 
 class SlotPass:
-    """A pass over tokens on states in slots, by treegen's own operators."""
+    """A pass over states in slots that uses treegen's own operators."""
 
     def __init__(self, batch: StateBatch) -> None:
         self._batch = batch
@@ -193,16 +202,21 @@ class SlotPass:
 
 
 class StatePass:
-    """A pass over tokens on states in slots."""
+    """A pass over states in slots that runs transformers' own layers."""
 
     def __init__(self, batch: StateBatch, specs: tuple[tuple[StateSpec, ...], ...]) -> None:
-        """specs: of the tensors of each layer."""
+        """Prepare the pass.
+
+        Args:
+            batch: The runs of the pass and the states.
+            specs: The states of each layer.
+        """
         self._batch = batch
-        self._keys = [[(spec.kind, spec.index) for spec in each] for each in specs]
-        self._stepwise = [any(spec.is_stepwise for spec in each) for each in specs]
+        self._keys = [[(spec.kind, spec.index) for spec in layer_specs] for layer_specs in specs]
+        self._stepwise = [any(spec.is_stepwise for spec in layer_specs) for layer_specs in specs]
 
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
-        """Run a layer on each run of the pass; returns what it returns for the whole pass."""
+        """Run a layer on each run of the pass; return its outputs for the whole pass."""
         keys, tensors = self._keys[layer.index], self._batch.layers[layer.index]
         widths = {key: t.shape[-1] for key, t in zip(keys, tensors, strict=True)}
         parts: list[tuple[StateRun, Any]] = []
@@ -215,11 +229,11 @@ class StatePass:
                     for key, tensor in zip(keys, tensors, strict=True)
                 }
             states = LayerStates(values, widths)
-            own = {name: _gather_run(v, run, num_tokens) for name, v in arguments.items()}
+            run_arguments = {name: _gather_run(v, run, num_tokens) for name, v in arguments.items()}
             if self._stepwise[layer.index] and values and run.length > 1:
-                parts.append((run, _forward_stepwise(layer, own, states, run)))
+                parts.append((run, _forward_stepwise(layer, run_arguments, states, run)))
             else:
-                parts.append((run, layer.forward(own, states)))
+                parts.append((run, layer.forward(run_arguments, states)))
             for key, tensor in zip(keys, tensors, strict=True):
                 tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
         return _scatter_outputs(parts, num_tokens)
@@ -228,7 +242,7 @@ class StatePass:
 def _forward_stepwise(
     layer: RecurrentLayer, arguments: dict[str, Any], states: LayerStates, run: StateRun
 ) -> Any:
-    """The output of a layer that takes the tokens of a run one after another."""
+    """Return the output of a layer that computes the tokens of a run one after another."""
     outs = [
         layer.forward({n: _token(v, run, at) for n, v in arguments.items()}, states)
         for at in range(run.length)
@@ -237,16 +251,16 @@ def _forward_stepwise(
 
 
 def _token(value: Any, run: StateRun, at: int) -> Any:
-    """One token of each sequence of an argument [N, L, ...]."""
+    """Return one token per sequence from an argument [N, L, ...]."""
     if isinstance(value, tuple | list):
-        return type(value)(_token(each, run, at) for each in value)
+        return type(value)(_token(item, run, at) for item in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (run.num, run.length):
         return value
     return value[:, at : at + 1]
 
 
 def _stack_tokens(outs: list[Any], num: int) -> Any:
-    """Outputs [N, 1, ...] of single tokens as one [N, L, ...]."""
+    """Return outputs [N, 1, ...] of single tokens as one [N, L, ...]."""
     if isinstance(outs[0], tuple):
         return tuple(_stack_tokens([out[at] for out in outs], num) for at in range(len(outs[0])))
     if not isinstance(outs[0], Tensor) or outs[0].shape[:2] != (num, 1):
@@ -255,21 +269,21 @@ def _stack_tokens(outs: list[Any], num: int) -> Any:
 
 
 def _gather_run(value: Any, run: StateRun, num_tokens: int) -> Any:
-    """What a run has of an argument: [1, T, ...] becomes [N, L, ...]."""
+    """Return a run's part of an argument: [1, T, ...] becomes [N, L, ...]."""
     if isinstance(value, tuple | list):
-        return type(value)(_gather_run(each, run, num_tokens) for each in value)
+        return type(value)(_gather_run(item, run, num_tokens) for item in value)
     if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[:2] != (1, num_tokens):
         return value
     return value[0][run.rows].view(run.num, run.length, *value.shape[2:])
 
 
 def _scatter_outputs(parts: list[tuple[StateRun, Any]], num_tokens: int) -> Any:
-    """The outputs [N, L, ...] of all runs as one of [1, T, ...]; what has no tokens is left out."""
+    """Return outputs [N, L, ...] of all runs as one [1, T, ...]; other outputs become None."""
     run, first = parts[0]
     if isinstance(first, tuple):
         columns = [[(run, out[at]) for run, out in parts] for at in range(len(first))]
         return tuple(_scatter_outputs(column, num_tokens) for column in columns)
-    # A state beside the output may be as wide as one of the runs is long.
+    # A state next to the output may by chance be as wide as one of the runs is long.
     if not all(isinstance(out, Tensor) and out.shape[:2] == (r.num, r.length) for r, out in parts):
         return None
     if len(parts) == 1 and isinstance(run.rows, slice):

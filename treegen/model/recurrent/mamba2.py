@@ -1,9 +1,9 @@
-"""Layers of Mamba2 by treegen's own operator, as those of the gated delta rule are.
+"""Compute Mamba2 layers with treegen's own operator, like gated delta rule layers.
 
-Mamba2 is that rule without its correction: a token with the key B, the input x and the step dt
-makes exp(A dt) S + B (dt x)' of a state S, and reads it with C. So rows share states, and list
-their updates, by the same means; see `treegen.ops.recurrence`. The layer's weights, its projections
-and its norm are transformers' own.
+Mamba2 is that rule without its correction: a token with key B, input x and time step dt turns a
+state S into exp(A dt) S + B (dt x)' and reads it with C. So rows share states and keep update lists
+in the same way; see `treegen.ops.recurrence`. Weights, projections and norm are those of the
+transformers layer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,13 @@ _NEEDED: Final = (
 
 
 def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
-    """How rows list updates of a layer's state; None for a layer that the operator is not for."""
+    """Return the layout of rows' update lists; None for a layer that the operator does not support.
+
+    Args:
+        layer: The layer.
+        states: The states that it keeps.
+        dtype: The type of its convolution window.
+    """
     if not all(hasattr(layer, name) for name in _NEEDED):
         return None
     spec = DeltaSpec(
@@ -79,12 +85,16 @@ def forward(
     states: Tensor,
     operator: Callable[..., Tensor],
 ) -> Tensor:
-    """The output [1, T, D] of a layer on its states, which are those after the pass then.
+    """Return the output [1, T, D] of a layer, and update its states.
 
     Args:
-        operator: `mamba2`, or a form of it that the compiler does not look into.
+        layer: The layer.
+        hidden_1TD: Its inputs [1, T, D].
+        windows: Convolution windows in state slots [slots, C, W].
+        states: States in state slots [slots, H, V, K].
+        operator: `mamba2`, or its custom operator.
     """
-    by = getattr(layer, "ssm_in_multiplier", None)  # of Falcon-H1
+    by = getattr(layer, "ssm_in_multiplier", None)  # only in Falcon-H1
     projected = layer.in_proj(hidden_1TD if by is None else hidden_1TD * by)
     if by is not None:
         projected = projected * layer.mup_vector
@@ -106,7 +116,7 @@ def forward(
         *map(float, layer.time_step_limit),
     )
     core = core_THV.reshape(1, -1, inner)
-    # Falcon-H1 may do without a norm.
+    # Falcon-H1 may have no norm.
     is_bare = isinstance(layer.norm, torch.nn.Identity)
     core = core * silu(gate) if is_bare else layer.norm(core, gate)
     out: Tensor = layer.out_proj(core.to(hidden_1TD.dtype))
@@ -127,20 +137,30 @@ def mamba2(
     least: float,
     most: float,
 ) -> Tensor:
-    """What the tokens of a pass read from their states, [T, H, V].
+    """Return what the tokens of a pass read from their states, [T, H, V].
 
     Args:
-        states: Of the shape that transformers has, [slots, H, V, K]. They lie there as [H, K, V].
-        least: Bounds of a time step, which transformers does not heed for a single token.
-        most: Bounds of a time step, which transformers does not heed for a single token.
+        mixed_TC: Values, keys and queries of all heads before the convolution [T, C].
+        dt_TH: Inputs of the time steps [T, H].
+        conv_C1W: Weights of the convolution [C, 1, columns].
+        conv_bias_C: Bias of the convolution [C]; None for none.
+        a_log_H: Logarithms of the decay rates [H].
+        dt_bias_H: Biases of the time steps [H].
+        skip_H: Weights of each token's own value [H].
+        windows: Convolution windows in state slots [slots, C, W].
+        states: States in state slots, in transformers' shape [slots, H, V, K]; the memory is used
+            as [slots, H, K, V].
+        groups: The number of groups, G.
+        least: The minimum time step; transformers ignores it for a single token.
+        most: The maximum time step; transformers ignores it for a single token.
     """
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
     on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
-    given = DeltaInputs(
+    inputs = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    return delta_pass(given, on, partial(_scan, limits=(least, most)))
+    return delta_pass(inputs, on, partial(_scan, limits=(least, most)))
 
 
 def _scan(
@@ -157,8 +177,8 @@ def _scan(
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
     x, k_NLGK, q_NLGK = (
-        each.float().unflatten(-1, (heads, -1))
-        for each, heads in zip(
+        part.float().unflatten(-1, (heads, -1))
+        for part, heads in zip(
             mixed_NLC.split([spec.v_heads * spec.v_dim, keys, keys], -1),
             (spec.v_heads, spec.k_heads, spec.k_heads),
             strict=True,

@@ -1,8 +1,8 @@
-"""Which recurrent layers run by treegen's own operators, and how.
+"""Select the recurrent layers that treegen's own operators compute, and run them.
 
-A layer of transformers takes whole texts or one token of each sequence, and has its states gathered
-and put back. An operator takes all tokens of a pass as they are, and reads and writes states in
-their slots. The compiler takes it as one piece.
+A transformers layer takes whole texts or one token per sequence, and its states must be gathered
+and scattered. An operator takes all tokens of a pass, and reads and writes states in their slots.
+The compiler treats it as opaque.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treegen.model.recurrent import gated_delta, mamba2, short_conv
 
 
 class Operators(NamedTuple):
-    """The operators, as they are or in a form that the compiler does not look into."""
+    """The operators, as plain functions or as custom operators for compiled layers."""
 
     gated_delta: Callable[..., Tensor]
     mamba2: Callable[..., Tensor]
@@ -31,26 +31,36 @@ PLAIN: Final = Operators(gated_delta.gated_delta, mamba2.mamba2, short_conv.shor
 def has_operators(
     layers: Sequence[nn.Module], states: Sequence[Sequence[StateSpec]], dtype: torch.dtype
 ) -> bool:
-    """Whether operators are for all recurrent layers of a model.
+    """Return whether operators support all recurrent layers of a model.
 
     Args:
         layers: Its recurrent layers.
-        states: What they keep.
+        states: The states that each of them keeps.
+        dtype: The type of convolution windows.
     """
     return all(
-        short_conv.fits(layer, each, dtype)
+        short_conv.fits(layer, layer_states, dtype)
         if type(layer).__name__ in short_conv.KNOWN
-        else _sizes(layer, each, dtype) is not None
-        for layer, each in zip(layers, states, strict=True)
+        else _sizes(layer, layer_states, dtype) is not None
+        for layer, layer_states in zip(layers, states, strict=True)
     )
 
 
 def make_delta_spec(
     layers: Sequence[nn.Module], states: Sequence[Sequence[StateSpec]], dtype: torch.dtype
 ) -> DeltaSpec | None:
-    """How rows list updates of a model's states; None unless all its recurrent layers can."""
-    found = {_sizes(layer, each, dtype) for layer, each in zip(layers, states, strict=True)}
-    spec = found.pop() if len(found) == 1 else None
+    """Return the layout of rows' update lists; None unless all recurrent layers support lists.
+
+    Args:
+        layers: The recurrent layers of a model.
+        states: The states that each of them keeps.
+        dtype: The type of convolution windows.
+    """
+    layouts = {
+        _sizes(layer, layer_states, dtype)
+        for layer, layer_states in zip(layers, states, strict=True)
+    }
+    spec = layouts.pop() if len(layouts) == 1 else None
     return spec if spec is not None and spec.page_tokens else None
 
 
@@ -64,7 +74,14 @@ def _sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> Delta
 def forward(
     layer: Any, hidden_1TD: Tensor, tensors: Sequence[Tensor], by: Operators = PLAIN
 ) -> Tensor:
-    """The output [1, T, D] of a layer on its states, which are those after the pass then."""
+    """Return the output [1, T, D] of a layer, and update its states.
+
+    Args:
+        layer: The layer.
+        hidden_1TD: Its inputs [1, T, D].
+        tensors: Its convolution windows, and its states if it has any, in state slots.
+        by: The operators to use.
+    """
     name = type(layer).__name__
     if name in gated_delta.KNOWN:
         return gated_delta.forward(layer, hidden_1TD, tensors[0], tensors[1], by.gated_delta)

@@ -1,4 +1,4 @@
-"""What operators have in common: runs of a pass, on windows and states in their slots."""
+"""Shared code of the operators: the runs of a pass, on windows and states in their slots."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from treegen.ops.recurrence import DeltaInputs, DeltaStates, scan, step
 # each, H heads, V numbers of a head's output
 
 Rule = Callable[[DeltaInputs, DeltaSpec, Tensor, Tensor | None, StateRun], tuple[Tensor, Tensor]]
-"""What N sequences read, [N, L, H, V], and their states after it, by many tokens at once.
+"""Computes what N sequences read, [N, L, H, V], and their new states, for many tokens at once.
 
-It is given their inputs, what the convolution makes of these, [N, L, C], and the states before;
-None at the start of texts.
+Its arguments are the layer's inputs and sizes, the convolution's outputs [N, L, C], the states
+before (None at the start of texts), and the run.
 """
 
 
@@ -29,18 +29,29 @@ def has_state_shapes(
     window: tuple[int, ...],
     state: tuple[int, ...] | None = None,
 ) -> bool:
-    """Whether a layer keeps a window and a state of some shapes, and nothing else."""
+    """Return whether a layer keeps exactly a window and a state of these shapes.
+
+    Args:
+        states: The states that the layer keeps.
+        dtype: The type of the window; the state must be float32.
+        window: The shape of the convolution window.
+        state: The shape of the recurrent state; None for none.
+    """
     wanted = [("conv", window, str(dtype).removeprefix("torch."))]
     if state is not None:
         wanted.append(("recurrent", state, "float32"))
-    return [(each.kind, each.shape, each.dtype) for each in states] == wanted
+    return [
+        (state_spec.kind, state_spec.shape, state_spec.dtype) for state_spec in states
+    ] == wanted
 
 
 def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
-    """What the tokens of this pass read from their states, [T, H, V].
+    """Return what the tokens of this pass read from their states, [T, H, V].
 
     Args:
-        rule: Of sequences of several tokens.
+        given: The inputs of the layer.
+        on: Its windows and states in their slots.
+        rule: Computes runs of several tokens.
     """
     batch = states_of_pass()
     out_THV = given.mixed_TC.new_empty(len(given.mixed_TC), on.spec.v_heads, on.spec.v_dim)
@@ -65,11 +76,15 @@ def delta_pass(given: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
 def convolve_run(
     x_TC: Tensor, conv_C1W: Tensor, bias_C: Tensor | None, windows: Tensor, run: StateRun
 ) -> Tensor:
-    """The convolution's outputs at a run's tokens, [N, L, C]; windows have these afterwards.
+    """Return the convolution's outputs for a run's tokens, [N, L, C], and update the windows.
 
     Args:
-        x_TC: Of these N * L tokens.
-        conv_C1W: May see fewer tokens than a window has.
+        x_TC: The inputs of these N * L tokens.
+        conv_C1W: Weights of the convolution [C, 1, columns], at most as many columns as a window
+            has.
+        bias_C: Bias of the convolution [C]; None for none.
+        windows: Windows in state slots [slots, C, W].
+        run: The run.
     """
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
     width, seen = windows.shape[-1], conv_C1W.shape[-1]

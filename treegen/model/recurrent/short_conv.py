@@ -1,6 +1,6 @@
-"""Layers of short convolutions by treegen's own operator, on windows in their slots.
+"""Compute short convolution layers with treegen's own operator, on windows in their slots.
 
-A layer has a window and no other state. So rows have nothing to share, and each has a slot.
+A layer has a window and no other state, so rows have nothing to share and each has a slot.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from treegen.model.recurrent.runs import convolve_run, has_state_shapes
 from treegen.model.recurrent.state_batch import states_of_pass
 from treegen.ops.recurrence import convolve, convolve_runs
 
-# T tokens of a pass, D width of the model, which is the number of channels
+# T tokens of a pass, D width of the model (the number of channels), W width of windows
 
 KNOWN: Final = frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv", "Lfm3ShortConv"})
 
 
 def fits(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> bool:
-    """Whether the operator is for a layer with such states."""
+    """Return whether the operator supports a layer with these states.
+
+    Args:
+        layer: The layer.
+        states: The states that it keeps.
+        dtype: The type of its window.
+    """
     if not all(hasattr(layer, name) for name in ("in_proj", "conv", "out_proj")):
         return False
     width = layer.conv.weight.shape[0], layer.conv.weight.shape[-1]
@@ -32,10 +38,13 @@ def fits(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> bool:
 def forward(
     layer: Any, hidden_1TD: Tensor, windows: Tensor, operator: Callable[..., Tensor]
 ) -> Tensor:
-    """The output [1, T, D] of a layer on its windows, which are those after the pass then.
+    """Return the output [1, T, D] of a layer, and update its windows.
 
     Args:
-        operator: `short_conv`, or a form of it that the compiler does not look into.
+        layer: The layer.
+        hidden_1TD: Its inputs [1, T, D].
+        windows: Windows in state slots [slots, D, W].
+        operator: `short_conv`, or its custom operator.
     """
     before, after, x = layer.in_proj(hidden_1TD).chunk(3, -1)
     out_TD = operator((before * x)[0], layer.conv.weight, layer.conv.bias, windows)
@@ -44,13 +53,20 @@ def forward(
 
 
 def short_conv(x_TD: Tensor, conv_D1W: Tensor, bias_D: Tensor | None, windows: Tensor) -> Tensor:
-    """The convolution at the tokens of a pass, [T, D]."""
+    """Return the convolution's outputs for the tokens of a pass, [T, D], and update the windows.
+
+    Args:
+        x_TD: Inputs [T, D].
+        conv_D1W: Weights of the convolution [D, 1, W].
+        bias_D: Bias of the convolution [D]; None for none.
+        windows: Windows in state slots [slots, D, W].
+    """
     batch, weights = states_of_pass(), conv_D1W[:, 0]
     out_TD = torch.empty_like(x_TD)
     if batch.in_order:
-        given = weights, bias_D, windows
+        tensors = weights, bias_D, windows
         return batch.in_sequences(
-            out_TD, lambda each: convolve_runs(x_TD[each.rows], *given, *each[1:])
+            out_TD, lambda each: convolve_runs(x_TD[each.rows], *tensors, *each[1:])
         )
     if batch.rows is not None:
         return convolve(x_TD, weights, bias_D, windows, batch.rows).contiguous()

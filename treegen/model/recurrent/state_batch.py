@@ -1,9 +1,9 @@
-"""Which recurrent states a pass reads and writes: its tokens, taken apart by sequence.
+"""Which recurrent states a pass reads and writes: the tokens of a pass, split by sequence.
 
-All other layers take the tokens of a pass as one row. A recurrent layer takes sequences side by
-side, each from a state of its own. So the pass is cut into pieces, which are consecutive tokens of
-one sequence, and pieces of equal length run together. A piece that starts from what another piece
-of the same pass leaves runs in a later stage.
+Other layers take the tokens of a pass as one row. A recurrent layer takes sequences side by side,
+each from its own state. So the pass is cut into pieces (consecutive tokens of one sequence), and
+pieces of equal length run together. A piece that starts from the final state of another piece of
+the pass runs in a later stage.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from treegen.ops.recurrence import DeltaStates, RowSlots, fold_update_lists
 
 # N sequences that run together, L tokens of each
 
-_MOST_TOKENS: Final = 2**14  # that run together; of short pieces fewer
+_MOST_TOKENS: Final = 2**14  # maximum tokens that run together; fewer for short pieces
 _SHORT: Final = 64  # tokens that a piece is padded to in layers that compute chunks
-_MOST_BYTES: Final = 2**28  # of one layer's states that run together
+_MOST_BYTES: Final = 2**28  # maximum bytes of one layer's states that run together
 
 
 class Piece(NamedTuple):
     """Consecutive tokens of one sequence.
 
-    start: row of its first token in the pass.
-    num: its tokens.
-    reads: slot of the state that they go on from; NO_STATE at the start of a text.
-    writes: slot for the state after them.
+    Attributes:
+        start: The row of its first token in the pass.
+        num: Its number of tokens.
+        reads: The slot of the state before it; NO_STATE at the start of a text.
+        writes: The slot of the state after it.
     """
 
     start: int
@@ -48,11 +49,13 @@ class Piece(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """N sequences of as many tokens, which `treegen.ops.recurrence.scan` computes.
+    """N sequences of equal length, which `treegen.ops.recurrence.scan` computes.
 
-    rows: where their tokens are among those of the pass.
-    reads_N, writes_N: slots of their states before and after; -1 at the start of texts.
-    num_tokens: tokens of each.
+    Attributes:
+        rows: The rows of their tokens in the pass.
+        reads_N: Slots of their states before; -1 at the start of texts.
+        writes_N: Slots of their states after.
+        num_tokens: Tokens of each.
     """
 
     rows: slice | Tensor
@@ -65,11 +68,12 @@ class Sequences(NamedTuple):
 class StateRun:
     """Pieces of equal length that run together.
 
-    num: N, the pieces.
-    length: L, the tokens of each.
-    rows: where their N * L tokens are among those of the pass.
-    reads_N: int64, slots of the states that they go on from; None at the start of texts.
-    writes_N: int64, slots for the states after them.
+    Attributes:
+        num: N, the number of pieces.
+        length: L, the tokens of each.
+        rows: The rows of their N * L tokens in the pass.
+        reads_N: int64, slots of the states before; None at the start of texts.
+        writes_N: int64, slots of the states after.
     """
 
     num: int
@@ -80,26 +84,27 @@ class StateRun:
 
     @property
     def one_token(self) -> RowSlots | None:
-        """The slots of sequences that go on by one token each; None for any other run."""
+        """The slots of sequences that continue by one token each; None for any other run."""
         if self.length > 1 or self.reads_N is None:
             return None
         return RowSlots(torch.stack([self.reads_N, self.writes_N]))
 
     @property
     def whole(self) -> Sequences:
-        """The same as sequences that are computed a token at a time."""
+        """The run as sequences that are computed a token at a time."""
         reads_N = torch.full_like(self.writes_N, -1) if self.reads_N is None else self.reads_N
         return Sequences(self.rows, reads_N, self.writes_N, self.length)
 
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:
-    """What a pass does to recurrent states.
+    """The recurrent states that a pass reads and writes.
 
-    runs: its runs, in order; none where the rows of a decode step have lists.
-    layers: the tensors of each recurrent layer.
-    rows: where the states of a decode step's rows are; None for other passes.
-    in_order: whether sums of a token have one order, whatever the pass. No row has a list then.
+    Attributes:
+        runs: Its runs, in order; empty if the rows of a decode step have update lists.
+        layers: The state tensors of each recurrent layer.
+        rows: The state slots of a decode step's rows; None for other passes.
+        in_order: Whether a token's sums have the same order in every pass. Rows then have no lists.
     """
 
     runs: Sequence[StateRun]
@@ -108,7 +113,7 @@ class StateBatch:
     in_order: bool = False
 
     def with_rows(self, missing: int) -> StateBatch:
-        """The same pass in order, with so many rows to spare, whose states are nobody's."""
+        """Return this pass in order, with `missing` more rows that write to the spare slot."""
         rows = self.rows
         if rows is not None and missing:
             reads_T, writes_T = rows.inputs_RT
@@ -117,11 +122,19 @@ class StateBatch:
         return replace(self, rows=rows, in_order=True)
 
     def in_sequences(self, out: Tensor, compute: Callable[[Sequences], Tensor]) -> Tensor:
-        """Fill out [T, ...] with what is computed of the sequences of a pass; else with zeros."""
+        """Fill out [T, ...] with results for the sequences of a pass, and with zeros elsewhere.
+
+        Args:
+            out: The outputs; overwritten, unless all rows are computed at once.
+            compute: Returns the outputs of sequences.
+
+        Returns:
+            The outputs [T, ...].
+        """
         if self.rows is not None:
             reads_T, writes_T = self.rows.inputs_RT
             return compute(Sequences(slice(None), reads_T, writes_T, 1))
-        out.zero_()  # where rows are to spare
+        out.zero_()  # for spare rows
         for run in self.runs:
             out[run.rows] = compute(run.whole)
         return out
@@ -131,17 +144,17 @@ _current: ContextVar[StateBatch] = ContextVar("treegen_states")
 
 
 def use_slots(batch: StateBatch) -> AbstractContextManager[None]:
-    """While open, layers that have an operator of treegen's run on the states of this pass."""
+    """While open, layers with an operator of treegen's run on the states of this pass."""
     return use_context_value(_current, batch)
 
 
 def states_of_pass() -> StateBatch:
-    """What the pass that is open does to states."""
+    """Return the `StateBatch` of the pass that is running."""
     return _current.get()
 
 
 def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
-    """What a pass does to the states that pieces name; every token of it belongs to one piece."""
+    """Return the states that a pass reads and writes; each of its tokens belongs to one piece."""
     groups: dict[tuple[int, int, bool], list[Piece]] = {}
     for piece, stage in zip(pieces, _stages(pieces), strict=True):
         groups.setdefault((stage, piece.num, piece.reads == NO_STATE), []).append(piece)
@@ -155,16 +168,18 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
 
 
 def states_of_rows(inputs: NDArray[np.int64], layers: Sequence[Sequence[Tensor]]) -> StateBatch:
-    """What a decode step does to states: each row has one token.
+    """Return the states that a decode step reads and writes, with one token per row.
 
     Args:
-        inputs: [2, T] the slots that rows read and write, or [4 + P, T] as in `RowSlots`.
+        inputs: The slots that rows read and write [2, T], or rows with lists [4 + P, T] as in
+            `RowSlots`.
+        layers: The state tensors of each recurrent layer.
     """
     return states_in_slots(RowSlots(to_device(inputs, layers[0][0].device)), layers)
 
 
 def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> StateBatch:
-    """The same, of what is on the device; its runs read from the same memory."""
+    """Return the states of a decode step from slots on the device; the runs are views of these."""
     runs: list[StateRun] = []
     if not rows.has_lists:
         most, (reads_N, writes_N) = _most_together(1, layers), rows.inputs_RT
@@ -176,25 +191,30 @@ def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> State
 
 @torch.inference_mode()
 def fold_lists(cache: StateCache, folds: Sequence[NDArray[np.int64]]) -> None:
-    """Make states of lists in all layers.
+    """Fold update lists into new states in all layers.
 
     Args:
-        folds: [3 + P, F] each. By row: the slots of the states that F lists go on from, those of
-            the new states, how many updates there are, and the pages of the lists.
+        cache: The states.
+        folds: Arrays [3 + P, F] for F lists each: the slots of the states that the lists start
+            from, the slots of the new states, the numbers of updates, and the P pages of the lists.
     """
-    for each in folds:
+    for fold in folds:
         assert cache.delta is not None
-        told = to_device(each, cache.layers[0][0].device)
+        lists = to_device(fold, cache.layers[0][0].device)
         for windows, states in cache.layers:
             fold_update_lists(
-                DeltaStates(windows, states, cache.delta), told[0], told[1], told[2], told[3:]
+                DeltaStates(windows, states, cache.delta), lists[0], lists[1], lists[2], lists[3:]
             )
 
 
 def state_bytes_together(layers: Sequence[int], num: int) -> int:
-    """About how many bytes a step of `num` rows takes beside its states, of layers of some bytes.
+    """Estimate the bytes that a step of `num` rows takes in addition to its states.
 
-    The states that run together are gathered, and computed with as floats a few times over.
+    The states that run together are gathered, and several float32 copies are computed from them.
+
+    Args:
+        layers: Bytes of one row's states in each layer.
+        num: The number of rows.
     """
     return 8 * max((min(num * size, max(_MOST_BYTES, size)) for size in layers), default=0)
 
@@ -206,7 +226,7 @@ def _most_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
 
 
 def _stages(pieces: Sequence[Piece]) -> list[int]:
-    """For each piece how many others of the pass must be computed before it, one after another."""
+    """Return for each piece how many pieces of the pass must be computed before it, in sequence."""
     made_by = {piece.writes: at for at, piece in enumerate(pieces)}
     stages: dict[int, int] = {}
     for first in range(len(pieces)):
@@ -214,7 +234,7 @@ def _stages(pieces: Sequence[Piece]) -> list[int]:
         while path[-1] not in stages:
             reads = pieces[path[-1]].reads
             above = made_by.get(reads, path[-1]) if reads != NO_STATE else path[-1]
-            if above == path[-1]:  # what it reads is there already, maybe in the slot it writes
+            if above == path[-1]:  # its state exists already, maybe in the slot it writes
                 stages[above] = 0
             else:
                 assert above not in path, "states are made of one another"

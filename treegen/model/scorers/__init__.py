@@ -1,1 +1,1 @@
-"""Models that judge texts: reward models and verifiers."""
+"""Models that score texts: reward models and verifiers."""

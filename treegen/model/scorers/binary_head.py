@@ -1,7 +1,7 @@
-"""A model that judges as one that treegen computes: its head gives two numbers, not a vocabulary.
+"""Turn a model that judges into one with two outputs, which treegen computes as a language model.
 
-Its shares after a text are then the probabilities of two tokens, 0 and 1, as a language model has
-them. So whatever scores continuations can read them, on shared prefixes and pages of a cache.
+After a text, the probabilities of its two tokens, 0 and 1, are the model's shares. So any code that
+scores continuations can read them, on shared prefixes and cached pages.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 RIGHT: Final = 0
-"""The token whose probability is the share of the right output."""
+"""The token whose probability is the share of the "right" output."""
 
 
-# What a language model does to its logits, and a classifier does not.
+# Neutral values of settings that change a language model's logits but not a classifier's.
 _PLAIN: Final = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 
 
 class _BinaryHead(nn.Module):
-    """A head of two outputs: the logit of what is right, and that of everything else together.
+    """A head of two outputs: the logit of "right", and that of all other outputs together.
 
-    The softmax share of the first is then that of the wanted output among all of `head`, or the
-    sigmoid of the only one.
+    The softmax share of the first output is then that of the wanted output among all outputs of
+    `head`, or the sigmoid of a single output.
     """
 
     def __init__(self, head: nn.Module, column: int) -> None:
         super().__init__()
         self.head, self._column = head, column
-        # Some families read the type or the shape of the weight of their head.
+        # Some families read the dtype or the shape of their head's weight.
         self.weight = next(head.parameters())
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class _BinaryHead(nn.Module):
 
 
 def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:
-    """The part of a language model's head that gives the logits of some tokens."""
+    """Return the part of a language model's head that gives the logits of some tokens."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         raise ModelError(
@@ -70,13 +70,17 @@ def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:
 
 
 def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: str) -> Model:
-    """A Model of two outputs: what `head` gives in `column`, and all else.
+    """Return a Model with two outputs: column `column` of `head`, and all other columns together.
 
     Args:
-        module: A language model or a classifier, which attends by treegen from now on.
+        module: A language model or a classifier. It is changed: it uses treegen's attention from
+            now on.
+        head: The head to read.
+        column: Its output that means "right".
+        name: The model's name for messages.
 
     Raises:
-        TreegenError: treegen cannot compute it.
+        TreegenError: treegen cannot compute the model.
     """
     try:
         causal = module if module.get_output_embeddings() is not None else _causal(module)
@@ -88,16 +92,16 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
     if any(weight.is_meta for weight in causal.parameters()):
         raise ModelError(f"{name} has other parts than its family's language model; take another")
     model = from_module(causal, name=name, check=False)
-    # Nothing that it reads ends a text.
+    # No token ends a text that it only scores.
     model.spec = replace(model.spec, vocab_size=2, eos_token_ids=())
     return model
 
 
 def _causal(module: PreTrainedModel) -> PreTrainedModel:
-    """The family's language model, on the layers of a classifier.
+    """Return the family's language model with the layers of a classifier.
 
-    It has the classifier's own configuration, which is changed. With a copy transformers before
-    5.20 would not tell the layers which function attends.
+    It uses the classifier's own configuration, which is changed. With a copy, transformers before
+    5.20 would not tell the layers which attention function to use.
     """
     config: Any = module.config
     for name, value in _PLAIN.items():
@@ -115,10 +119,10 @@ def _causal(module: PreTrainedModel) -> PreTrainedModel:
 
 
 def head_of(module: PreTrainedModel) -> nn.Module:
-    """What turns the last hidden state into the outputs of a classifier.
+    """Return the module that turns a classifier's last hidden state into its outputs.
 
     Raises:
-        ModelError: it has none that stands alone.
+        ModelError: the classifier has no separate head.
     """
     head = getattr(module, "score", None)
     if not isinstance(head, nn.Module):

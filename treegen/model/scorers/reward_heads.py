@@ -1,9 +1,9 @@
-"""Reward models whose head is a small network of its own, which transformers has no class for.
+"""Reward models whose head is a small network that transformers has no class for.
 
 Qwen's process reward models (`ForProcessRewardModel`) and reward models (`ForRewardModel`) come
-with code of their own, which is not run. Their layers are transformers'. Their head is two matrices
-with a ReLU between, named `score.0` and `score.2`. Skywork's process reward models (`ForPrmModel`)
-have a value head of one output, named `v_head.summary`.
+with their own code, which is not run: their layers are transformers', and their head is two
+matrices with a ReLU in between, named `score.0` and `score.2`. Skywork's process reward models
+(`ForPrmModel`) have a value head with one output, named `v_head.summary`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ _QWENS_MARK: Final = "<extra_0>"
 
 
 class RewardModel(nn.Module):
-    """The layers of a language model, and a head on each token or on the last.
+    """The layers of a language model, with a head on each token or on the last one.
 
-    base_model: the layers. score: the head. config: its number of labels is that of the head.
-    read_at: the settings of a verifier by which such models are published; empty if unknown.
+    Attributes:
+        base_model: The layers.
+        score: The head.
+        config: The configuration, with the head's number of labels.
+        read_at: The verifier settings with which such models are published; empty if unknown.
     """
 
     def __init__(self, body: Any, head: nn.Sequential, *, pooled: bool, read_at: str = "") -> None:
@@ -39,19 +42,19 @@ class RewardModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The type to compute in."""
         return next(self.parameters()).dtype
 
     def get_output_embeddings(self) -> None:
-        """It gives no tokens."""
+        """Return None, because the model predicts no tokens."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        """Logits [R, tokens, labels], or of the last token [R, labels], which is no padding."""
+        """Return logits [R, tokens, labels], or [R, labels] at each text's last token."""
         hidden = self.base_model(input_ids=input_ids, attention_mask=attention_mask)
         logits: Tensor = self.score(hidden.last_hidden_state)
         if self._pooled:
@@ -65,7 +68,14 @@ class RewardModel(nn.Module):
 def read_reward_model(
     directory: Path, config: Any, dtype: torch.dtype, tokenizer: Any, *, pooled: bool
 ) -> RewardModel:
-    """Load one. pooled: whether it judges the last token alone.
+    """Load a reward model with a head of its own.
+
+    Args:
+        directory: The checkpoint's directory.
+        config: Its configuration.
+        dtype: The type to compute in.
+        tokenizer: Its tokenizer, whose vocabulary shows whether it has a mark for steps.
+        pooled: Whether to judge only at the last token.
 
     Raises:
         ModelError: a weight is missing.
@@ -83,16 +93,18 @@ def read_reward_model(
         raise ModelError(
             f"{directory} has no weights for {min(info['missing_keys'])}; download it again"
         )
-    found: dict[str, Tensor] = {}
+    head_weights: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:
             heads = ("score.", "v_head.")
             names = [name for name in stored.keys() if name.startswith(heads)]  # noqa: SIM118
-            found |= {name: stored.get_tensor(name) for name in names}
-    if "v_head.summary.weight" in found:
-        head = nn.Sequential(_linear(found, "v_head.summary", directory, dtype))
+            head_weights |= {name: stored.get_tensor(name) for name in names}
+    if "v_head.summary.weight" in head_weights:
+        head = nn.Sequential(_linear(head_weights, "v_head.summary", directory, dtype))
         return RewardModel(body, head, pooled=pooled, read_at=r"mark=\n and separator=\n")
-    first, second = (_linear(found, name, directory, dtype) for name in ("score.0", "score.2"))
+    first, second = (
+        _linear(head_weights, name, directory, dtype) for name in ("score.0", "score.2")
+    )
     marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
     return RewardModel(
         body,

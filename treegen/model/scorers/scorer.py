@@ -1,4 +1,4 @@
-"""Loads models that judge, and computes their outputs on whole texts."""
+"""Load models that judge, and compute their outputs on whole texts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _FORMS: Final[Mapping[str, str]] = {
     "PrmModel": TOKEN,
     "RewardModel": SEQUENCE,
 }
-"""Endings of architectures, and the form that each is of."""
+"""The form of a model, by the ending of its architecture's name."""
 
-# By directory, device and form: what is asked for again while it is in use is not loaded twice.
+# Models in use, by directory, device and form, so that none is loaded twice.
 _in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 
 
@@ -34,7 +34,11 @@ _in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
 class Scorer:
     """A loaded model that judges.
 
-    form: SEQUENCE, TOKEN or CAUSAL. length: the most tokens that it reads; None for no limit.
+    Attributes:
+        model: The transformers model.
+        tokenizer: Its tokenizer.
+        form: SEQUENCE, TOKEN or CAUSAL.
+        length: Maximum tokens of a text; None for no limit.
     """
 
     model: Any
@@ -43,7 +47,7 @@ class Scorer:
     length: int | None
 
     def logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Logits of texts of R token ids, float32 [R, labels], or [R, tokens, labels]."""
+        """Return the logits of R texts of token ids, float32 [R, labels] or [R, tokens, labels]."""
         import torch
 
         pad, longest = self.tokenizer.pad_token_id or 0, max(map(len, rows))
@@ -54,8 +58,8 @@ class Scorer:
             mask[row, : len(tokens)] = 1
         with torch.inference_mode():
             device = self.model.device
-            found = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
-            logits: Tensor = found.logits.float()
+            output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device))
+            logits: Tensor = output.logits.float()
         return logits
 
     def check_length(self, rows: Sequence[Sequence[int]]) -> None:
@@ -68,15 +72,15 @@ class Scorer:
             )
 
     def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
-        """Places of texts that are computed together: those of like lengths, for less padding."""
+        """Group the indices of texts into batches of similar length, for less padding."""
         order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-        # Without a token for padding, a sequence classifier does not find the last token.
+        # Without a padding token, a sequence classifier cannot find the last token.
         size = size if self.tokenizer.pad_token_id is not None or self.form != SEQUENCE else 1
         return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Shares of the labels [..., labels]; of a single one its sigmoid."""
+    """Return the softmax of labels [..., labels]; the sigmoid if there is only one."""
     return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(dim=-1)
 
 
@@ -88,16 +92,18 @@ def load_scorer(
     form: str | None = None,
     own: bool = False,
 ) -> Scorer:
-    """Load a model that judges; safetensors only.
+    """Load a model that judges, from safetensors only.
 
     Args:
-        device: By default a GPU if there is one.
-        form: By default what config.json says.
-        own: Nobody else gets the same model, because it will be changed.
+        name: A directory or a hub name.
+        revision: The branch, tag or commit of a model on the hub.
+        device: The device. Default: a GPU if there is one.
+        form: SEQUENCE, TOKEN or CAUSAL. Default: as config.json says.
+        own: Whether to load a separate copy, because the caller will change the model.
 
     Raises:
         InputError: there is no such device or form.
-        ModelError: it cannot be loaded, or is of none of the forms.
+        ModelError: the model cannot be loaded, or has none of the forms.
     """
     from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
     from treegen.model.checkpoint.headers import check_headers
@@ -109,7 +115,7 @@ def load_scorer(
     where = str(resolve_device("auto" if device is None else device))
     directory = locate(name, revision, weights=True)
     raw = read_raw_config(directory)
-    # Code that comes with a model of these is not run, because treegen has its own.
+    # The code that comes with such a model is not run, because treegen has its own.
     ours = _has_own_head(raw)
     form = form or _form_of(name, raw)
     if raw.get("auto_map") and not ours:
@@ -132,14 +138,14 @@ def load_scorer(
 
 
 def _has_own_head(raw: Mapping[str, Any]) -> bool:
-    named = [str(each) for each in raw.get("architectures") or ()]
-    return any(each.endswith(("RewardModel", "PrmModel")) for each in named)
+    named = [str(architecture) for architecture in raw.get("architectures") or ()]
+    return any(architecture.endswith(("RewardModel", "PrmModel")) for architecture in named)
 
 
 def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
-    named = [str(each) for each in raw.get("architectures") or ()]
+    named = [str(architecture) for architecture in raw.get("architectures") or ()]
     for ending, form in _FORMS.items():
-        if any(each.endswith(f"For{ending}") for each in named):
+        if any(architecture.endswith(f"For{ending}") for architecture in named):
             return form
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -177,7 +183,7 @@ def _read(
             config.pad_token_id = tokenizer.pad_token_id
             pooled = form == SEQUENCE
             return read_reward_model(directory, config, dtype, tokenizer, pooled=pooled).eval()
-        # Older releases of transformers choose sdpa for such models, which drops the cap.
+        # Older releases of transformers choose sdpa for such models, which ignores the soft cap.
         capped = getattr(config, "attn_logit_softcapping", None)
         model, info = getattr(transformers, f"AutoModelFor{form}").from_pretrained(
             directory,
@@ -198,6 +204,6 @@ def _read(
         missing = sorted(info["missing_keys"])[0]
         kind = {SEQUENCE: "sequence classifier", TOKEN: "token classifier"}.get(form, "model")
         raise ModelError(f"{name} is no {kind}: it has no weights for {missing}; take another")
-    # Decoders need it to find the last token of a padded text.
+    # Decoders need this to find the last token of a padded text.
     model.config.pad_token_id = tokenizer.pad_token_id
     return model.eval()

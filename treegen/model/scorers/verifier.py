@@ -1,8 +1,8 @@
-"""Verifiers: reward models that judge answers to questions, as a whole or at each step.
+"""Verifiers: reward models that judge answers to questions, as a whole or step by step.
 
-Three forms are published: a classifier of the whole text, a classifier of tokens read where a step
-ends, and a language model that is asked at a mark after each step, and says one of two tokens.
-The steps of the last stand in one text, or each is a turn of a chat that the model answers.
+There are three published forms: a classifier of the whole text, a token classifier read at the end
+of each step, and a language model that predicts one of two tokens at a mark after each step. For
+the last, the steps are in one text, or each is a turn of a chat that the model answers.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "product": lambda values: float(np.prod(values)),
     "mean": lambda values: float(np.mean(values)),
 }
-"""How the values of steps become one number."""
+"""Functions that reduce the values of steps to one number."""
 
 
 class Reader(Protocol):
-    """Computes shares of what is right in a way of its own; see
-    `treegen.search.live.prefix_scorer`.
-    """
+    """Computes the shares of "right" its own way; see `treegen.search.live.prefix_scorer`."""
 
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """For each text of token ids, the share of what is right after some of its tokens."""
+        """Return, for each text of token ids, the shares of "right" after the tokens at `ends`."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
-    """Gives answers to questions a score, from 0 to 1.
+    """Scores answers to questions, from 0 to 1.
 
-    scorer: the model.
-    reader: computes it, over prefixes that texts share; None reads each text whole.
-    label: the output to take, by default the last, which of two is "right".
-    tokens: of a language model, the two tokens that it says at a mark: right and wrong.
-    separator: the text between the steps of an answer.
-    mark: a text that is put after each step in place of it; the model is read where it ends. Empty
-    for a token classifier that is read at the last token of each step. A mark of white space alone
-    is a token of its own, whatever the tokenizer makes of it beside a step; then there is no chat.
-    reduce: how the values of steps become one, of REDUCE.
-    chat: put question and answer in the model's chat format; None does so if it has one.
-    turns: each step is a turn of the user's in the chat, the first after the question, and the mark
-    is the model's turn. It is read before the mark.
-    batch_size: texts to compute at once, if there is no reader.
+    Attributes:
+        scorer: The model.
+        reader: Computes the model on prefixes that texts share; None computes each text whole.
+        label: The output to read. Default: the last, which is "right" if there are two.
+        tokens: The two tokens that a language model predicts at a mark: right and wrong.
+        separator: The text between the steps of an answer.
+        mark: The text that replaces the separator after each step; the model is read where it ends.
+            Empty for a token classifier that is read at the last token of each step. A mark of
+            white space alone is tokenized separately from the steps, and there is no chat then.
+        reduce: How the values of steps become one number, a key of REDUCE.
+        chat: Whether to put question and answer in the model's chat format. Default: if it has one.
+        turns: Whether each step is a user turn in the chat, the first together with the question,
+            and the mark is the model's turn. The model is then read before the mark.
+        batch_size: Texts to compute at once if there is no reader.
     """
 
     scorer: Scorer
@@ -105,15 +104,15 @@ class Verifier:
         return bool(getattr(self.scorer.tokenizer, "chat_template", None))
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The score of each (question, answer)."""
+        """Return the score of each (question, answer)."""
         return [self.reduce_steps(values) for values in self.values(pairs)]
 
     def reduce_steps(self, values: Sequence[float]) -> float:
-        """The values of an answer's steps as one number."""
+        """Reduce the values of an answer's steps to one number."""
         return float(REDUCE[self.reduce](values))
 
     def values(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
-        """The values of the steps of each (question, answer); one for a whole text.
+        """Return the values of the steps of each (question, answer); one value for a whole text.
 
         Raises:
             InputError: a text is too long for the model.
@@ -124,7 +123,7 @@ class Verifier:
     def read(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """The share of what is right in texts of token ids, after some tokens of each.
+        """Return the shares of "right" in texts of token ids, after the tokens at `ends`.
 
         Raises:
             InputError: a text is too long for the model.
@@ -132,50 +131,50 @@ class Verifier:
         self.scorer.check_length(rows)
         if self.reader is not None:
             return self.reader.score_prefixes(rows, ends)
-        found: list[list[float]] = [[] for _ in rows]
+        shares: list[list[float]] = [[] for _ in rows]
         for places in self.scorer.batches(rows, self.batch_size):
             logits = self.scorer.logits([rows[place] for place in places])
             for row, place in enumerate(places):
                 pooled = self.scorer.form == SEQUENCE
-                found[place] = self._shares(logits[row, None if pooled else ends[place]])
-        return found
+                shares[place] = self._shares(logits[row, None if pooled else ends[place]])
+        return shares
 
     def _shares(self, logits_SL: Tensor) -> list[float]:
-        """The share of the right one at each step."""
+        """Return the share of the right output at each step."""
         if self.scorer.form == CAUSAL:
             return [float(x) for x in logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]]
         return [float(x) for x in probabilities(logits_SL)[:, self.column]]
 
     @property
     def column(self) -> int:
-        """The output of a classifier that means right."""
+        """The output of a classifier that means "right"."""
         if self.label is not None:
             return self.label
         return int(self.scorer.model.config.num_labels) - 1
 
     def token_ids(self) -> list[int]:
-        """The ids of the tokens that a language model says: right and wrong.
+        """Return the ids of the tokens that a language model predicts: right and wrong.
 
         Raises:
-            InputError: one is no token.
+            InputError: a text has no token.
         """
-        found = []
+        chosen_ids = []
         for text in self.tokens:
             ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError(
                     f"{text!r} is no token of the verifier; give tokens that its tokenizer knows"
                 )
-            found.append(int(ids[-1]))  # before it a tokenizer may put a space of its own
-        return found
+            chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space before it
+        return chosen_ids
 
     def last(self, ids: Sequence[int]) -> int:
-        """The token after which a sequence classifier is read: the last that is no padding."""
+        """Return the index of the last token that is not padding, where a classifier is read."""
         pad = self.scorer.tokenizer.pad_token_id
         return max((place for place, token in enumerate(ids) if token != pad), default=0)
 
     def encode(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        """The token ids of a text, and the places of those after which it is read."""
+        """Return the token ids of a text, and the indices of the tokens after which it is read."""
         tokenizer, form = self.scorer.tokenizer, self.scorer.form
         if self.turns:
             return self._encode_turns(question, answer)
@@ -204,12 +203,12 @@ class Verifier:
         encoded = tokenizer(text, add_special_tokens=not chat, return_offsets_mapping=True)
         stops = np.array([stop for _, stop in encoded["offset_mapping"]])
         at -= len(body) - len(body.lstrip())
-        # The first token that reaches the end of the step. Later ones stop further on.
+        # Find the first token that reaches the end of each step.
         places = [int(np.argmax(stops >= at + end)) for end in ends]
         return list(encoded["input_ids"]), places
 
     def _encode_apart(self, question: str, answer: str) -> tuple[list[int], list[int]]:
-        """Question, steps and marks, each tokenised by itself, as Skywork's models are trained."""
+        """Tokenize question, steps and marks separately, as Skywork's models are trained."""
         tokenizer, ends = self.scorer.tokenizer, []
         ids = list(tokenizer(f"{question}\n")["input_ids"])
         first = tokenizer.bos_token_id
@@ -217,16 +216,16 @@ class Verifier:
             ids.insert(0, first)
         for step in _steps(answer, self.separator):
             for text in (step, self.mark):
-                own = tokenizer(text, add_special_tokens=False)["input_ids"]
-                ids += own if text is step else own[-1:]
+                part_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                ids += part_ids if text is step else part_ids[-1:]
             ends.append(len(ids) - 1)
         return ids, ends
 
     def _encode_turns(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         messages = []
         for number, step in enumerate(_steps(answer, self.separator)):
-            asked = f"{question} {step}" if not number else step
-            messages += [{"role": "user", "content": asked.strip()}]
+            content = f"{question} {step}" if not number else step
+            messages += [{"role": "user", "content": content.strip()}]
             messages += [{"role": "assistant", "content": self.mark}]
         tokenizer, ids, ends = self.scorer.tokenizer, [], []
         for stop in range(2, len(messages) + 1, 2):
@@ -245,5 +244,5 @@ class Verifier:
 
 
 def _steps(answer: str, separator: str) -> list[str]:
-    """The steps of an answer, blank ones left out; at least one."""
+    """Return the steps of an answer without blank ones; at least one."""
     return [step for step in answer.split(separator) if step.strip()] or [answer]

@@ -1,1 +1,1 @@
-"""Models that take images: their processors and their towers."""
+"""Models that take images: image processors and vision towers."""

@@ -1,4 +1,4 @@
-"""The processor that lies beside a model, for images alone."""
+"""Load the image processor of a model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
 _MOST_TOKENS: Final = 2**16
-"""Of an image, as settings may say; placeholders are written for each before anything is read."""
+"""Maximum tokens per image in settings, because placeholders are made before images are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor of transformers, and the token id in the places of images.
+    """A transformers processor, and the placeholder token of images.
 
-    sees_ahead: in which layers tokens of images see those after them; None for no layer.
+    Attributes:
+        processor: The transformers processor.
+        placeholder: The token id of placeholders.
+        sees_ahead: The layers in which image tokens attend to later image tokens; None for no
+            layer.
     """
 
     processor: Any
@@ -32,18 +36,23 @@ class Processor:
     sees_ahead: Ahead | None = None
 
     def table(self, vocab_size: int) -> ImageTable:
-        """The images of a model with so many token ids, none yet."""
+        """Return an empty table of images for a model with `vocab_size` token ids."""
         return ImageTable(self.processor, self.placeholder, vocab_size, sees_ahead=self.sees_ahead)
 
 
 def load_processor(
     directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Processor:
-    """The processor that lies in a model's directory.
+    """Load the image processor in a model's directory.
+
+    Args:
+        directory: The model's directory.
+        config: Its configuration.
+        tokenizer: Its tokenizer.
 
     Raises:
-        ModelError: images cannot be given to models of this family, or the checkpoint has no
-            processor for them.
+        ModelError: treegen does not support images with this family, or the checkpoint has no image
+            processor.
     """
     refuse_images(config)
     return Processor(
@@ -52,10 +61,10 @@ def load_processor(
 
 
 def placeholder_of(config: PretrainedConfig) -> int:
-    """The token id in the places of images."""
+    """Return the token id of image placeholders."""
     for name in ("image_token_id", "image_token_index"):
-        if isinstance(found := getattr(config, name, None), int):
-            return found
+        if isinstance(token_id := getattr(config, name, None), int):
+            return token_id
     raise ModelError(f"config.json of {config.model_type} has no image_token_id; add it")
 
 
@@ -79,7 +88,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
     _check_counts(directory)
     try:
         made = OfImages.from_pretrained(directory, local_files_only=True)
-        # An encoding tokenizer has settings that are not for two threads at once.
+        # Copy the tokenizer, because its settings while encoding are not thread-safe.
         made.tokenizer = copy.deepcopy(tokenizer)
         return made
     except Exception as error:
@@ -91,7 +100,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
 
 
 def _check_counts(directory: Path) -> None:
-    """Raise ModelError for a number of tokens of an image that no processor has."""
+    """Raise ModelError for an invalid number of tokens per image in the settings."""
     file = directory / "processor_config.json"
     settings = read_object(file) if file.is_file() else {}
     for name in _COUNTS:

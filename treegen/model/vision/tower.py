@@ -1,9 +1,9 @@
-"""The image part of a model: what it makes of an image, and how that gets into a pass.
+"""Encode images with a model's vision tower, and insert the embeddings into passes.
 
-A model is run by transformers' own class for the whole of it. That class puts together what it
-hands to its language model: embeddings of tokens, with the tower's output in the places of images,
-and in some families more. To encode an image, the class is run on the placeholders of the image
-alone, up to the call of its language model. In a pass that call gets the rows that were made then.
+transformers' own class for the whole model builds the inputs of its language model: token
+embeddings with the tower's outputs in place of images, and more in some families. To encode an
+image, the class runs on the image's placeholders alone, up to the call of its language model, whose
+inputs are kept. In a later pass, a hook inserts these rows into that call.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from treegen.model.checkpoint.files import summarize_error
 
 @dataclass(frozen=True, slots=True)
 class ImageEmbedding:
-    """What a language model gets of an image with N placeholders.
+    """The inputs of a language model for an image with N placeholders.
 
-    rows_ND: in place of their embeddings.
-    added: [N, D] each, what is added after each of the first layers (deep-stack).
+    Attributes:
+        rows_ND: The embeddings of the placeholders.
+        added: [N, D] each, the numbers to add after each of the first layers (deep-stack).
     """
 
     rows_ND: Tensor
@@ -39,12 +40,12 @@ class ImageEmbedding:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
-        return sum(each.nbytes for each in (self.rows_ND, *self.added))
+        """The bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in (self.rows_ND, *self.added))
 
 
 class _StopForward(Exception):
-    """Ends a pass at the call of the language model, with what that is given."""
+    """Ends a pass at the call of the language model; it has the inputs of that call."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -53,11 +54,11 @@ class _StopForward(Exception):
 
 @contextmanager
 def _whole_float32() -> Iterator[None]:
-    """Keep convolutions of float32 in float32: cuDNN takes TF32 by default, as products do not.
+    """Compute float32 convolutions in float32; by default cuDNN uses TF32 for them.
 
-    With TF32 in the first layer of a tower, log-probabilities are up to 2e-3 off.
+    With TF32 in the first layer of a tower, log-probabilities differ by up to 2e-3.
     """
-    cudnn: Any = torch.backends.cudnn  # whose settings are not typed
+    cudnn: Any = torch.backends.cudnn  # its settings are not typed
     conv = cudnn.conv
     before = conv.fp32_precision
     conv.fp32_precision = "ieee"
@@ -68,14 +69,20 @@ def _whole_float32() -> Iterator[None]:
 
 
 class VisionTower:
-    """Encodes images with a model's own parts, and puts what they give into its passes.
+    """Encodes images with a model's own parts, and inserts the embeddings into its passes.
 
-    has_axes: whether images have positions of several axes.
-    num_encoded: images that were encoded so far.
+    Attributes:
+        has_axes: Whether image positions have several axes.
+        num_encoded: Images encoded so far.
     """
 
     def __init__(self, module: PreTrainedModel, placeholder: int) -> None:
-        """placeholder: the id in the places of images."""
+        """Hook the call of the model's language model.
+
+        Args:
+            module: The transformers model.
+            placeholder: The token id of image placeholders.
+        """
         self._module, self._placeholder = module, placeholder
         self._of_images: ImageRows | None = None
         self._captures = False
@@ -88,18 +95,19 @@ class VisionTower:
 
     @property
     def has_axes(self) -> bool:
-        """Whether images have positions of several axes."""
+        """Whether image positions have several axes."""
         return self._rope_index is not None
 
     @torch.inference_mode()
     def encode(self, inputs: Mapping[str, Any], num: int) -> ImageEmbedding:
-        """Encode an image that has `num` placeholders, on the host afterwards.
+        """Encode an image with `num` placeholders; the result is on the host.
 
         Args:
-            inputs: What the processor has made of it.
+            inputs: The processor's outputs for the image.
+            num: The number of its placeholders.
 
         Raises:
-            ModelError: the model makes nothing of it that can be used.
+            ModelError: the model cannot encode the image.
         """
         self.num_encoded += 1
         self._captures = True
@@ -108,7 +116,7 @@ class VisionTower:
             with use_device(device), without_autocast(device), _whole_float32():
                 self._module(**self._prepare_inputs(inputs, num), use_cache=False)
         except _StopForward as error:
-            given = error.given
+            decoder_inputs = error.given
         except ValueError as error:
             raise ModelError(
                 f"the model cannot encode an image: {summarize_error(error)}; "
@@ -119,39 +127,41 @@ class VisionTower:
             raise ModelError("the model does not call its language model")
         finally:
             self._captures = False
-        rows_ND = given["inputs_embeds"][0]
-        added = given.get("deepstack_visual_embeds") or ()
-        return ImageEmbedding(rows_ND.cpu(), tuple(each.cpu() for each in added))
+        rows_ND = decoder_inputs["inputs_embeds"][0]
+        added = decoder_inputs.get("deepstack_visual_embeds") or ()
+        return ImageEmbedding(rows_ND.cpu(), tuple(tensor.cpu() for tensor in added))
 
     def positions(self, inputs: Mapping[str, Any], num: int) -> NDArray[np.int64]:
-        """Positions of the tokens of an image alone, [3, num], from 0 on."""
+        """Return the positions of the tokens of an image alone, [3, num], starting at 0."""
         assert self._rope_index is not None
-        given = {name: value for name, value in inputs.items() if name.endswith("grid_thw")}
+        grids = {name: value for name, value in inputs.items() if name.endswith("grid_thw")}
         ids = torch.full((1, num), self._placeholder)
-        found, _ = self._rope_index(input_ids=ids, mm_token_type_ids=torch.ones_like(ids), **given)
-        positions: NDArray[np.int64] = found[:, 0].cpu().numpy().astype(np.int64)
+        position_ids, _ = self._rope_index(
+            input_ids=ids, mm_token_type_ids=torch.ones_like(ids), **grids
+        )
+        positions: NDArray[np.int64] = position_ids[:, 0].cpu().numpy().astype(np.int64)
         return positions
 
     def set_images(self, images: ImageRows | None) -> None:
-        """Put images into the next pass, or none."""
+        """Set the images of the next pass; None for none."""
         self._of_images = images
 
     def _prepare_inputs(self, inputs: Mapping[str, Any], num: int) -> dict[str, Any]:
         device, dtype = self._module.device, self._module.dtype
         ids = torch.full((1, num), self._placeholder, device=device)
-        given: dict[str, Any] = {"input_ids": ids}
+        prepared: dict[str, Any] = {"input_ids": ids}
         for name, value in inputs.items():
             if isinstance(value, Tensor):
                 value = value.to(device, dtype if value.is_floating_point() else None)
-            given[name] = value
+            prepared[name] = value
         if self._takes_kinds:
-            given["mm_token_type_ids"] = torch.ones_like(ids)
-        return given
+            prepared["mm_token_type_ids"] = torch.ones_like(ids)
+        return prepared
 
     def _on_call(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Look at or change what the language model is given."""
+        """Capture the inputs of the language model, or insert images into them."""
         if self._captures:
             raise _StopForward(kwargs)
         images = self._of_images
