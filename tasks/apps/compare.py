@@ -170,7 +170,7 @@ def _int_keys(value: Any) -> Any:
 
 
 def official_stdout(output: str, expected: str) -> bool:
-    """Return the result of the published checker. Each step works on the lines of the previous one."""
+    """Return the verdict of the published checker. Each step works on the previous step's lines."""
     lines = output.splitlines()
     wanted_text = expected.strip()
     if "\n".join(lines).strip() == wanted_text:

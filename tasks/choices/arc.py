@@ -1,4 +1,4 @@
-r"""ARC: questions of school science with three to five choices, in an easy and a hard set.
+r"""ARC: science questions for schools with three to five choices, in an easy and a hard set.
 
 Data: https://allenai.org/data/arc, or allenai/ai2_arc on the Hugging Face hub. A row of each:
 
@@ -39,7 +39,7 @@ class ARCEasy(ChoiceTask):
     source = _source("arc-easy", "ARC-Easy", "arc_easy_sample.jsonl")
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
-        """Return the item of a row in either form; the right choice goes by its label."""
+        """Return the item of a row in either form; a label names the right choice."""
         question, choices = row.get("question"), row.get("choices")
         if isinstance(question, dict):
             choices = question.get("choices")

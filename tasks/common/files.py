@@ -121,7 +121,7 @@ def _parquet_rows(path: Path) -> Rows:
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
             columns = [each.column(at) for each in groups for at in range(each.num_columns)]
             size = _VALUE * sum(column.num_values for column in columns)
-            # A dictionary-encoded column may repeat one long value in every row.
+            # One long value may occur in every row.
             longest = max((column.total_uncompressed_size for column in columns), default=0)
             rows = min(max(_LEAST // max(longest, 1), 1), _BATCH)
             batches = file.iter_batches(batch_size=rows)

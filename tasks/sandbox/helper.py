@@ -28,8 +28,8 @@ from treegen.tasks.sandbox import child, confine, landlock, seccomp
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
 _TICK = 0.02
-# Seconds between looks at files: short, because several threads fill a disk fast. The pause is at
-# least _TIMES_LOOK times the duration of a look, which bounds the time spent on looking.
+# Seconds between checks of files: short, because several threads fill a disk fast. Up to _TICK, the
+# pause is at least _TIMES_LOOK times the duration of a check, which bounds the share of time spent.
 _FILES_TICK, _TIMES_LOOK = 0.002, 20
 # A program for which all others wait must use the CPU for a quarter of the time after _IDLE
 # seconds.
@@ -92,7 +92,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
         if not message:
             return None
-        if message == KILL:  # the child had ended before the message came
+        if message == KILL:  # the child had ended before the message arrived
             continue
         limits = json.loads(message)
         started = time.monotonic()

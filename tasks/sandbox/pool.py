@@ -32,7 +32,7 @@ from treegen.tasks.sandbox.status import decide
 # a core.
 _STARTING_SECONDS = 0.05
 # A program is run again alone only while the other programs have spent less than this share of
-# their running time on waiting for such runs. A hostile program can pretend to be starved.
+# their running time on waiting for such runs, because a program can pretend to be starved.
 _ALONE_SHARE = 0.1
 
 
@@ -135,7 +135,7 @@ class SandboxPool:
         return result
 
     def close(self) -> None:
-        """Drop programs that have not started, wait for the others, and end every sandbox."""
+        """Drop programs that have not started, wait for running ones, and end every sandbox."""
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
             for cell in self._cells:

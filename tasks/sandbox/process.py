@@ -34,8 +34,7 @@ _PIPE_CHUNKS = 4
 # that reading stderr costs in this process.
 _TIMES_STDERR = 64
 # Each wake-up costs CPU time in this process too. After _SMALL_WAKES wake-ups with less than half a
-# pipe to read, output is left to gather for _GATHER_SECONDS, too short for most programs to fill
-# it.
+# pipe to read, output is left to gather for _GATHER_SECONDS, in which a pipe need not become full.
 _SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
 # A right answer may be longer than the expected one through white space and decimals. It may be
 # this many times as long, plus `Limits.output`.

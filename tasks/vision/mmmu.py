@@ -1,13 +1,13 @@
 r"""MMMU and MMMU-Pro: questions of college exams on images, in 30 subjects.
 
-Data: https://mmmu-benchmark.github.io, or MMMU/MMMU and MMMU/MMMU_Pro on the Hugging Face hub. A
-row of each, with more columns, and images as paths, data URLs, or as Parquet has them:
+Data: https://mmmu-benchmark.github.io, or MMMU/MMMU and MMMU/MMMU_Pro on the Hugging Face hub. One
+row, which may have more columns; images may be paths, data URLs, or Parquet's records:
 
     {"id": "validation_Art_1", "question": "Who painted <image 1>?", "options": "['Goya', 'Miro']",
      "question_type": "multiple-choice", "answer": "B", "image_1": "1.png"}
 
-Prompts are those of the authors' scripts (https://github.com/MMMU-Benchmark/MMMU); images stand
-where a question names them. A list of right answers may be written as text, as options are.
+Prompts are those of the authors' scripts (https://github.com/MMMU-Benchmark/MMMU); images are
+placed where a question names them. A list of right answers may be written as text, like options.
 """
 
 import ast
@@ -77,8 +77,8 @@ _PRO: Final = {
 class MMMU(VisionTask):
     """MMMU, by the authors' own parser and score.
 
-    Of a text that it can read no choice from, the filter `mmmu` guesses one, as published. `read`
-    is the same without guesses.
+    If a text has no readable choice, the filter `mmmu` guesses one, as published. `read` is the
+    same without guesses.
     """
 
     name = "mmmu"
@@ -88,18 +88,25 @@ class MMMU(VisionTask):
     groups = ("discipline", "subject", "type")
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the parts of the table that have the subjects."""
+        """Return the table with the parts of the requested subjects."""
         return HubTable("MMMU/MMMU", ("validation", "dev", "test"), _subjects(extra) or SUBJECTS)
 
     def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
-        """Return whether a problem's subject is asked for."""
+        """Return whether a problem's subject is requested."""
         wanted = _subjects(extra)
         return not wanted or problem.metadata["subject"] in wanted
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row, of multiple choice or not."""
+        """Return the problem of a row, with choices or with a free answer.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
         name, asked = row_id(row, line, self.name), text_field(row, "question")
         is_choice = (optional(row, ("question_type",)) or "multiple-choice") == "multiple-choice"
         if is_choice:
@@ -119,7 +126,7 @@ class MMMU(VisionTask):
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the verdict with guesses and that without."""
+        """Return the verdicts with and without guesses."""
         told = json.loads(problem.answer)
         if "options" in told:
             letter = mmmu_letter(text, told["options"])
@@ -130,7 +137,7 @@ class MMMU(VisionTask):
 
 
 class MMMUPro(VisionTask):
-    """MMMU-Pro, by the authors' own parser and score; filters are those of MMMU."""
+    """MMMU-Pro, by the authors' own parser and score; its filters work like those of MMMU."""
 
     name = "mmmu-pro"
     filters = ("mmmu-pro", "read")
@@ -143,13 +150,20 @@ class MMMUPro(VisionTask):
     groups = ("subject",)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the part of the table that has the setting."""
+        """Return the table with the part of the requested setting."""
         return HubTable("MMMU/MMMU_Pro", ("test",), (_SETTINGS[_setting(extra)],))
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row."""
+        """Return the problem of a row.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
         name, options = row_id(row, line, self.name), _options(row)
         prompt = one_of(extra, "prompt", ("cot", "direct"), "cot")
         is_seen = _setting(extra) == "vision"
@@ -167,7 +181,7 @@ class MMMUPro(VisionTask):
         return Problem(name, question, json.dumps(answer), place, images=images(name, given))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the verdict with guesses and that without."""
+        """Return the verdicts with and without guesses."""
         told = json.loads(problem.answer)
         letter = mmmu_pro_letter(text, told["options"])
         return _by_letter(letter, problem, text, told, self.filters)
@@ -197,14 +211,14 @@ def _subjects(extra: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _place(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
-    """Return what tables tell problems apart by; the subject is a part of an id of the authors'."""
+    """Return the fields by which tables group problems. The authors' ids contain the subject."""
     found = _ID.fullmatch(name)
     subject = optional(row, ("subject",)) or (found[1] if found else "")
     return {"line": line, "subject": subject, "discipline": _DISCIPLINE.get(subject, "")}
 
 
 def _parse_list(value: Any, name: str) -> Any:
-    """Return a list as it is, or one that is written as text; anything else as it is."""
+    """Return a list that may be written as text; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             return ast.literal_eval(value.strip())
