@@ -67,12 +67,12 @@ def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
     match = _ANSWER.fullmatch(answer)
     if match is None:
         raise ValueError(f"answer {answer[:20]!r} is not a whole number from 0 to 999")
-    given = optional(row, ("id", "problem_idx"))
-    year = year or _year(row, given)
-    number = line - 1 if given is None else given
-    own = year is not None and str(number).startswith(year)
+    stated_id = optional(row, ("id", "problem_idx"))
+    year = year or _year(row, stated_id)
+    number = line - 1 if stated_id is None else stated_id
+    has_year = year is not None and str(number).startswith(year)
     return Problem(
-        id=str(number) if own else "-".join(["aime", *([year] if year else []), str(number)]),
+        id=str(number) if has_year else "-".join(["aime", *([year] if year else []), str(number)]),
         question=question,
         answer=str(int(match[1])),
         metadata={"line": line, "year": year},
@@ -92,8 +92,8 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
         return problems
     found = [problem for problem in problems if problem.metadata["year"] in years]
     if not found:
-        told = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
-        have = f"has those of {', '.join(told)}" if told else "does not tell the year of its rows"
+        known = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
+        have = f"has those of {', '.join(known)}" if known else "does not tell the year of its rows"
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; "
             "leave out -T year or give another"

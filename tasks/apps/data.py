@@ -189,13 +189,13 @@ def _row(read: Callable[[], Fields], line: int) -> Row:
 
 
 def _id(fields: Fields, line: int) -> str:
-    given = fields.get("problem_id", fields.get("id"))
-    if given is None:
-        given = line - 1
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    value = fields.get("problem_id", fields.get("id"))
+    if value is None:
+        value = line - 1
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("problem_id must be text or a whole number")
     # The names of the official folders have four digits or more.
-    text = f"{given:04d}" if isinstance(given, int) else given
+    text = f"{value:04d}" if isinstance(value, int) else value
     return text_field({"problem_id": text}, "problem_id")
 
 

@@ -115,7 +115,7 @@ def _shots(rows: Sequence[Row], form: str) -> Iterator[str]:
     for row in rows:
         with suppress(ValueError):
             if solutions := row.solutions:
-                asked = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
-                shot = asked + with_tabs(solutions[0])
+                prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
+                shot = prompt + with_tabs(solutions[0])
                 if len(shot) <= _MAX_CHARS:
                     yield shot

@@ -58,11 +58,14 @@ class Suite:
         """Return the tests for the sandbox."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            tests = tuple(TestCase(stdin=given, expected=wanted) for given, wanted in pairs)
+            tests = tuple(
+                TestCase(stdin=test_input, expected=wanted) for test_input, wanted in pairs
+            )
             return Cases(None, tests, comparer.stdout)
         may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
         tests = tuple(
-            TestCase(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
+            TestCase(args=comparer.arguments(test_input), expected=wanted)
+            for test_input, wanted in pairs
         )
         return Cases(
             self.fn_name,

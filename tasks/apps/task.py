@@ -106,7 +106,7 @@ class APPS(ProgramTask):
         problems = select([_problem(row, form) for row in rows], options)
         kept = {problem.id for problem in problems}
         self._rows = {row.id: row for row in loaded.rows if row.id in kept}
-        shots, own = load_shots(
+        shots, is_bundled = load_shots(
             options,
             list(self._rows.values()),
             self.defaults.num_fewshot,
@@ -119,10 +119,10 @@ class APPS(ProgramTask):
             num_fewshot=len(shots),
             skipped=loaded.skipped,
             fewshot_of={"": shots} if shots else {},
-            label=make_data_label(options.data, own_examples=own),
+            label=make_data_label(options.data, own_examples=is_bundled),
             notes=(
                 describe_problems(options.data, loaded.source, len(problems)),
-                *((describe_examples(options, len(shots)),) if own else ()),
+                *((describe_examples(options, len(shots)),) if is_bundled else ()),
             ),
         )
 
@@ -135,9 +135,9 @@ class APPS(ProgramTask):
             Node(problem.question, samples=num_samples, id=problem.id) for problem in data.problems
         ]
         for shot in reversed(data.fewshot_of.get("", ())):
-            asked, answer, program = shot.rpartition(ANSWER)
+            question, answer, program = shot.rpartition(ANSWER)
             node = droppable(Node(shot, children=children))
-            children = [with_turns(node, [(f"{asked}{answer}", program)])]
+            children = [with_turns(node, [(f"{question}{answer}", program)])]
         return Node("", children=children)
 
     def program(self, problem_id: str, text: str) -> str | None:
@@ -203,8 +203,8 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
         and (starter == "all" or bool(row.starter) == (starter == "with"))
     ]
     if not chosen:
-        asked = f"starter={starter}" + (
+        conditions = f"starter={starter}" + (
             f", difficulty={','.join(difficulties)}" * bool(difficulties)
         )
-        raise InputError(f"none of {len(rows)} problems is left by {asked}; leave one out")
+        raise InputError(f"none of {len(rows)} problems is left by {conditions}; leave one out")
     return chosen

@@ -52,10 +52,12 @@ class ARCEasy(ChoiceTask):
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
             raise ValueError(f"answerKey {key!r:.40} is none of its labels; it must be one of them")
-        asked = text_field({"question": question}, "question")
+        question_text = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
         name = id_of(row, "id")
-        return check(ChoiceItem(name, f"Question: {asked}\nAnswer:", texts, labels.index(key)))
+        return check(
+            ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
+        )
 
 
 class ARCChallenge(ARCEasy):

@@ -134,7 +134,7 @@ def call_cases(
     Raises:
         SandboxError: The reference fails, so no program can be tested.
     """
-    asked = [calls for part in parts for calls in _runs(part)]
+    batches = [calls for part in parts for calls in _runs(part)]
     known: list[Any] = []
 
     def keep(found: Any, _: Any) -> bool:
@@ -143,11 +143,11 @@ def call_cases(
 
     judge.run(
         Program(reference, fn_name=_EACH, prelude=PRELUDE),
-        [TestCase(args=(name, calls, listed)) for calls in asked],
+        [TestCase(args=(name, calls, listed)) for calls in batches],
         keep,
         stop_at_failure=True,
     )
-    if [len(found) for found in known] != [len(calls) for calls in asked] or any(
+    if [len(found) for found in known] != [len(calls) for calls in batches] or any(
         result[0] == _ERROR for found in known for result in found
     ):
         raise SandboxError(

@@ -77,8 +77,8 @@ class HumanEval(CodeTask):
         )
         if not function.entry_point.isidentifier():
             raise ValueError(f"entry_point {function.entry_point[:40]!r} is not a Python name")
-        asked = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
-        return text_field(row, "task_id"), asked, function
+        prompt = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
+        return text_field(row, "task_id"), prompt, function
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""

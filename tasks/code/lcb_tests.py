@@ -93,13 +93,13 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
         raise ValueError("it has no tests")
     tests = []
     for case in found:
-        given, wanted = (case.get(name) for name in ("input", "output"))
-        if not isinstance(given, str) or not isinstance(wanted, str):
+        test_input, wanted = (case.get(name) for name in ("input", "output"))
+        if not isinstance(test_input, str) or not isinstance(wanted, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
-            tests.append(TestCase(stdin=given, expected=wanted))
+            tests.append(TestCase(stdin=test_input, expected=wanted))
         else:
-            arguments = [json_value(line) for line in given.split("\n")]
+            arguments = [json_value(line) for line in test_input.split("\n")]
             tests.append(TestCase(args=arguments, expected=json_value(wanted)))
     return LCBCases(fn_name, tuple(tests))
 

@@ -1,4 +1,4 @@
-r"""LiveCodeBench: problems of programming contests, each with its publication date.
+r"""LiveCodeBench: problems of programming contests, each with the date of its contest.
 
 Data: livecodebench/code_generation_lite on the Hugging Face hub, its files test.jsonl, test2.jsonl
 to test6.jsonl. All fields are text. One row, shortened:
@@ -141,8 +141,8 @@ class LiveCodeBench(CodeTask):
         _ = problem.cases  # read them once, to report unreadable tests now
         question = text_field(row, "question_content")
         starter = row.get("starter_code")
-        asked = _ask(question, starter if isinstance(starter, str) else "")
-        return text_field(row, "question_id"), asked, problem
+        prompt = _ask(question, starter if isinstance(starter, str) else "")
+        return text_field(row, "question_id"), prompt, problem
 
     def metadata(self, record: ContestProblem) -> dict[str, Any]:
         """Return the fields of a problem that reports may show."""

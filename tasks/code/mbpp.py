@@ -132,10 +132,10 @@ class MBPP(CodeTask):
     def record(self, row: dict[str, Any]) -> tuple[str, str, MBPPProblem]:
         """Return the id, the prompt and the record of a row."""
         task = _task(row)
-        asked = f"{task.asked}[BEGIN]\n"
+        prompt = f"{task.asked}[BEGIN]\n"
         if self.extract == "chat":
-            asked = f"{task.asked}Put the program into a markdown code block.\n"
-        return f"MBPP/{task.number}", asked, task
+            prompt = f"{task.asked}Put the program into a markdown code block.\n"
+        return f"MBPP/{task.number}", prompt, task
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
         """Return tasks 2, 3 and 4 of the data as examples, or the first tasks of a file."""
@@ -166,9 +166,9 @@ class MBPP(CodeTask):
                 f"num_fewshot is {wanted} but {source} has {len(tasks)} of the tasks for examples; "
                 "lower it or give fewshot_file"
             )
-        asked = {problem.id for problem in problems}
+        problem_ids = {problem.id for problem in problems}
         shown = tasks[:wanted]
-        if any(f"MBPP/{task.number}" in asked for task in shown):
+        if any(f"MBPP/{task.number}" in problem_ids for task in shown):
             raise DataError(
                 f"an example of {source} is a problem itself; "
                 "leave it out by limit, or give other examples"

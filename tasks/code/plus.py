@@ -98,8 +98,8 @@ class PlusBase(CodeTask):
         )
         if not task.base:
             raise ValueError("base_input is empty: a program without tests cannot be judged")
-        asked = CHAT.format(task.prompt.strip()) if self.extract == "chat" else task.prompt
-        return name, asked, task
+        prompt = CHAT.format(task.prompt.strip()) if self.extract == "chat" else task.prompt
+        return name, prompt, task
 
     def python_values(self, task_id: str, call: list[Any]) -> list[Any]:
         """Return the arguments of a call with the Python types that the task expects."""

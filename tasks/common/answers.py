@@ -230,9 +230,9 @@ def _answer_of(text: str, start: int, after: int, stop: int) -> tuple[str | None
             line, is read, so no text is read twice.
     """
     newline = text.find("\n", after, stop)
-    own = text[start : stop if newline < 0 else newline]
+    part = text[start : stop if newline < 0 else newline]
     # Samples of one problem state few different answers, so results for short texts are cached.
-    return (_known_first if len(own) <= _SHORT else _first)(own, after - start)
+    return (_known_first if len(part) <= _SHORT else _first)(part, after - start)
 
 
 def _first(text: str, start: int) -> tuple[str | None] | None:

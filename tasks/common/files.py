@@ -131,8 +131,8 @@ def _parquet_rows(path: Path) -> Rows:
     except NotRegularError as error:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {told}; is it a whole Parquet file?") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
     if size > most:
         raise DataError(
             f"{path} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "

@@ -38,8 +38,8 @@ def load_table(
         return load_dataset(path or dataset, split=split, **options)
     except Exception as error:
         # datasets raises many types: no connection, nothing cached, a broken download.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load {dataset}: {told}; or give {instead}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot load {dataset}: {reason}; or give {instead}") from error
 
 
 def keep_encoded_images(table: Any) -> Any:

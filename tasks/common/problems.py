@@ -23,12 +23,12 @@ def row_id(row: dict[str, Any], line: int, task: str) -> str:
     Raises:
         ValueError: The id is neither text nor a whole number.
     """
-    given = row.get("id")
-    if given is None:
+    value = row.get("id")
+    if value is None:
         return f"{task}-{line - 1}"
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("id must be text or a whole number")
-    return text_field({"id": str(given)}, "id")
+    return text_field({"id": str(value)}, "id")
 
 
 RowsToRead = tuple[

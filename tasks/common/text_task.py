@@ -120,7 +120,7 @@ def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> Task
         turns: Examples (question, answer).
         gap: Text between a question and its answer.
     """
-    shown = "".join(f"{asked}{gap}{answer}\n\n" for asked, answer in turns)
+    shown = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
     return replace(data, fewshot=shown, num_fewshot=len(turns), turns=tuple(turns))
 
 

@@ -107,14 +107,14 @@ class IFEval(TextTask):
         return by_instruction(self.overall(scores, options), scores, options)
 
     def _problem(self, row: dict[str, Any], line: int) -> Problem:
-        kinds, given = row.get("instruction_id_list"), row.get("kwargs")
+        kinds, arguments = row.get("instruction_id_list"), row.get("kwargs")
         if not isinstance(kinds, list) or not kinds:
             raise ValueError("instruction_id_list must be a list of instructions")
-        if not isinstance(given, list) or len(given) != len(kinds):
+        if not isinstance(arguments, list) or len(arguments) != len(kinds):
             raise ValueError("kwargs must have one object for each instruction")
-        if not all(isinstance(each, Mapping) for each in given):
+        if not all(isinstance(each, Mapping) for each in arguments):
             raise ValueError("kwargs must be a list of objects")
-        known = [{n: v for n, v in each.items() if v is not None} for each in given]
+        known = [{n: v for n, v in each.items() if v is not None} for each in arguments]
         for kind, each in zip(kinds, known, strict=True):
             try:
                 make_check(kind, each, self._way)
@@ -127,18 +127,20 @@ class IFEval(TextTask):
         return Problem(id, prompt, answer, {"instructions": kinds, "line": line})
 
     def _make_checks(self, answer: str) -> list[Check]:
-        kinds, given = json.loads(answer)
-        return [make_check(kind, each, self._way) for kind, each in zip(kinds, given, strict=True)]
+        kinds, arguments = json.loads(answer)
+        return [
+            make_check(kind, each, self._way) for kind, each in zip(kinds, arguments, strict=True)
+        ]
 
     def _check_needs(self, problems: Sequence[Problem]) -> None:
         """Raise InputError for checks that need missing packages, before a model is loaded."""
-        asked = {kind for problem in problems for kind in problem.metadata["instructions"]}
-        if (kinds := asked & NEED_LANGUAGE) and not language.is_installed():
+        used = {kind for problem in problems for kind in problem.metadata["instructions"]}
+        if (kinds := used & NEED_LANGUAGE) and not language.is_installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
                 f"{install('ifeval')}"
             )
-        if (kinds := asked & NEED_SENTENCES) and self._way == sentences.PUNKT:
+        if (kinds := used & NEED_SENTENCES) and self._way == sentences.PUNKT:
             lacking = sentences.missing()
             if lacking is not None:
                 raise InputError(

@@ -131,7 +131,7 @@ class QuestionAnswer(TextTask):
         return TaskData(
             problems=problems,
             source=source,
-            fewshot="".join(f"{asked}{_gap(asked)}{answered}\n\n" for asked, answered in turns),
+            fewshot="".join(f"{prompt}{_gap(prompt)}{answered}\n\n" for prompt, answered in turns),
             num_fewshot=len(turns),
             skipped=skipped,
             turns=tuple(turns),
@@ -142,18 +142,18 @@ class QuestionAnswer(TextTask):
         return {"answer": self._answer.verdict(text, json.loads(problem.answer))}
 
     def _choose(self, extra: Mapping[str, str]) -> None:
-        kind, told = _kind(extra)
+        kind, option = _kind(extra)
         if (kind == "regex") != ("pattern" in extra):
             raise InputError(
-                f"{told} needs a pattern, such as pattern='answer is (.+)'"
+                f"{option} needs a pattern, such as pattern='answer is (.+)'"
                 if kind == "regex"
-                else f"{told} has no use for a pattern; leave it out, or use answer=regex"
+                else f"{option} has no use for a pattern; leave it out, or use answer=regex"
             )
         ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
         if ignore_case and kind in ("number", "math", "choice"):
-            raise InputError(f"{told} has no use for ignore_case; leave it out")
+            raise InputError(f"{option} has no use for ignore_case; leave it out")
         if "choices" in extra and kind != "choice":
-            raise InputError(f"{told} has no use for choices; leave it out, or use answer=choice")
+            raise InputError(f"{option} has no use for choices; leave it out, or use answer=choice")
         match kind:
             case "number":
                 self._answer = NumberAnswer()
@@ -184,20 +184,22 @@ class QuestionAnswer(TextTask):
         group = row.get(field) if field else None
         group = "" if group is None else str(group)
         if chat := extra.get("messages_field"):
-            messages, given = chat_of(row, chat)
+            messages, image_values = chat_of(row, chat)
             question = chat_text(messages)
         else:
             messages, question = (), template.fill(row)
             name = extra.get("image_field")
             found = row.get(name) if name else None
-            given = found if isinstance(found, list) else [] if found in (None, "") else [found]
+            image_values = (
+                found if isinstance(found, list) else [] if found in (None, "") else [found]
+            )
         return Problem(
             problem_id,
             question,
             json.dumps(answers),
             {"line": line},
             group=group,
-            images=tuple(images.read(each, problem_id, at) for at, each in enumerate(given)),
+            images=tuple(images.read(each, problem_id, at) for at, each in enumerate(image_values)),
             messages=messages,
         )
 

@@ -86,12 +86,12 @@ class _Reader:
         return self._known[path]
 
     def _read(self, path: Path) -> dict[str, Any]:
-        own = keys_of(path)
-        included = own.pop("include", [])
+        keys = keys_of(path)
+        included = keys.pop("include", [])
         found: dict[str, Any] = {}
         for name in included if isinstance(included, list) else [included]:
             found |= self(Path(os.path.normpath(path.parent / str(name))))
-        return found | own
+        return found | keys
 
 
 def keys_of(path: Path) -> dict[str, Any]:

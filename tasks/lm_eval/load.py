@@ -195,7 +195,7 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         missing = f"; install {error.name}" if error.name else ""
         return InputError(f"lm-eval's {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    told = format_error(error)
+    reason = format_error(error)
     if kinds & {
         "DatasetNotFoundError",
         "DataFilesNotFoundError",
@@ -206,15 +206,15 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         "FileNotFoundError",
     }:
         return DataError(
-            f"the data of lm-eval's {name} are not here: {told}; they come from the Hugging Face "
+            f"the data of lm-eval's {name} are not here: {reason}; they come from the Hugging Face "
             "hub, so run it once where that can be reached, or give it data of your own in a YAML "
             "file with dataset_path: json"
         )
-    return InputError(f"lm-eval cannot make its task {name}: {told}")
+    return InputError(f"lm-eval cannot make its task {name}: {reason}")
 
 
 def format_error(error: BaseException) -> str:
-    """Return the type and message of an error on one line, at most 600 characters."""
+    """Return the type and reason of an error on one line, at most 600 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 

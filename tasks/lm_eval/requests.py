@@ -70,10 +70,10 @@ def build_requests(
         TaskError: A task has a kind of request that is not supported.
     """
     texts, table = _texts(settings, tokenizer), get_image_table(tokenizer)
-    asked: dict[str, list[Instance]] = {}
+    instances: dict[str, list[Instance]] = {}
     for part in parts:
-        asked |= _instances(part, settings, texts, has_images=table is not None)
-    chosen = [asked[name] for name in ids]
+        instances |= _instances(part, settings, texts, has_images=table is not None)
+    chosen = [instances[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
         pairs = _Pairs(texts, length)
@@ -83,7 +83,7 @@ def build_requests(
         leaves = [Node(each.context.tolist(), id=each.id, samples=1) for each in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
     known: dict[str, tuple[GenSettings, SamplingParams]] = {}
-    drawn, own = [], []
+    drawn, own_params = [], []
     until: dict[str, tuple[str, ...]] = {}
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
@@ -103,7 +103,7 @@ def build_requests(
         else:
             tokens = truncate_prompt(texts.encode_prompt(context), params.max_tokens, length)
         drawn.append(Node(tokens, id=name, samples=settings.num_samples))
-        own.append(params)
+        own_params.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
         until[name] = params.stops if chose else theirs.until
 
@@ -112,7 +112,7 @@ def build_requests(
         tokens = completion.tokens[:-1] if ended else completion.tokens
         return texts.answer(list(tokens), until[completion.prompt_id])
 
-    return OwnRequests(Node("", children=drawn, samples=0), tuple(own), text=text)
+    return OwnRequests(Node("", children=drawn, samples=0), tuple(own_params), text=text)
 
 
 def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
@@ -183,9 +183,9 @@ def _instances(
         mine.sort(key=lambda instance: int(instance.idx))
         kinds = {instance.request_type for instance in mine}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
-            told = " and ".join(sorted(kinds))
+            listed = " and ".join(sorted(kinds))
             raise TaskError(
-                f"{part.name} asks for {told}, which treegen cannot; leave the task out"
+                f"{part.name} asks for {listed}, which treegen cannot; leave the task out"
             )
     return found
 

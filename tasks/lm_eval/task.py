@@ -196,8 +196,8 @@ class LmEvalTask:
 
         parts, groups = list(self._parts.values()), self._loaded.groups
         # Filters that score all samples together give no verdict on one sample.
-        own = self.filters[:1] if any(part.repeats > 1 for part in parts) else self.filters
-        return build_report(self.name, self.version, own, parts, groups, scores, options)
+        filters = self.filters[:1] if any(part.repeats > 1 for part in parts) else self.filters
+        return build_report(self.name, self.version, filters, parts, groups, scores, options)
 
 
 def _leaf(problem_id: str) -> str:

@@ -57,8 +57,8 @@ def final_answer(row: dict[str, Any]) -> str:
     Raises:
         ValueError: The row has no answer.
     """
-    if (given := optional(row, ("answer",))) is not None:
-        return without_dollars(given)
+    if (answer := optional(row, ("answer",))) is not None:
+        return without_dollars(answer)
     found = extract_boxed(column(row, ("solution",)))
     if not found or not found.strip():
         raise ValueError("no answer, and the solution boxes none")

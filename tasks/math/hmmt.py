@@ -43,13 +43,13 @@ class HMMT(Competition):
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return the problems of the requested contests."""
-        asked = words(options.extra, "contest")
-        if asked and (options.data != "hf" or not {*asked} <= {*CONTESTS}):
+        contests = words(options.extra, "contest")
+        if contests and (options.data != "hf" or not {*contests} <= {*CONTESTS}):
             raise InputError(
                 f"-T contest chooses among {', '.join(CONTESTS)} of data='hf'; leave it out of "
                 "other data"
             )
-        return problems_of_all(_tables(options, asked or CONTESTS))
+        return problems_of_all(_tables(options, contests or CONTESTS))
 
 
 def _tables(options: TaskOptions, contests: tuple[str, ...]) -> Iterator[RowsToRead]:

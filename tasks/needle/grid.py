@@ -71,14 +71,14 @@ class NeedleGrid(TextTask):
             InputError: An option is invalid.
             DataError: The haystack cannot be read.
         """
-        own = NeedleOptions(options, self.name, self.arguments)
+        arguments = NeedleOptions(options, self.name, self.arguments)
         self.check_no_examples(options)
-        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
-        depths = own.wholes("depths", _DEPTHS, 0, 100)
-        needle, question, facts = _needle(own)
+        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
+        depths = arguments.wholes("depths", _DEPTHS, 0, 100)
+        needle, question, facts = _needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         problems = [
             Problem(
                 id=f"{self.name}-{length}-{depth}",
@@ -148,9 +148,9 @@ class NeedleGrid(TextTask):
 
 def _needle(own: NeedleOptions) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
-    given = [name for name in ("needle", "question", "facts") if name in own]
-    if given and len(given) < 3:
-        raise InputError(f"give needle, question and facts together; only {given[0]} is given")
+    present = [name for name in ("needle", "question", "facts") if name in own]
+    if present and len(present) < 3:
+        raise InputError(f"give needle, question and facts together; only {present[0]} is given")
     needle = " ".join(own.text("needle", _NEEDLE).split())
     question = " ".join(own.text("question", _QUESTION).split())
     facts = [fact.strip() for fact in own.text("facts", _FACTS).split("|")]

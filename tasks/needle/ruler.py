@@ -68,22 +68,22 @@ class Ruler(TextTask):
             DataError: The haystack cannot be read.
         """
         unused = () if self.variant.haystack == "essay" else ("data",)
-        own = NeedleOptions(options, self.name, self.arguments, unused)
+        arguments = NeedleOptions(options, self.name, self.arguments, unused)
         self.check_no_examples(options)
-        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
-        num = own.whole("questions", 100, 1, 100_000)
+        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
+        num = arguments.whole("questions", 100, 1, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         problems = [
             problem
             for length in lengths
             for problem in self._problems(length, num, haystack, measure, options.seed)
         ]
-        told = haystack.source if self.variant.haystack == "essay" else self.variant.haystack
+        text_name = haystack.source if self.variant.haystack == "essay" else self.variant.haystack
         return TaskData(
             problems=select(problems, options),
-            source=f"{num:,} prompts of each of {len(lengths)} lengths in {told}",
+            source=f"{num:,} prompts of each of {len(lengths)} lengths in {text_name}",
         )
 
     def _problems(

@@ -86,13 +86,13 @@ class RulerItem:
         needles: list[tuple[str, str]] = [
             (key, next(values)) for key in self._own_keys for _ in range(variant.num_values)
         ]
-        asked = draw.sample(self._own_keys, variant.num_queries)
-        self.values = [value for wanted in asked for key, value in needles if key == wanted]
+        queries = draw.sample(self._own_keys, variant.num_queries)
+        self.values = [value for wanted in queries for key, value in needles if key == wanted]
         draw.shuffle(needles)
         self._needles = [self._say(key, value) for key, value in needles]
         places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
         self._depths = [place / (_NUM_DEPTHS - 1) for place in places]
-        *first, last = asked
+        *first, last = queries
         self._query = f"{', '.join(first)}, and {last}" if first else last
         self.reply = self._fill(_ONE_REPLY if self._is_one else _MANY_REPLY)
 

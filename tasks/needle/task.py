@@ -114,9 +114,9 @@ class Needle(TextTask):
             InputError: An option is invalid.
             DataError: The haystack cannot be read, or mentions named dogs itself.
         """
-        own = NeedleOptions(options, self.name, self.arguments)
-        num = own.whole("questions", 256, 1, 10_000)
-        length = own.whole("length", 80_000, 1, 10**9)
+        arguments = NeedleOptions(options, self.name, self.arguments)
+        num = arguments.whole("questions", 256, 1, 10_000)
+        length = arguments.whole("length", 80_000, 1, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot
@@ -128,13 +128,13 @@ class Needle(TextTask):
         def hide(size: int) -> Document:
             return insert(haystack.take(size), needles)
 
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         what = f"a text with {len(needles):,} needles"
         size = fit_length(lambda size: hide(size).text, measure, length, what=what)
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
         solved = [dogs.build_example(index) for index in dogs.shots]
-        shown = "".join(f"{asked} {answered}\n\n" for asked, answered in solved)
+        shown = "".join(f"{question} {answered}\n\n" for question, answered in solved)
         problems = [
             Problem(
                 id=f"needle-{number}",
@@ -144,15 +144,17 @@ class Needle(TextTask):
             )
             for number, index in enumerate(dogs.asked)
         ]
-        told = "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
+        length_text = (
+            "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
+        )
         return TaskData(
             problems=select(problems, options),
-            source=f"{len(needles):,} needles in {haystack.describe(size)}{told}",
+            source=f"{len(needles):,} needles in {haystack.describe(size)}{length_text}",
             fewshot=f"{text}{shown}",
             num_fewshot=num_shots,
             turns=tuple(
-                (f"{text}{asked}" if number == 0 else asked, answered)
-                for number, (asked, answered) in enumerate(solved)
+                (f"{text}{question}" if number == 0 else question, answered)
+                for number, (question, answered) in enumerate(solved)
             ),
         )
 

@@ -74,8 +74,8 @@ def report_programs(
         pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
     if headline == "pass@1":
         pass_ks = tuple(k for k in pass_ks if k != 1)
-    asked = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
-    overall = summarise(scores, asked, task=task, version=version, filters=tuple(filters))
+    summary_options = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
+    overall = summarise(scores, summary_options, task=task, version=version, filters=tuple(filters))
     rows = [_rename_headline(row, headline) for row in overall.metrics if row.metric != "invalid"]
     cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
     grouped: dict[str, list[ProgramVerdict]] = {}

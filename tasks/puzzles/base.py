@@ -207,8 +207,8 @@ class PuzzleTask(TextTask):
         found = []
         for number, puzzle in enumerate(examples):
             head = self.head(puzzle)
-            asked = head if number else prompt(SOLVE_HEADER, (), head)
-            found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
+            question = head if number else prompt(SOLVE_HEADER, (), head)
+            found.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
         return tuple(found)
 
     def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:

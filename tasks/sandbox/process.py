@@ -131,24 +131,24 @@ class SandboxProcess:
         """
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
         cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
-        given = [
+        handles = [
             _make_sealed_file(data) for data in (_source(program), _call(program, test), stdin)
         ]
         pipes = [os.pipe(), os.pipe(), _one_way()]
         ours = [reader for reader, _ in pipes]
-        given += [writer for _, writer in pipes]
+        handles += [writer for _, writer in pipes]
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
-            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], given)
-            for handle in given:
+            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], handles)
+            for handle in handles:
                 os.close(handle)
-            given = []
+            handles = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
             raise self._death(f"while it was told of a program ({error})") from error
         finally:
-            for handle in (*given, *ours):
+            for handle in (*handles, *ours):
                 os.close(handle)
 
     def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> ProcessOutcome:
@@ -201,9 +201,9 @@ class SandboxProcess:
             for _ in range(_PIPE_CHUNKS):
                 if not _take(handle, data, caps.get(handle)):
                     break
-        output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
+        output, errors, report_bytes = (bytes(taken[handle]) for handle in (stdout, stderr, report))
         overflow = unread < 0 or _overflow(taken, caps)
-        return ProcessOutcome(ended, output, errors, told, cap, overflow)
+        return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
 
     def _last_words(self) -> str:
         self._log.seek(0)

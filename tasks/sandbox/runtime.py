@@ -150,12 +150,12 @@ def _parts(python: str) -> list[str]:
     )
     if done.returncode:
         ended = signal_of(done.returncode)
-        told = (
+        reason = (
             f"was ended by {name_of(ended)}" if ended else f"failed: {done.stderr[-300:].strip()}"
         )
         kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
         raise kind(
-            f"the interpreter for programs, {python}, {told}; see that it runs, and try again"
+            f"the interpreter for programs, {python}, {reason}; see that it runs, and try again"
         )
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 

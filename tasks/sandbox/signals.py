@@ -46,8 +46,8 @@ def unless_killed(check: Callable[[], _T]) -> _T:
     try:
         return check()
     except HelperKilledError as error:
-        told = str(error).partition(";")[0]
+        reason = str(error).partition(";")[0]
         raise HelperKilledError(
-            f"no sandbox can be tried here: {told}, and so were those before it; find out what "
+            f"no sandbox can be tried here: {reason}, and so were those before it; find out what "
             "ends processes here (the kernel's out-of-memory killer writes to dmesg), and try again"
         ) from error

@@ -245,8 +245,8 @@ _LANDLOCK_GAPS: Final = (
 def _landlock_missing() -> tuple[str, ...]:
     if _can_change_user():
         return _LANDLOCK_GAPS
-    own = "programs run as your own user, so their threads are limited only roughly"
-    return (*_LANDLOCK_GAPS, own)
+    gap = "programs run as your own user, so their threads are limited only roughly"
+    return (*_LANDLOCK_GAPS, gap)
 
 
 _NO_TIER_GAPS: Final = (

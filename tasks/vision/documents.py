@@ -62,14 +62,14 @@ class ChartQA(VisionTask):
         image = row.get("image")
         if image is None and isinstance(row.get("imgname"), str):
             image = f"png/{row['imgname']}"
-        asked = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
+        question = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
             raise ValueError(f"type is {kind!r:.40}, not a text or a number")
         known = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,
-            asked,
+            question,
             json.dumps(_texts(row, ("answer", "label"))),
             {"line": line, "type": known.get(kind, "")},
             images=images(name, [image]),
@@ -108,10 +108,12 @@ class DocVQA(VisionTask):
             extra: Arguments of the task.
         """
         name = _name(row, line, self.name)
-        asked = f"{column(row, ('question',))}\nAnswer the question using a single word or phrase."
+        question = (
+            f"{column(row, ('question',))}\nAnswer the question using a single word or phrase."
+        )
         answers = json.dumps(_texts(row, ("answers", "answer")))
         return Problem(
-            name, asked, answers, {"line": line}, images=images(name, [row.get("image")])
+            name, question, answers, {"line": line}, images=images(name, [row.get("image")])
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:

@@ -107,19 +107,19 @@ class MMMU(VisionTask):
             images: Reads images of the row, given the problem's id and their values.
             extra: Arguments of the task.
         """
-        name, asked = row_id(row, line, self.name), text_field(row, "question")
+        name, question = row_id(row, line, self.name), text_field(row, "question")
         is_choice = (optional(row, ("question_type",)) or "multiple-choice") == "multiple-choice"
         if is_choice:
             options = _options(row)
-            told = "".join(f"({a}) {b}\n" for a, b in zip(LETTERS, options, strict=False))
-            ask = f"{told}\nAnswer with the option's letter from the given choices directly."
+            listing = "".join(f"({a}) {b}\n" for a, b in zip(LETTERS, options, strict=False))
+            ask = f"{listing}\nAnswer with the option's letter from the given choices directly."
             answer = {"answer": _letter(row, options), "options": options}
         else:
             ask = "Answer the question using a single word or phrase."
             answer = {"answer": _answers(row)}
         return Problem(
             name,
-            f"{asked}\n{ask}",
+            f"{question}\n{ask}",
             json.dumps(answer),
             {**_place(row, name, line), "type": "choice" if is_choice else "open"},
             images=images(name, numbered_images(row)),
@@ -127,12 +127,12 @@ class MMMU(VisionTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the verdicts with and without guesses."""
-        told = json.loads(problem.answer)
-        if "options" in told:
-            letter = mmmu_letter(text, told["options"])
-            return _by_letter(letter, problem, text, told, self.filters)
+        expected = json.loads(problem.answer)
+        if "options" in expected:
+            letter = mmmu_letter(text, expected["options"])
+            return _by_letter(letter, problem, text, expected, self.filters)
         found = readings(text)
-        right = found.has(told["answer"]) and bool(found.shown)
+        right = found.has(expected["answer"]) and bool(found.shown)
         return dict.fromkeys(self.filters, Verdict(found.shown or None, right))
 
 
@@ -171,20 +171,20 @@ class MMMUPro(VisionTask):
         if is_seen:
             if row.get("image") is None:
                 raise ValueError("no image, which has the question in this setting")
-            given = [row["image"]]
+            image_values = [row["image"]]
         else:
-            given = numbered_images(row)
-            told = "\n".join(f"{a}. {b}" for a, b in zip(LETTERS, options, strict=False))
-            question = f"{text_field(row, 'question')}\n{told}\n{question}"
+            image_values = numbered_images(row)
+            listing = "\n".join(f"{a}. {b}" for a, b in zip(LETTERS, options, strict=False))
+            question = f"{text_field(row, 'question')}\n{listing}\n{question}"
         answer = {"answer": _letter(row, options), "options": options}
         place = {"line": line, "subject": optional(row, ("subject",)) or ""}
-        return Problem(name, question, json.dumps(answer), place, images=images(name, given))
+        return Problem(name, question, json.dumps(answer), place, images=images(name, image_values))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the verdicts with and without guesses."""
-        told = json.loads(problem.answer)
-        letter = mmmu_pro_letter(text, told["options"])
-        return _by_letter(letter, problem, text, told, self.filters)
+        expected = json.loads(problem.answer)
+        letter = mmmu_pro_letter(text, expected["options"])
+        return _by_letter(letter, problem, text, expected, self.filters)
 
 
 def _by_letter(

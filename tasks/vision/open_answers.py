@@ -53,12 +53,12 @@ class ParsedAnswers:
 
 def readings(text: str) -> ParsedAnswers:
     """Return the possible answers in a text."""
-    told = _find_stated(text)
-    numbers = [number for part in told for number in _numbers(part)]
-    found = frozenset(each for part in (*told, *numbers) for each in _normal(part))
-    last = _WHOLE.findall(told[-1])
+    stated = _find_stated(text)
+    numbers = [number for part in stated for number in _numbers(part)]
+    found = frozenset(each for part in (*stated, *numbers) for each in _normal(part))
+    last = _WHOLE.findall(stated[-1])
     # Adding 0 turns -0 into 0.
-    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(told[-1].split())
+    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
     return ParsedAnswers(found, shown)
 
 
