@@ -214,7 +214,7 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the type and reason of an error on one line, at most 600 characters."""
+    """Return the type and message of an error on one line, at most 600 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 
