@@ -1,4 +1,4 @@
-"""Evaluation tasks: data, a prompt tree and a score each; this is treegen.tasks."""
+"""Evaluation tasks: data, a prompt tree and a score each; installed as treegen.tasks."""
 
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.registry import TaskInfo, get_task, list_tasks

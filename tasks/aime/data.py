@@ -1,4 +1,4 @@
-"""Reading AIME problems: files with the columns of the hub's tables, or the tables themselves."""
+"""Reads AIME problems from files with the columns of the hub's tables, or from these tables."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from treegen.tasks.common.text_task import Loaded
 
 YEARS: Final = ("2024", "2025", "2026")
 _SOURCE: Final = Source(task="aime", bundled="aime_sample.jsonl")
-# The tables that "hf" stands for, by year, and others that hold the same problems.
+# The tables that "hf" names, by year, and other tables with the same problems.
 _OF_YEAR: Final = {
     "2024": HubTable("HuggingFaceH4/aime_2024", ("train",)),
     "2025": HubTable("math-ai/aime25", ("test",)),
@@ -36,11 +36,13 @@ def load_problems(data: str | None, split: str | None, years: Sequence[str]) -> 
     """Return the problems of some years, the rows that cannot be used, and their source.
 
     Args:
-        years: Those that were asked for; empty for all.
+        data: Path of a file, name of a table, or "hf" for the tables of all years.
+        split: The split to read; None for the default.
+        years: The years to select; empty for all.
 
     Raises:
-        InputError: there is no such split, or a file does not tell the year that is asked for.
-        DataError: the data cannot be read, or have no usable problem.
+        InputError: There is no such split, or a file does not name the year of its problems.
+        DataError: The data cannot be read, or have no usable problem.
     """
     problems, skipped, source = problems_of_all(_tables(data, split, years or YEARS))
     return _of_years(problems, years if data != "hf" else (), source), skipped, source
@@ -65,12 +67,12 @@ def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
     match = _ANSWER.fullmatch(answer)
     if match is None:
         raise ValueError(f"answer {answer[:20]!r} is not a whole number from 0 to 999")
-    given = optional(row, ("id", "problem_idx"))
-    year = year or _year(row, given)
-    number = line - 1 if given is None else given
-    own = year is not None and str(number).startswith(year)
+    stated_id = optional(row, ("id", "problem_idx"))
+    year = year or _year(row, stated_id)
+    number = line - 1 if stated_id is None else stated_id
+    has_year = year is not None and str(number).startswith(year)
     return Problem(
-        id=str(number) if own else "-".join(["aime", *([year] if year else []), str(number)]),
+        id=str(number) if has_year else "-".join(["aime", *([year] if year else []), str(number)]),
         question=question,
         answer=str(int(match[1])),
         metadata={"line": line, "year": year},
@@ -78,7 +80,7 @@ def _problem(row: dict[str, Any], line: int, year: str | None) -> Problem:
 
 
 def _year(row: dict[str, Any], given: str | None) -> str | None:
-    """Return the year that a row tells by its column, its id or its address."""
+    """Return the year in a row's column, id or address; None if they have none."""
     for text in (optional(row, ("year",)), given, optional(row, ("url",))):
         if found := re.search(r"(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])", text or ""):
             return found[0]
@@ -90,8 +92,8 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
         return problems
     found = [problem for problem in problems if problem.metadata["year"] in years]
     if not found:
-        told = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
-        have = f"has those of {', '.join(told)}" if told else "does not tell the year of its rows"
+        known = sorted({str(problem.metadata["year"]) for problem in problems} - {"None"})
+        have = f"has those of {', '.join(known)}" if known else "does not tell the year of its rows"
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; "
             "leave out -T year or give another"

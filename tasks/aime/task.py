@@ -2,7 +2,7 @@ r"""AIME: problems of the American Invitational Mathematics Examination, answers
 
 Data: the problems belong to the Mathematical Association of America and do not come with treegen.
 `hf` is HuggingFaceH4/aime_2024, math-ai/aime25 and MathArena/aime_2026; Maxwell-Jia/AIME_2024 and
-opencompass/AIME2025 are known too, as are files with their columns. One row:
+opencompass/AIME2025 can be read too, and so can files with their columns. One row:
 
     {"ID": "2024-I-1", "Problem": "How many ...?", "Solution": "...", "Answer": 204}
 
@@ -21,7 +21,7 @@ from treegen.tasks.math.competition import Competition
 
 
 class AIME(Competition):
-    """AIME with 64 samples of each problem; the headline filter is math-verify's judgement."""
+    """AIME with 64 samples of each problem; the headline filter is math-verify's verdict."""
 
     name = "aime"
     groups = ("year",)
@@ -31,7 +31,7 @@ class AIME(Competition):
     defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
 
     def read(self, options: TaskOptions) -> Loaded:
-        """Return the problems of the years that are asked for."""
+        """Return the problems of the requested years."""
         years = words(options.extra, "year")
         for year in years:
             if options.data == "hf" and year not in YEARS:

@@ -1,7 +1,7 @@
-"""Answer types: how an answer is read from a text, compared, and counted in votes.
+"""Answer types: how an answer is extracted from a text, compared, and counted in votes.
 
-A task has a member such as `answer_types = {"answer": MathAnswer()}`, by filter. Its `score` may
-return what the type's `verdict(text, [problem.answer])` returns.
+A task names the answer type of each filter, as in `answer_types = {"answer": MathAnswer()}`. Its
+`score` can return the result of the type's `verdict(text, [problem.answer])`.
 """
 
 from treegen.evals.answer_types import AnswerType

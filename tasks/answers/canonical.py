@@ -1,4 +1,4 @@
-"""Answers whose canonical forms are equal strings exactly where the answers are equal."""
+"""Answer types with canonical forms, which are equal strings exactly if the answers are equal."""
 
 import re
 from abc import ABC, abstractmethod
@@ -14,18 +14,18 @@ from treegen.tasks.common.letters import LETTERS, letter_answer
 
 
 class CanonicalAnswer(ABC):
-    """An answer type that has a canonical form for each answer by itself."""
+    """An answer type that finds the canonical form of each answer by itself."""
 
     @abstractmethod
     def read(self, text: str) -> str | None:
-        """Return the canonical form of what a text gives as its answer; None if it gives none."""
+        """Return the canonical form of the answer that a text gives; None if it gives none."""
 
     @abstractmethod
     def canonical(self, reference: str) -> str | None:
-        """Return the canonical form of a right answer; None if it is not one of this type."""
+        """Return the canonical form of a right answer; None if it is not an answer of this type."""
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
-        """Return what a text gives as its answer, and whether it equals one of the references."""
+        """Return the answer that a text gives, and whether it equals one of the references."""
         answer = self.read(text)
         right = answer is not None and answer in map(self.canonical, references)
         return Verdict(answer, right)
@@ -36,10 +36,14 @@ class CanonicalAnswer(ABC):
 
 
 class TextAnswer(CanonicalAnswer):
-    """The whole text. Spacing does not count, and case only if it is not ignored."""
+    """The whole text as the answer. Differences in spacing, and optionally in case, are ignored."""
 
     def __init__(self, *, ignore_case: bool = False) -> None:
-        """ignore_case: whether A and a are the same."""
+        """Set whether case counts.
+
+        Args:
+            ignore_case: Whether A and a are equal.
+        """
         self._ignore_case = ignore_case
 
     def read(self, text: str) -> str | None:
@@ -53,10 +57,10 @@ class TextAnswer(CanonicalAnswer):
 
 
 class ContainedAnswer(TextAnswer):
-    """A text that contains the right answer; of several the first of the references counts."""
+    """A right answer anywhere in the text. If several occur, the first of the references counts."""
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
-        """Return the right answer that the text contains; the whole text if it has none."""
+        """Return the right answer that the text contains; the whole text if it contains none."""
         answer = self.read(text)
         wanted = [self.canonical(each) for each in references]
         found = next(
@@ -66,7 +70,7 @@ class ContainedAnswer(TextAnswer):
 
 
 def _stands_in(wanted: str, text: str) -> bool:
-    """Return whether a text stands in another one; the number 12 does not stand in 112 or 12.5."""
+    """Return whether `text` contains `wanted`; the number 12 is not contained in 112 or 12.5."""
     at = text.find(wanted)
     while at >= 0:
         before, after = text[max(at - 2, 0) : at], text[at + len(wanted) : at + len(wanted) + 2]
@@ -79,13 +83,18 @@ def _stands_in(wanted: str, text: str) -> bool:
 
 
 class PatternAnswer(TextAnswer):
-    """What a regular expression finds last: its one group, or all of the match."""
+    """The last match of a regular expression: its one group, or the whole match."""
 
     def __init__(self, pattern: str, *, ignore_case: bool = False) -> None:
-        """ignore_case: of answers, not of the pattern.
+        """Compile the pattern.
+
+        Args:
+            pattern: The regular expression, with at most one group.
+            ignore_case: Whether answers that differ only in case are equal. The pattern itself
+                matches as written.
 
         Raises:
-            InputError: it is no regular expression, is too long, or has several groups.
+            InputError: The pattern is not a regular expression, is too long, or has several groups.
         """
         super().__init__(ignore_case=ignore_case)
         self._pattern = Pattern(pattern)
@@ -100,19 +109,26 @@ class NumberAnswer(CanonicalAnswer):
     """The number that a text gives as its answer; 18, 18.00 and $18 are equal."""
 
     def read(self, text: str) -> str | None:
-        """Return what `numeric_answer` reads of the end of a text."""
+        """Return the result of `numeric_answer` for the end of a text."""
         return numeric_answer(text[-MAX_TEXT:])
 
     def canonical(self, reference: str) -> str | None:
-        """Return the number that a right answer is, or that stands after its last "####"."""
+        """Return the number of a right answer, which may follow its last "####"."""
         return canonical_number(reference.rpartition("####")[2])
 
 
 class ChoiceAnswer(CanonicalAnswer):
-    """The letter of a choice that a text settles on."""
+    """The letter of the choice that a text gives as its answer."""
 
     def __init__(self, num_choices: int = 4) -> None:
-        """num_choices: from A on; raise InputError if that is not from 2 to 26."""
+        """Set the number of choices.
+
+        Args:
+            num_choices: Number of choices, lettered from A on.
+
+        Raises:
+            InputError: The number is not from 2 to 26.
+        """
         if not 2 <= num_choices <= len(LETTERS):
             raise InputError(
                 f"there are 2 to {len(LETTERS)} choices, not {num_choices}; "
@@ -121,10 +137,10 @@ class ChoiceAnswer(CanonicalAnswer):
         self._num: Final = num_choices
 
     def read(self, text: str) -> str | None:
-        """Return what `letter_answer` reads of the end of a text."""
+        """Return the result of `letter_answer` for the end of a text."""
         return letter_answer(text[-MAX_TEXT:], self._num)
 
     def canonical(self, reference: str) -> str | None:
-        """Return the letter that a right answer is, with or without brackets."""
+        """Return the letter of a right answer, which may have brackets around it."""
         letter = reference.strip().strip("().").upper()
         return letter if len(letter) == 1 and letter in LETTERS[: self._num] else None

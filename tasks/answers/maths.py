@@ -1,7 +1,7 @@
-r"""Answers as mathematics: 0.5, 1/2 and \frac12 are one answer.
+r"""Mathematical answers: 0.5, 1/2 and \frac12 are one answer.
 
-The package math-verify reads and compares them, in a process of its own with a time limit. What it
-parses is a text of a stranger, which may ask for 10^10^10.
+The package math-verify parses and compares them in a separate process with a time limit, because
+the model's text is untrusted and may contain 10^10^10.
 """
 
 import hashlib
@@ -17,30 +17,30 @@ from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 from treegen.tasks.common.latex import without_dollars
 
-# CPU time for reading a text and comparing it, or for comparing two answers.
+# CPU seconds for parsing a text and comparing it, or for comparing two answers.
 SECONDS: Final = 0.5
-# An answer that has taken so many comparisons too long is not compared with others any more.
+# After so many comparisons that took too long, an answer is not compared any more.
 STRIKES: Final = 4
 _MEMORY: Final = 2 << 30
 _KEPT: Final = 100_000
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _FILE: Final = Path(__file__).with_name("maths_worker.py")
-# All objects of the type ask one process.
+# All instances of MathAnswer share one process.
 _WORKER: Final = FileWorker(
     _FILE, MAX_ANSWER, seconds=SECONDS, memory=_MEMORY, what="that compares answers", site=True
 )
 
 
 class MathAnswer:
-    r"""What math-verify reads from a text: what is boxed, stated as the answer, or comes last.
+    r"""The expression that math-verify finds in a text: boxed, stated as the answer, or last.
 
-    An answer is the text of an expression, such as `\frac{1}{2}`. There is none if math-verify
-    finds none, needs more than SECONDS, or finds one of more than MAX_ANSWER characters.
+    An answer is the text of an expression, such as `\frac{1}{2}`. There is no answer if math-verify
+    finds none, needs more than SECONDS, or finds one with more than MAX_ANSWER characters.
     """
 
     def __init__(self) -> None:
-        """Ask nothing yet."""
+        """Start with empty caches."""
         self._verdicts: dict[bytes, Verdict] = {}
         self._same: dict[tuple[str, str], bool | None] = {}
 
@@ -53,17 +53,18 @@ class MathAnswer:
             )
 
     def canonical(self, reference: str) -> str | None:
-        """Return a right answer as it is compared; None if it is blank."""
+        """Return a right answer in the form used for comparing; None if it is blank."""
         return without_dollars(reference) or None
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
-        """Return what a text gives as its answer, and whether it equals one of the references.
+        """Return the answer that a text gives, and whether it equals one of the references.
 
         Args:
-            references: Right answers, as LaTeX. Dollar signs around one do not count.
+            text: A model's text, of which the last MAX_TEXT characters are read.
+            references: Right answers, as LaTeX. Dollar signs around one are ignored.
 
         Raises:
-            InputError: math-verify is not installed.
+            InputError: The package math-verify is not installed.
         """
         text = text[-MAX_TEXT:]
         key = hashlib.blake2b("\0".join([*references, text]).encode("utf-8", "surrogatepass"))
@@ -77,11 +78,11 @@ class MathAnswer:
         return known
 
     def same(self, first: str, second: str) -> bool:
-        """Return whether two answers are equal; False if that takes too long."""
+        """Return whether two answers are equal; False if the comparison takes too long."""
         return first == second or bool(self._compare(first, second))
 
     def representatives(self, answers: Collection[str]) -> Mapping[str, str]:
-        """Return for each of some answers the one that stands for its class."""
+        """Return, for each answer, the representative of the class of answers equal to it."""
         slow: dict[str, set[str]] = {answer: set() for answer in answers}
 
         def same(first: str, second: str) -> bool:
@@ -96,7 +97,7 @@ class MathAnswer:
         return group_equal_answers(answers, same)
 
     def _compare(self, first: str, second: str) -> bool | None:
-        """Return whether two answers are equal; None if that takes too long."""
+        """Return whether two answers are equal; None if the comparison takes too long."""
         key = (first, second) if first < second else (second, first)
         if key not in self._same:
             self.ready()
@@ -105,7 +106,7 @@ class MathAnswer:
 
 
 def _keep(kept: dict[_K, _V], key: _K, value: _V) -> None:
-    """Remember a result; forget all when there are too many."""
+    """Cache a result; empty the cache first if it is full."""
     if len(kept) >= _KEPT:
         kept.clear()
     kept[key] = value

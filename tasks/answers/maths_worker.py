@@ -1,8 +1,8 @@
-r"""What asks math-verify in a process of its own; see treegen.tasks.answers.maths.
+r"""Calls math-verify in a process of its own; see treegen.tasks.answers.maths.
 
-It imports nothing of treegen. An answer is a short text that stands for what math-verify parsed:
-the first of the text that was parsed, and what sympy writes, of which reading `$answer$` gives the
-same again. A percent sign that stood behind the mathematics stands at the end.
+It imports nothing of treegen. An answer is a short text that identifies what math-verify parsed:
+the first text that was parsed, or sympy's LaTeX, such that parsing `$answer$` gives the same again.
+A percent sign outside of the mathematics is put at the end.
 """
 
 import cmath
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-# Their forms are parsed once before anything is asked: the parser is slow at first.
+# These forms are parsed once before the first request, because the parser is slow at first.
 _WARM = (
     r"$\frac{1}{2}$",
     r"$\left(-\infty, 3\right] \cup \{1, 2\}$",
@@ -33,14 +33,14 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
     """Return a function that answers ["judge", text, references] and ["same", a, b].
 
     Args:
-        max_answer: Characters of an answer at most.
+        max_answer: Maximum characters of an answer.
     """
     logging.disable(logging.CRITICAL)
     import math_verify
     import sympy
 
     def parse(text: str) -> list[Any]:
-        # Its own time limit is a signal; this process has a limit already.
+        # math-verify's own time limit uses a signal; this process has a limit already.
         found: list[Any] = math_verify.parse(text, parsing_timeout=None)
         return found
 
@@ -61,7 +61,7 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
         return bool(again) and type(again[0]) is type(found[0]) and again[0] == found[0]
 
     def names(found: list[Any]) -> list[str]:
-        """Return texts that may stand for what was parsed, the best first."""
+        """Return texts that may identify the parsed expression, the best first."""
         given = [text for text in found if isinstance(text, str)]
         if isinstance(found[0], str):
             return given
@@ -98,10 +98,11 @@ def prepare(max_answer: int) -> Callable[[list[Any]], Any]:
 
 
 def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
-    """Whether two answers are surely not equal, as values far apart show; False where in doubt.
+    """Return whether the values of two answers are so far apart that they cannot be equal.
 
-    It saves the slow proofs of inequality by algebra. Expressions are compared at one place. Of two
-    equations for one name, such as y=x+1, the right sides are compared.
+    Returns False in doubt. This check avoids slow algebraic proofs of inequality. Expressions are
+    compared at one point. For two equations with the same left side, such as y=x+1, the right sides
+    are compared.
     """
     if set(one[1:]) & set(other[1:]) or not one or not other:
         return False
@@ -118,10 +119,10 @@ def _differ_numerically(one: list[Any], other: list[Any], sympy: Any) -> bool:
 
 
 def _value(found: Any, sympy: Any) -> complex | None:
-    """Return the value of an expression at a place that follows from the names of its variables.
+    """Return the value of an expression at a point that is derived from the names of its variables.
 
-    None stands for what has no value there, and for what math-verify compares in other ways too:
-    9% is 9 for it, and a variable may be a word.
+    Returns None if the expression has no value there, or if math-verify also compares it in other
+    ways: it reads 9% as 9, and a variable may be a word.
     """
     if not isinstance(found, sympy.Expr) or isinstance(found, sympy.Symbol):
         return None

@@ -1,1 +1,1 @@
-"""Programs, judged on hidden tests (APPS)."""
+"""Programs, run on hidden tests (APPS)."""

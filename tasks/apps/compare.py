@@ -1,8 +1,8 @@
 """When a program's output counts as the expected one: two named rules.
 
 `strict` is for new results. `apps-official` is for comparing with published numbers. It accepts
-exactly what the published checker accepts, faults included: NO/YES/YES for YES/NO/YES, 3 1 2 for
-1 2 3, and 100000001 for 100000000.
+exactly what the published checker accepts, including its faults: NO/YES/YES for YES/NO/YES, 3 1 2
+for 1 2 3, and 100000001 for 100000000.
 
 Both run in the trusted process on plain data. They return for every input, in about linear time.
 """
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-# A number as a checker's author writes it. A whole number with zeros in front is a text, because
-# 0010 may be a bit string.
+# A number in usual notation. A whole number with leading zeros is a text, because 0010 may be a bit
+# string.
 _INTEGER: Final = re.compile(r"[+-]?(?:0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(
     r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII
 )
 _TOLERANCE: Final = 1e-6
-# Longer numbers are compared as texts. A float has no more digits to tell them apart.
+# Longer numbers are compared as texts, because floats cannot distinguish them.
 _MAX_DIGITS: Final = 400
 
 
@@ -32,11 +32,11 @@ _MAX_DIGITS: Final = 400
 class Comparer:
     """A rule for each kind of program.
 
-    name: what `comparer=` calls it.
-    stdout: (output, expected), both texts: whether the output is right.
-    value: (output, expected, may_unwrap): whether the value that a function returned is the
-    expected JSON value. may_unwrap: every expected value of the problem is a list of one element,
-    so the element itself may be meant.
+    name: its name as `comparer=`.
+    stdout: returns whether the output is right, given the texts (output, expected).
+    value: returns whether the value that a function returned is the expected JSON value, given
+    (output, expected, may_unwrap). may_unwrap is true if every expected value of the problem is a
+    list of one element, so the element itself may be meant.
     arguments: makes the arguments of a call from JSON.
     """
 
@@ -47,7 +47,7 @@ class Comparer:
 
 
 def strict_stdout(output: str, expected: str) -> bool:
-    """Return whether the lines hold the same tokens in the same order. Blank lines do not count.
+    """Return whether the lines have the same tokens in the same order, ignoring blank lines.
 
     Two tokens are the same if they are equal texts, or numbers, not both whole, that differ by at
     most 1e-6, absolutely or relatively. If the expected number is whole, only the absolute
@@ -87,7 +87,7 @@ def _near(output: float, expected: float) -> bool:
 
 
 def _near_whole(output: Decimal, expected: Decimal) -> bool:
-    # From 2**53 on, floats would round different numbers to the same one.
+    # From 2**53 on, floats would round different numbers to the same value.
     if output.adjusted() > _MAX_DIGITS:
         return False
     with localcontext() as context:
@@ -96,9 +96,14 @@ def _near_whole(output: Decimal, expected: Decimal) -> bool:
 
 
 def strict_value(output: Any, expected: Any, may_unwrap: bool) -> bool:
-    """Return whether a value is the expected one, or its only element where that may be meant.
+    """Return whether a value is the expected one, or its only element if that may be meant.
 
-    A truth value is no number, a tuple counts as a list, and floats may differ by 1e-6.
+    A bool is not a number, a tuple counts as a list, and floats may differ by 1e-6.
+
+    Args:
+        output: Value that the function returned.
+        expected: The expected JSON value.
+        may_unwrap: Whether the element of an expected list of one element is right too.
     """
     if _same_value(output, expected):
         return True
@@ -136,23 +141,26 @@ def _same_number(output: Any, expected: Any) -> bool:
 
 
 def _json_key(key: Any) -> Any:
-    """Return a key as JSON would have written it."""
+    """Return a key as JSON writes it."""
     if isinstance(key, bool):
         return "true" if key else "false"
     if key is None:
         return "null"
-    # Python refuses to write much longer ints, and no right key is one.
+    # Python cannot write much longer ints as text, and no right key is that long.
     small = isinstance(key, int) and abs(key) < 10**400
     return str(key) if small or isinstance(key, float) else key
 
 
 def strict_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a call. If the first is a dict, its keys are whole numbers again."""
+    """Return the arguments of a call.
+
+    If the first argument is a dict, its keys are converted back to whole numbers.
+    """
     return [_int_keys(value) if i == 0 else value for i, value in enumerate(arguments)]
 
 
 def _int_keys(value: Any) -> Any:
-    """Turn the text keys that JSON gave a dict into ints, if all of them are ints."""
+    """Convert the text keys that JSON gave a dict to ints, if all of them are ints."""
     if not isinstance(value, dict):
         return value
     try:
@@ -162,14 +170,14 @@ def _int_keys(value: Any) -> Any:
 
 
 def official_stdout(output: str, expected: str) -> bool:
-    """Return what the published checker says. Each of its steps works on what the last one left."""
+    """Return the verdict of the published checker. Each step works on the previous step's lines."""
     lines = output.splitlines()
     wanted_text = expected.strip()
     if "\n".join(lines).strip() == wanted_text:
         return True
     if "\n".join(line.strip() for line in lines).strip() == wanted_text:
         return True
-    # Expected lines of white space stay, as empty lines. The program's lines are not stripped.
+    # Expected lines of white space are kept as empty lines. The program's lines are not stripped.
     wanted = [line.strip() for line in expected.split("\n") if line]
     if lines == wanted:
         return True
@@ -200,8 +208,8 @@ def _same_sets(lines: Sequence[str], wanted: Sequence[str]) -> bool:
 def _round_sets(sets: Sequence[frozenset[str]]) -> list[list[float]]:
     """Return the distinct sets of rounded numbers, as sorted lists.
 
-    They are not hashed: anybody can work out many numbers whose sets have one hash, and comparing
-    these would take long.
+    They are not hashed, because a program could print many numbers whose sets share one hash, which
+    would make comparing slow.
     """
     lines = [_distinct(round(float(token), 3) for token in tokens) for tokens in sets]
     if any(math.isnan(number) for line in lines for number in line):
@@ -214,7 +222,13 @@ def _distinct(items: Iterable[Any]) -> list[Any]:
 
 
 def official_value(output: Any, expected: Any, may_unwrap: bool) -> bool:
-    """Return what the published checker says of a returned value."""
+    """Return the result of the published checker for a returned value.
+
+    Args:
+        output: Value that the function returned.
+        expected: The expected JSON value.
+        may_unwrap: Ignored; the published checker always unwraps.
+    """
     expected = _official_expected(expected)
     if isinstance(output, tuple):
         output = list(output)
@@ -236,13 +250,16 @@ def _official_expected(expected: Any) -> Any:
         expected = expected if keyed is expected else [keyed]
     if isinstance(expected, list) and expected and isinstance(expected[0], dict):
         keyed = _int_keys(expected[0])
-        # The published checker loses all that follows the dict, and so does this.
+        # The published checker drops everything after the dict, and so does this.
         expected = expected if keyed is expected[0] else [keyed]
     return expected
 
 
 def official_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the arguments of a call as the published checker does: none after a leading dict."""
+    """Return the arguments of a call as the published checker makes them.
+
+    If the first argument is a dict with int keys, all arguments after it are dropped.
+    """
     first = arguments[0] if arguments else None
     keyed = _int_keys(first)
     return list(arguments) if keyed is first else [keyed]

@@ -1,7 +1,7 @@
-"""Reading APPS: the official folders, its JSON Lines, the hub, or the set that comes with treegen.
+"""Reads APPS: the official folders, its JSON Lines, the hub, or the bundled set.
 
 The tests of the whole data set take more than a gigabyte. So a row's tests and solutions are not
-kept: they are read once to check them, and again when they are needed.
+kept in memory: they are read once to check them, and again when they are needed.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem as the data has it.
+    """One problem of the data.
 
-    starter: the starter code; empty where there is none.
+    starter: the starter code; empty if there is none.
     fn_name: the function that the tests call; None if programs print.
     digest: a hash of its tests.
     line: its line in the file, from 1.
-    read: reads the fields of the row again, input_output and solutions among them.
+    read: reads the fields of the row again, including input_output and solutions.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Row:
         """The reference solutions; there may be none.
 
         Raises:
-            ValueError: they are not a list of texts.
+            ValueError: The solutions are not a list of texts.
         """
         text = _optional(self.read(), "solutions")
         found = json_value(text) if text.strip() else []
@@ -83,15 +83,19 @@ class LoadedRows:
 
 
 Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
-"""(where a row is, its number, how to read it)."""
+"""(place of a row, its line, function that reads it)."""
 
 
 def load_rows(data: str | None, split: str | None) -> LoadedRows:
-    """Read every problem of a data set; see TaskOptions for what `data` may be.
+    """Read every problem of a data set.
+
+    Args:
+        data: Path or name of the data; see TaskOptions.
+        split: The split to read; None for the default.
 
     Raises:
-        DataError: the data cannot be read, or have no usable problem.
-        InputError: a split is named, but `data` is neither a folder nor a named data set.
+        DataError: The data cannot be read, or have no usable problem.
+        InputError: A split is named, but `data` is neither a folder nor a named data set.
     """
     if data is None:
         if split not in (None, "test"):
@@ -117,7 +121,7 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     Without a split, the folder may itself be a folder of problems.
 
     Raises:
-        DataError: the folder has no such split, or one that cannot be read.
+        DataError: The folder has no such split, or the split cannot be read.
     """
     place = path / (split or "test")
     if place.is_dir():
@@ -133,7 +137,7 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
 
 
 def load_bundled_shots() -> LoadedRows:
-    """Read the solved examples that come with treegen."""
+    """Read the bundled solved examples."""
     return _collect(_lines(_bundled_path(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
 
 
@@ -185,18 +189,18 @@ def _row(read: Callable[[], Fields], line: int) -> Row:
 
 
 def _id(fields: Fields, line: int) -> str:
-    given = fields.get("problem_id", fields.get("id"))
-    if given is None:
-        given = line - 1
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    value = fields.get("problem_id", fields.get("id"))
+    if value is None:
+        value = line - 1
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("problem_id must be text or a whole number")
-    # The official folders are named by four digits or more.
-    text = f"{given:04d}" if isinstance(given, int) else given
+    # The names of the official folders have four digits or more.
+    text = f"{value:04d}" if isinstance(value, int) else value
     return text_field({"problem_id": text}, "problem_id")
 
 
 def _optional(fields: Fields, name: str) -> str:
-    """Return a text that may be missing. Tests and solutions may be JSON values instead of text."""
+    """Return a text field that may be missing. Tests and solutions may be JSON values instead."""
     value = fields.get(name)
     if value is None:
         return ""
@@ -208,7 +212,7 @@ def _optional(fields: Fields, name: str) -> str:
 
 
 def _lines(path: Path) -> Raw:
-    r"""Yield the rows of JSON Lines. Lines end at \n alone."""
+    r"""Yield the rows of JSON Lines. Only \n ends a line."""
     offset = 0
     try:
         with open(open_regular(path), "rb") as file:
@@ -243,7 +247,7 @@ def _folders(path: Path) -> Raw:
 
 
 def _folder(folder: Path) -> Fields:
-    """Return the files of a problem's folder under the names that JSON Lines have for them."""
+    """Return the files of a problem's folder, under the field names of the JSON Lines."""
     metadata = json_value(_file(folder / "metadata.json") or "{}")
     if not isinstance(metadata, dict):
         raise ValueError("metadata.json must be a JSON object")
@@ -259,7 +263,7 @@ def _folder(folder: Path) -> Fields:
 
 
 def _file(path: Path) -> str | None:
-    """Return the text of a file, None if there is none."""
+    """Return the text of a file; None if it does not exist."""
     try:
         return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
@@ -271,7 +275,7 @@ def _file(path: Path) -> str | None:
 
 
 def _hub(split: str) -> Raw:
-    # The data set is read by its files, because datasets refuses the repository's loading script.
+    # Read the data set's files, because datasets does not run the repository's loading script.
     table = load_table(
         "codeparrot/apps",
         split,

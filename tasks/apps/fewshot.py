@@ -1,4 +1,4 @@
-"""Choosing the solved examples that stand before every APPS problem."""
+"""Chooses the solved examples above every APPS problem."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,26 +19,29 @@ from treegen.tasks.apps.data import (
 from treegen.tasks.apps.prompts import ask, with_tabs
 from treegen.tasks.common.fewshot import normalize_text, rank
 
-# Longer examples leave no room for anything else.
+# Longer examples would fill the context.
 _MAX_CHARS: Final = 12_000
 
 
 def load_shots(
     options: TaskOptions, problems: Sequence[Row], default: int, *, calls: bool, form: str
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the examples to show, none of which is a problem, and whether they are treegen's own.
+    """Return the examples, none of which is a problem, and whether they are treegen's own.
 
-    A few-shot file gives its first examples. Otherwise they are drawn by seed: from fewshot_data;
-    or from the train split that lies beside the problems, if it has enough; or from the examples
-    that come with treegen.
+    With a few-shot file, its first examples are used. Otherwise examples are drawn by seed: from
+    fewshot_data; or from the train split next to the problems, if it has enough; or from the
+    bundled examples.
 
     Args:
-        calls: Take examples with starter code; else examples without it.
+        options: Few-shot options and seed of the run.
+        problems: Problems of the run.
+        default: Number of examples if the user gives none.
+        calls: Whether to use examples with starter code, otherwise examples without it.
         form: The form of the prompt, one of PROMPTS.
 
     Raises:
-        InputError: there are fewer examples than asked for.
-        DataError: an example cannot be read, or is a problem of the run.
+        InputError: There are fewer examples than requested.
+        DataError: An example cannot be read, or is a problem of the run.
     """
     wanted = default if options.num_fewshot is None else options.num_fewshot
     if wanted == 0:
@@ -112,7 +115,7 @@ def _shots(rows: Sequence[Row], form: str) -> Iterator[str]:
     for row in rows:
         with suppress(ValueError):
             if solutions := row.solutions:
-                asked = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
-                shot = asked + with_tabs(solutions[0])
+                prompt = ask(row.question, row.starter, calls=row.fn_name is not None, form=form)
+                shot = prompt + with_tabs(solutions[0])
                 if len(shot) <= _MAX_CHARS:
                     yield shot

@@ -1,10 +1,10 @@
-r"""How an APPS problem is asked, and which part of the reply is the program.
+r"""Makes the prompt of an APPS problem, and extracts the program from the reply.
 
 This is the form of the published training code, for a problem without starter code:
 
     \nQUESTION:\n{question}\n\n\nUse Standard Input format\n\nANSWER:\n
 
-The published evaluation code asks in another form; see `ask`.
+The published evaluation code uses another form; see `ask`.
 """
 
 import io
@@ -18,23 +18,24 @@ PROMPTS: Final = ("train", "eval")
 ANSWER: Final = "\nANSWER:\n"
 EXTRACTS: Final = ("raw", "fenced")
 
-# How a program begins, where a text in words does not.
+# The beginning of a program, which prose does not have.
 _CODE: Final = re.compile(
     r"\s*+(?:(?:import|from)[ ]\w|#|@\w|(?:async[ ]+)?def[ ]\w|class[ ]\w+[(:]|\w+[ ]*\(|\"\"\""
     r"|\w[\w, .\[\]]*+[ ]*[-+*/|&]?=|(?:for|while|if|with)[ ].*:[ \t]*$|try:|print\b)",
     re.MULTILINE,
 )
-_TAB_SIZE: Final = 8  # what Python's tokenizer takes a tab for
+_TAB_SIZE: Final = 8  # the width of a tab for Python's tokenizer
 _NEW_INDENT: Final = 4
 
 
 def ask(question: str, starter: str, *, calls: bool, form: str) -> str:
     """Return the prompt of a problem, up to where the program begins.
 
-    The training form says how to read input by whether there is starter code, the evaluation form
-    by what the tests do.
+    The training form describes the input by whether there is starter code, the evaluation form by
+    whether the tests call a function.
 
     Args:
+        question: Text of the problem.
         starter: The starter code; empty if there is none.
         calls: Whether the tests call a function.
         form: One of PROMPTS.
@@ -51,8 +52,9 @@ def extract_program(text: str, extract: str) -> str | None:
     """Return the program in a completion; None if there is none.
 
     Args:
-        extract: "raw" takes all of it. "fenced" takes the first block marked as Python, else the
-            first block without a mark, up to its closing fence or the end. A fence alone closes a
+        text: The completion.
+        extract: "raw" uses all of it. "fenced" uses the first block marked as Python, otherwise the
+            first block without a mark, up to its closing fence or the end. A single fence closes a
             block that the prompt has opened if code comes before it.
     """
     program = text if extract == "raw" else _extract_fenced(text)
@@ -72,10 +74,10 @@ def _extract_fenced(text: str) -> str | None:
 
 
 def with_tabs(source: str) -> str:
-    """Return a solution indented by tabs, as the published training code shows it.
+    """Return a solution indented by tabs, as in the published training code.
 
-    Lines inside strings stay as they are. So does a source that cannot be tokenized, such as one
-    with inconsistent indentation.
+    Lines inside strings stay unchanged. So does a source that cannot be tokenized, such as one with
+    inconsistent indentation.
     """
     source = "\n".join(line.rstrip("\r") for line in source.split("\n")).rstrip() + "\n"
     try:
@@ -101,7 +103,7 @@ def _layout(source: str) -> tuple[dict[int, int], set[int]]:
     depth_at: dict[int, int] = {}
     in_string: set[int] = set()
     depth, begins = 0, True
-    opened: list[int] = []  # rows where f-strings begin; their parts are tokens of their own
+    opened: list[int] = []  # rows where f-strings begin, because their parts are separate tokens
     comments: list[int] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         name = tokenize.tok_name[token.type]

@@ -8,10 +8,10 @@ from typing import Any, Final
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.sandbox import Compare, Program, TestCase
 
-# int(text) refuses more digits than Python's own limit. Decimal has no limit.
+# int(text) fails for more digits than Python's limit. Decimal has no limit.
 _LONG: Final = 4000
 
-# The published checker puts this in front of every program. Solutions of the data count on it.
+# The published checker puts this before every program, and solutions in the data rely on it.
 PRELUDE: Final = """\
 import collections, fractions, heapq, itertools, math, random, sys, time
 import numpy as np
@@ -26,7 +26,7 @@ from typing import List, Tuple
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What the judge is given beside a program.
+    """The tests of a problem, and how a program runs on them.
 
     fn_name: the function to call; None for programs that print.
     """
@@ -46,7 +46,8 @@ class Suite:
     """All tests of one problem.
 
     fn_name: the function to call; None for programs that print.
-    inputs, outputs: texts for programs that print; else lists of arguments, and expected values.
+    inputs: texts for programs that print, otherwise lists of arguments.
+    outputs: texts for programs that print, otherwise expected values.
     """
 
     fn_name: str | None
@@ -54,14 +55,17 @@ class Suite:
     outputs: tuple[Any, ...]
 
     def cases(self, comparer: Comparer) -> Cases:
-        """Return the tests as the judge takes them."""
+        """Return the tests for the sandbox."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            tests = tuple(TestCase(stdin=given, expected=wanted) for given, wanted in pairs)
+            tests = tuple(
+                TestCase(stdin=test_input, expected=wanted) for test_input, wanted in pairs
+            )
             return Cases(None, tests, comparer.stdout)
         may_unwrap = all(isinstance(each, list) and len(each) == 1 for each in self.outputs)
         tests = tuple(
-            TestCase(args=comparer.arguments(given), expected=wanted) for given, wanted in pairs
+            TestCase(args=comparer.arguments(test_input), expected=wanted)
+            for test_input, wanted in pairs
         )
         return Cases(
             self.fn_name,
@@ -74,7 +78,7 @@ def read_suite(text: str) -> Suite:
     """Return the tests in a JSON text.
 
     Raises:
-        ValueError: there are no tests, which every program would pass, or they cannot be run.
+        ValueError: There are no tests, so every program would pass, or they cannot be run.
     """
     found = json_value(text) if text.strip() else {}
     if not isinstance(found, dict):
@@ -99,7 +103,7 @@ def json_value(text: str) -> Any:
     """Return the value of a JSON text, however long its numbers.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_int=_int)
@@ -114,7 +118,7 @@ def _int(text: str) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return an input or output as text. It is given as a text, or as a list of its lines."""
+    """Return an input or output as text, from a text or a list of its lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if not isinstance(value, str):

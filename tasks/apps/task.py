@@ -1,4 +1,4 @@
-r"""APPS: programming problems whose solutions are judged by running them on tests.
+r"""APPS: programming problems whose solutions are scored by running them on tests.
 
 Data: https://github.com/hendrycks/apps (folders), or codeparrot/apps on the Hugging Face hub (JSON
 Lines; all fields are text). One row, shortened:
@@ -10,7 +10,7 @@ Lines; all fields are text). One row, shortened:
 
 The prompt is that of the published training code, with solved examples before the problem. All
 examples are nodes above all problems, so they are computed once for the whole run. A sample ends
-where the model begins another problem. Other tools also stop at "\n---" and "\nANSWER" (--stop).
+when the model begins another problem. Other tools also stop at "\n---" and "\nANSWER" (--stop).
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,8 @@ class APPS(ProgramTask):
         "memory": "per program, such as 512MiB; default 1GiB",
         "max_timeouts": "after so many timeouts the other tests of a program fail unrun; default 2",
     }
-    # Temperature and top_p are as in Large Language Monkeys, which draws as many samples and more.
+    # Temperature and top_p of the paper Large Language Monkeys, which draws at least as many
+    # samples.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.6, top_p=0.95, max_tokens=512, stop=("\nQUESTION",)),
         num_samples=128,
@@ -74,7 +75,7 @@ class APPS(ProgramTask):
     )
 
     def __init__(self) -> None:
-        """Take the default options until `load` says otherwise."""
+        """Use the default options until `load` sets others."""
         super().__init__()
         self.filters = ("strict",)
         self.comparer: Comparer = COMPARERS["strict"]
@@ -84,11 +85,11 @@ class APPS(ProgramTask):
         self._rows: dict[str, Row] = {}
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never among its own examples.
+        """Read problems and examples. A problem is never one of its own examples.
 
         Raises:
-            InputError: an option cannot be used, or no problem or too few examples are left.
-            DataError: problems or examples cannot be read, or an example is a problem.
+            InputError: An option is invalid, or no problem or too few examples are left.
+            DataError: Problems or examples cannot be read, or an example is a problem.
         """
         extra = options.extra
         check_arguments(self.name, extra, self.arguments)
@@ -105,7 +106,7 @@ class APPS(ProgramTask):
         problems = select([_problem(row, form) for row in rows], options)
         kept = {problem.id for problem in problems}
         self._rows = {row.id: row for row in loaded.rows if row.id in kept}
-        shots, own = load_shots(
+        shots, is_bundled = load_shots(
             options,
             list(self._rows.values()),
             self.defaults.num_fewshot,
@@ -118,15 +119,15 @@ class APPS(ProgramTask):
             num_fewshot=len(shots),
             skipped=loaded.skipped,
             fewshot_of={"": shots} if shots else {},
-            label=make_data_label(options.data, own_examples=own),
+            label=make_data_label(options.data, own_examples=is_bundled),
             notes=(
                 describe_problems(options.data, loaded.source, len(problems)),
-                *((describe_examples(options, len(shots)),) if own else ()),
+                *((describe_examples(options, len(shots)),) if is_bundled else ()),
             ),
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples.
+        """Return the tree examples -> problems -> samples.
 
         If a prompt does not fit the model's context, its last examples are left out.
         """
@@ -134,9 +135,9 @@ class APPS(ProgramTask):
             Node(problem.question, samples=num_samples, id=problem.id) for problem in data.problems
         ]
         for shot in reversed(data.fewshot_of.get("", ())):
-            asked, answer, program = shot.rpartition(ANSWER)
+            question, answer, program = shot.rpartition(ANSWER)
             node = droppable(Node(shot, children=children))
-            children = [with_turns(node, [(f"{asked}{answer}", program)])]
+            children = [with_turns(node, [(f"{question}{answer}", program)])]
         return Node("", children=children)
 
     def program(self, problem_id: str, text: str) -> str | None:
@@ -155,12 +156,13 @@ class APPS(ProgramTask):
         """Return the verdicts on a run of the loaded task.
 
         Args:
+            run: The run directory.
             execution: How programs may run; if None, only the stored verdicts are read.
         """
         return SandboxScoring(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return strict accuracy, pass@k, test-case average, failure rates; also by difficulty."""
+        """Return accuracy, pass@k, test-case average and failure rates, also by difficulty."""
         return report_programs(
             scores,
             options,
@@ -184,7 +186,7 @@ def _problem(row: Row, form: str) -> Problem:
         "num_tests": row.num_tests,
         "line": row.line,
     }
-    # The tests themselves may be megabytes. Their digest is enough to notice a change.
+    # The tests themselves may take megabytes. Their digest is enough to detect a change.
     return Problem(row.id, prompt, f"tests {row.digest}", metadata)
 
 
@@ -201,8 +203,8 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
         and (starter == "all" or bool(row.starter) == (starter == "with"))
     ]
     if not chosen:
-        asked = f"starter={starter}" + (
+        conditions = f"starter={starter}" + (
             f", difficulty={','.join(difficulties)}" * bool(difficulties)
         )
-        raise InputError(f"none of {len(rows)} problems is left by {asked}; leave one out")
+        raise InputError(f"none of {len(rows)} problems is left by {conditions}; leave one out")
     return chosen

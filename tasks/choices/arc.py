@@ -1,4 +1,4 @@
-r"""ARC: questions of school science with three to five choices, in an easy and a hard set.
+r"""ARC: science questions for schools with three to five choices, in an easy and a hard set.
 
 Data: https://allenai.org/data/arc, or allenai/ai2_arc on the Hugging Face hub. A row of each:
 
@@ -39,7 +39,7 @@ class ARCEasy(ChoiceTask):
     source = _source("arc-easy", "ARC-Easy", "arc_easy_sample.jsonl")
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
-        """Return the item of a row in either form; the right choice goes by its label."""
+        """Return the item of a row in either form; a label names the right choice."""
         question, choices = row.get("question"), row.get("choices")
         if isinstance(question, dict):
             choices = question.get("choices")
@@ -52,10 +52,12 @@ class ARCEasy(ChoiceTask):
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
             raise ValueError(f"answerKey {key!r:.40} is none of its labels; it must be one of them")
-        asked = text_field({"question": question}, "question")
+        question_text = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
         name = id_of(row, "id")
-        return check(ChoiceItem(name, f"Question: {asked}\nAnswer:", texts, labels.index(key)))
+        return check(
+            ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
+        )
 
 
 class ARCChallenge(ARCEasy):

@@ -7,8 +7,8 @@ Face hub. The answers of the test split are not published. One row:
      "endings": ["takes a cake out.", "swims.", "sings to it.", "paints."], "label": 0}
 
 Prompt and score are those of lm-eval's `hellaswag`: `{activity_label}: {ctx_a} {ctx_b}`, the first
-letter of ctx_b in upper case and the rest of it in lower case, without what WikiHow's pages have in
-brackets; the endings, cleaned likewise, after a space; `acc` and `acc_norm`.
+letter of ctx_b in upper case and the rest of it in lower case, without the text in brackets from
+WikiHow's pages; the endings, cleaned in the same way, after a space; `acc` and `acc_norm`.
 """
 
 import re
@@ -52,6 +52,6 @@ class HellaSwag(ChoiceTask):
 
 
 def _clean_text(text: str) -> str:
-    """Return a text without the marks of WikiHow's pages, step by step as lm-eval does it."""
+    """Return a text without the marks of WikiHow's pages, by the same steps as lm-eval."""
     text = text.strip().replace(" [title]", ". ")
     return _BRACKETS.sub("", text).replace("  ", " ")

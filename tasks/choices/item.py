@@ -1,4 +1,4 @@
-"""One question with its choices, as every task of this kind has it."""
+"""One question with its choices, as all tasks of this package use it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from treegen.tasks.common.jsonl import text_field
 
 @dataclass(frozen=True, slots=True)
 class ChoiceItem:
-    """A question, the texts to choose from, and which of them is right.
+    """A question, the texts to choose from, and the index of the right one.
 
-    id: as the data has it; empty if the data has none.
+    id: its id in the data; empty if it has none.
     prompt: the text before the choices; empty if each choice has its own.
-    choices: the texts to choose from, as the data has them.
-    gold: the place of the right one, from 0.
-    rest: a text that follows every choice. If there is one, it is what is scored, after each
-        choice. Otherwise the choices are scored, after the prompt.
-    metadata: what reports may show.
+    choices: the texts to choose from, as in the data.
+    gold: the index of the right choice, from 0.
+    rest: a text that follows every choice. If there is one, it is scored after each choice.
+    Otherwise the choices are scored after the prompt.
+    metadata: fields that reports may show.
     """
 
     id: str
@@ -30,7 +30,7 @@ class ChoiceItem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def problem(self, id: str) -> Problem:
-        """Return the item as a problem. lm-eval puts one space before what it scores."""
+        """Return the item as a problem. lm-eval puts one space before each scored text."""
         metadata = dict(self.metadata)
         if self.rest is None:
             scored = tuple(f" {choice}" for choice in self.choices)
@@ -41,7 +41,7 @@ class ChoiceItem:
 
     @property
     def turn(self) -> Turn:
-        """The item as a solved example: what is asked, and the answer after it."""
+        """The item as a solved example: the prompt, and the answer after it."""
         right = self.choices[self.gold]
         if self.rest is None:
             return self.prompt, right
@@ -49,16 +49,16 @@ class ChoiceItem:
 
 
 def id_of(row: Mapping[str, Any], field: str) -> str:
-    """Return the id in a field of a row as text, which 0 is too; empty if there is none."""
+    """Return the id in a field of a row as text, also if it is 0; empty if there is none."""
     found = row.get(field)
     return "" if found is None else str(found)
 
 
 def check(item: ChoiceItem) -> ChoiceItem:
-    """Return an item that can be asked.
+    """Return an item that has been checked.
 
     Raises:
-        ValueError: the right choice is not among the choices, or two choices are equal.
+        ValueError: The right choice is not among the choices, or two choices are equal.
     """
     if len(item.choices) < 2:
         raise ValueError("it needs two choices or more")
@@ -70,14 +70,14 @@ def check(item: ChoiceItem) -> ChoiceItem:
 
 
 def texts_of(values: Any, name: str) -> tuple[str, ...]:
-    """Return a list of texts; raise ValueError if it is none, or one cannot be used."""
+    """Return a list of texts; raise ValueError if it is not a list or a text is invalid."""
     if not isinstance(values, list):
         raise ValueError(f"{name} is not a list")
     return tuple(text_field({name: value}, name) for value in values)
 
 
 def place(value: Any, name: str) -> int:
-    """Return a whole number that may be written as text; raise ValueError if it is none."""
+    """Return a whole number that may be written as text; raise ValueError for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):

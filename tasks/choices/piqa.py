@@ -1,8 +1,8 @@
 r"""PIQA: which of two ways reaches an everyday goal.
 
-Data: https://yonatanbisk.com/piqa (valid.jsonl with valid-labels.lst beside it), or baber/piqa on
-the Hugging Face hub. The answers of the test split are not published. One row; the label may stand
-in the other file, one a line:
+Data: https://yonatanbisk.com/piqa (valid.jsonl, with valid-labels.lst in the same folder), or
+baber/piqa on the Hugging Face hub. The answers of the test split are not published. One row; its
+label may be in the other file, one label per line:
 
     {"goal": "Dry wet shoes.", "sol1": "Fill them with paper.", "sol2": "Fill them with water.",
      "label": 0}
@@ -42,7 +42,7 @@ class PIQA(ChoiceTask):
         return check(ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold))
 
     def add_answers(self, rows: Rows, place: str) -> Rows:
-        """Return rows with the labels of the file beside theirs, where there is one."""
+        """Return rows with the labels of the label file in the same folder, if there is one."""
         path = Path(place)
         labels = path.with_name(f"{path.stem}-labels.lst")
         if not path.is_file() or not labels.is_file():

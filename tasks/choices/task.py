@@ -1,7 +1,7 @@
-"""What the tasks of this kind share: data, examples, prompts, accuracy.
+"""Base class of the tasks with choices: data, examples, prompts, accuracy.
 
 Prompts and scores are those of lm-eval's tasks of the same names: each choice is scored after one
-space, `acc` goes by the log-likelihood, and `acc_norm` by the log-likelihood for each character.
+space, `acc` uses the log-likelihood, and `acc_norm` the log-likelihood per character.
 """
 
 from collections.abc import Sequence
@@ -27,32 +27,32 @@ from treegen.tasks.common.text_task import TextTask, select_task_data, with_exam
 class ChoiceTask(TextTask):
     """A question whose answer is the likeliest of given texts.
 
-    A task of this kind has a name, a source, the metrics that it is published with, and a method
-    that makes an item of a row.
+    Subclasses define a name, a source, their published metrics, and a method that makes an item
+    from a row.
     """
 
     source: ClassVar[Source]
     metrics: ClassVar[tuple[str, ...]] = ("acc", "acc_norm")
     filters = ("none",)
-    # Nothing is sampled. The one sample of a problem is its likeliest choice.
+    # Nothing is sampled. The only sample of a problem is its likeliest choice.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=0
     )
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
-        """Return the item of a row; raise ValueError, with the reason, if there is none."""
+        """Return the item of a row; raise ValueError with the reason if it has none."""
         raise NotImplementedError
 
     def add_answers(self, rows: Rows, place: str) -> Rows:
-        """Return rows with their answers, for data whose answers stand in another file."""
+        """Return rows with their answers, for data whose answers are in another file."""
         return rows
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never among its own examples.
+        """Read problems and examples. A problem is never one of its own examples.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: the data cannot be read, or an example is a problem.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: The data cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, ())
         rows, source = self.source.read(options.data, options.split)
@@ -65,7 +65,7 @@ class ChoiceTask(TextTask):
         return {"none": Verdict(text, text == problem.answer)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return the accuracy, and that by length for the tasks that are published with it."""
+        """Return the published metrics of the task: `acc`, and for most tasks `acc_norm`."""
         report = self.overall(scores, options)
         rows = [
             replace(row, metric="acc") if row.metric == "exact_match" else row
@@ -79,12 +79,12 @@ class ChoiceTask(TextTask):
         return item.problem(item.id or f"{self.name}-{line - 1}")
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Turn]:
-        """Return the solved examples: the first of a file, or drawn by seed."""
+        """Return the solved examples: the first of a file, or examples drawn by seed."""
         if options.num_fewshot is None and not (options.fewshot_file or options.fewshot_data):
             return []
 
         def read(rows: Rows, source: str) -> Rows:
-            # Of a file only the first rows are looked at: others may be of no use.
+            # Only the first rows of a file are read, because later rows may be unusable.
             first = options.num_fewshot if options.fewshot_file is not None else None
             return islice(self.add_answers(rows, source), first)
 

@@ -1,4 +1,4 @@
-r"""WinoGrande: which of two words a blank stands for.
+r"""WinoGrande: which of two words fills a blank.
 
 Data: https://winogrande.allenai.org (dev.jsonl, train_xl.jsonl), or allenai/winogrande on the
 Hugging Face hub. The answers of the test split are not published. One row:
@@ -7,9 +7,9 @@ Hugging Face hub. The answers of the test split are not published. One row:
      "option1": "cup", "option2": "shelf", "answer": "1"}
 
 The score is that of lm-eval's `winogrande`, and of Trinh and Le (https://arxiv.org/abs/1806.02847),
-who call it partial scoring. The sentence is read up to the blank with each option in it, and the
-rest of the sentence, the same for both, is scored. The likelier one is the answer. So a long or
-rare option does not lose for its own length. The metric is `acc`.
+who call it partial scoring. The prompt is the sentence up to the blank, filled with each option.
+The rest of the sentence, the same for both, is scored, and the option with the likelier rest is the
+answer. So a long or rare option has no disadvantage. The metric is `acc`.
 """
 
 from typing import Any, Final
@@ -35,7 +35,7 @@ class WinoGrande(ChoiceTask):
     )
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
-        """Return the item of a row: its options stand between the sentence's two parts."""
+        """Return the item of a row; its options fill the gap between the parts of the sentence."""
         before, blank, after = text_field(row, "sentence").partition(_BLANK)
         if not blank:
             raise ValueError("sentence must have a blank (_)")

@@ -1,1 +1,1 @@
-"""Programs for short tasks, judged by running them (HumanEval, MBPP, EvalPlus, LiveCodeBench)."""
+"""Programs for short tasks, run on tests (HumanEval, MBPP, EvalPlus, LiveCodeBench)."""

@@ -1,4 +1,4 @@
-"""The program in an answer of a chat model."""
+"""Finds the program in an answer of a chat model."""
 
 import re
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from treegen.tasks.common.fences import between_fences, fenced_blocks
 
 
 def defines(code: str, names: Collection[str]) -> bool:
-    """Return whether a line of the code begins to define one of the names."""
+    """Return whether a line of the code begins a definition of one of the names."""
     if not names:
         return False
     choice = "|".join(map(re.escape, names))
@@ -18,10 +18,11 @@ def defines(code: str, names: Collection[str]) -> bool:
 
 
 def block_that_defines(text: str, names: Collection[str]) -> str | None:
-    """Return the last fenced block that defines one of the names, else the last block.
+    """Return the last fenced block that defines one of the names, otherwise the last block.
 
-    If no block does, the last part of the text between fences that defines one is the program: the
-    whole answer if it has no fence. Otherwise there is no program, hence None.
+    If no block defines one, the last part of the text between fences that does is the program;
+    without fences this part is the whole answer. Returns None if there is no such part and no
+    block.
     """
     blocks = [code for _, code in fenced_blocks(text)]
     for code in (*reversed(blocks), *reversed(between_fences(text))):
@@ -31,6 +32,6 @@ def block_that_defines(text: str, names: Collection[str]) -> str | None:
 
 
 def text_before(prompt: str, name: str) -> str:
-    """Return what stands in a prompt before the function: imports, and functions to help."""
+    """Return the part of a prompt before the function: imports and helper functions."""
     found = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE)
     return prompt[: found.start()] if found else ""

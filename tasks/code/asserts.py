@@ -1,8 +1,8 @@
-"""Tests that are statements after the program, which passes if it reaches the end of them.
+"""Tests that are statements after the program, which passes if it reaches their end.
 
-That is the published rule of HumanEval and MBPP: the program and its tests run in one process. So a
-program that means to cheat can, as in the published scorers. That the end was reached is shown by a
-random number: a program that exits early does not return it.
+This is the published rule of HumanEval and MBPP: the program and its tests run in one process. So a
+program can cheat, as with the published scorers. A random number proves that the end was reached: a
+program that exits early does not return it.
 """
 
 import secrets
@@ -31,15 +31,15 @@ def _treegen_no_input():
 
 _treegen_no_input()
 """
-"""Replaces standard input as the scorers of HumanEval and EvalPlus do: reading from it fails."""
+"""Replaces standard input, as the scorers of HumanEval and EvalPlus do: reading from it fails."""
 _PRELUDE: Final = f"{NO_INPUT}\n\ndef {_END}(number):\n    return number\n"
 
 
 @dataclass(frozen=True, slots=True)
 class AssertCases:
-    """One test: the program, then its tests, run to the end.
+    """One test: the program, followed by its test statements, run to the end.
 
-    suffix: the text of the tests, which follows the program after a newline.
+    suffix: the text of the test statements, which follows the program after a newline.
     """
 
     suffix: str
@@ -47,7 +47,7 @@ class AssertCases:
     compare: Compare
 
     def program(self, source: str) -> Program:
-        """Return a program with its tests, as one source."""
+        """Return a program followed by its test statements, as one source."""
         return Program(f"{source}\n{self.suffix}", fn_name=_END, prelude=_PRELUDE)
 
 

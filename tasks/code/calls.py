@@ -1,7 +1,8 @@
-"""Many calls of a program's function in one run: starting one for each would take most of the time.
+"""Many calls of a program's function in one run, because starting a process for each would be slow.
 
-The results come back as plain data and are compared by the trusted process. The expected ones never
-reach the program. They are those of the data's reference solution, which runs in the sandbox too.
+The results come back as plain data, and the trusted process compares them. The expected results
+come from the data's reference solution, which runs in the sandbox too. They never reach the
+program.
 """
 
 import itertools
@@ -13,12 +14,12 @@ from treegen.tasks.code.asserts import NO_INPUT
 from treegen.tasks.code.plus_compare import LISTED, OTHER, VALUE, CallValue, ExpectedResult
 from treegen.tasks.sandbox import Compare, Program, SandboxError, SandboxPool, TestCase
 
-CALLS: Final = 256  # of one run
+CALLS: Final = 256  # maximum calls in one run
 
 _EACH: Final = "_treegen_each"
 _ERROR: Final = "error"
-# Each result is copied before the next call: a program may return one list again and again, and
-# change it. A call that fails ends the run, because the program fails with it.
+# Each result is copied before the next call, because a program may return the same list each time
+# and change it. A call that fails ends the run, because the program then fails.
 PRELUDE: Final = f'''\
 {NO_INPUT}
 class _treegen_Numpy:
@@ -94,18 +95,18 @@ def {_EACH}(name, calls, listed):
 '''
 
 Same = Callable[[Sequence[Any], CallValue, ExpectedResult], bool]
-"""(arguments, result, expected result): whether the result is right."""
+"""Returns whether a result is right, given (arguments, result, expected result)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallCases:
-    """Runs of up to CALLS calls each; a run passes if all of its calls do."""
+    """Runs of up to CALLS calls each; a run passes if all of its calls pass."""
 
     tests: tuple[TestCase, ...]
     compare: Compare
 
     def program(self, source: str) -> Program:
-        """Return a program of which one function is called many times."""
+        """Return a program with a function that makes many calls of one of its functions."""
         return Program(source, fn_name=_EACH, prelude=PRELUDE)
 
 
@@ -122,16 +123,18 @@ def call_cases(
     """Return the runs of a function, part by part. A run has calls of one part only.
 
     Args:
+        judge: The sandbox in which the reference runs.
         name: The function's name.
-        reference: A program that defines it and is right.
-        parts: The arguments of each call.
-        expect: Makes what the calls of a part should give of what the reference gives.
-        listed: Whether results may be anything to loop over.
+        reference: A right program that defines the function.
+        parts: For each part, the arguments of each call.
+        same: Returns whether a result is right, given (arguments, result, expected result).
+        expect: Makes the expected results of a part's calls from the results of the reference.
+        listed: Whether results may be any iterable.
 
     Raises:
-        SandboxError: the reference fails, so that no program can be judged.
+        SandboxError: The reference fails, so no program can be tested.
     """
-    asked = [calls for part in parts for calls in _runs(part)]
+    batches = [calls for part in parts for calls in _runs(part)]
     known: list[Any] = []
 
     def keep(found: Any, _: Any) -> bool:
@@ -140,11 +143,11 @@ def call_cases(
 
     judge.run(
         Program(reference, fn_name=_EACH, prelude=PRELUDE),
-        [TestCase(args=(name, calls, listed)) for calls in asked],
+        [TestCase(args=(name, calls, listed)) for calls in batches],
         keep,
         stop_at_failure=True,
     )
-    if [len(found) for found in known] != [len(calls) for calls in asked] or any(
+    if [len(found) for found in known] != [len(calls) for calls in batches] or any(
         result[0] == _ERROR for found in known for result in found
     ):
         raise SandboxError(

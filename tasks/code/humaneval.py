@@ -1,4 +1,4 @@
-r"""HumanEval: Python functions that go on from a signature and a docstring.
+r"""HumanEval: Python functions that continue a signature and a docstring.
 
 Data: https://github.com/openai/human-eval (HumanEval.jsonl.gz), which comes with treegen under its
 MIT licence, or openai/openai_humaneval on the Hugging Face hub. One row, shortened:
@@ -8,8 +8,8 @@ MIT licence, or openai/openai_humaneval on the Hugging Face hub. One row, shorte
      "test": "def check(candidate):\n    assert candidate(0, 1) == 1\n ..."}
 
 Prompt, stop strings and score are those of the paper (https://arxiv.org/abs/2107.03374) and of its
-scorer: the prompt with the completion, a newline, the tests, and `check({entry_point})` run to the
-end. The published time limit is 3 seconds by the clock; here it is 3 seconds of CPU time.
+scorer: the prompt with the completion, a newline, the tests, and `check({entry_point})` must run to
+the end. The published time limit is 3 seconds of wall time; here it is 3 seconds of CPU time.
 """
 
 from collections.abc import Mapping
@@ -44,9 +44,9 @@ class Function:
 class HumanEval(CodeTask):
     """Functions from docstrings, by pass@k.
 
-    form=completion is the published one: the program is the prompt with the sample. In form=chat
-    the program is the last block of code that defines the function, after what stands in the prompt
-    before the function.
+    form=completion is the published form: the program is the prompt followed by the sample. With
+    form=chat the program is the part of the prompt before the function, followed by the last block
+    of code that defines the function.
     """
 
     name = "humaneval"
@@ -77,8 +77,8 @@ class HumanEval(CodeTask):
         )
         if not function.entry_point.isidentifier():
             raise ValueError(f"entry_point {function.entry_point[:40]!r} is not a Python name")
-        asked = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
-        return text_field(row, "task_id"), asked, function
+        prompt = CHAT.format(function.prompt.strip()) if self.extract == "chat" else function.prompt
+        return text_field(row, "task_id"), prompt, function
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""
@@ -91,15 +91,21 @@ class HumanEval(CodeTask):
         return f"{text_before(function.prompt, function.entry_point)}{code}"
 
     def make_cases(self, record: Function, judge: SandboxPool) -> AssertCases:
-        """Return the one test of a function: its tests, run to the end."""
+        """Return the one test of a function: all of its test statements, run to the end."""
         return assert_cases(f"{record.test}\ncheck({record.entry_point})")
 
     def label(self, options: TaskOptions) -> str:
-        """Return no label: the bundled problems are the published ones."""
+        """Return an empty label, because the bundled problems are the published ones."""
         return ""
 
     def describe_source(self, options: TaskOptions, source: str, num: int) -> str:
-        """Return one line that says where the problems are from."""
+        """Return one line that names the source of the problems.
+
+        Args:
+            options: Options of the run.
+            source: Name of the source.
+            num: Number of problems.
+        """
         if options.data is None:
             return f"problems: {num:,} of the published ones, which come with treegen"
         return f"problems: {num:,} of {source}"

@@ -1,7 +1,7 @@
-"""LiveCodeBench's tests: read from its fields, and when a result counts as the expected one.
+"""LiveCodeBench's tests: reads them from its fields, and compares results with expected ones.
 
 Private tests are JSON, or the base64 of a zlib stream of a pickled text of JSON. They are never
-unpickled: `pickle.loads` runs what the file says. The one text is taken out of the stream instead.
+unpickled, because `pickle.loads` executes what the file says. Only the one text is extracted.
 """
 
 import base64
@@ -15,13 +15,14 @@ from typing import Any, Final
 from treegen.tasks.apps.suite import json_value
 from treegen.tasks.sandbox import Compare, Program, TestCase
 
-# What a pickle of one text may hold: its frame, the text, and marks that nothing refers to.
+# Allowed content of a pickle of one text: its frame, the text, and memo entries that are never
+# read.
 _HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
 _TEXTS: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
 _MOST_BYTES: Final = 1 << 30
 
-# The published scorer puts these names before every program. Solutions count on them. Later
-# imports win, so their order matters.
+# The published scorer puts these imports before every program, and solutions rely on them. Later
+# imports override earlier ones, so their order matters.
 PRELUDE: Final = (
     "".join(
         f"from {name} import *\n"
@@ -68,7 +69,7 @@ class LCBCases:
         return same_lines if self.fn_name is None else same_value
 
     def program(self, source: str) -> Program:
-        """Return a program with the names that the published scorer gives it."""
+        """Return a program with the imports that the published scorer adds."""
         may_return = self.fn_name is None
         return Program(source, fn_name=self.fn_name, prelude=PRELUDE, may_return=may_return)
 
@@ -76,8 +77,13 @@ class LCBCases:
 def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
     """Return the tests in the fields of a row, the public ones first.
 
+    Args:
+        public: The public tests, as the row has them.
+        private: The private tests, as the row has them.
+        fn_name: The function to call; None for programs that print.
+
     Raises:
-        ValueError: there are none, or they cannot be read.
+        ValueError: There are no tests, or they cannot be read.
     """
     found = [
         *_parse_tests(public, "public_test_cases"),
@@ -87,13 +93,13 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> LCBCases:
         raise ValueError("it has no tests")
     tests = []
     for case in found:
-        given, wanted = (case.get(name) for name in ("input", "output"))
-        if not isinstance(given, str) or not isinstance(wanted, str):
+        test_input, wanted = (case.get(name) for name in ("input", "output"))
+        if not isinstance(test_input, str) or not isinstance(wanted, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
-            tests.append(TestCase(stdin=given, expected=wanted))
+            tests.append(TestCase(stdin=test_input, expected=wanted))
         else:
-            arguments = [json_value(line) for line in given.split("\n")]
+            arguments = [json_value(line) for line in test_input.split("\n")]
             tests.append(TestCase(args=arguments, expected=json_value(wanted)))
     return LCBCases(fn_name, tuple(tests))
 
@@ -109,10 +115,10 @@ def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:
 
 
 def packed_text(field: str) -> str:
-    """Return the text in the base64 of a zlib stream of its pickle, without unpickling it.
+    """Return the text from the base64 of a zlib stream of its pickle, without unpickling it.
 
     Raises:
-        ValueError: it is none, or the pickle holds anything but one text.
+        ValueError: The field has another format, or the pickle has other content than one text.
     """
     try:
         stream = zlib.decompressobj()
@@ -136,7 +142,7 @@ def packed_text(field: str) -> str:
 
 
 def same_lines(output: str, expected: str) -> bool:
-    """Return whether output has the expected lines, space around them and around all left out.
+    """Return whether output has the expected lines, ignoring space around each line and around all.
 
     Two lines are the same if they are equal texts, or lists of equal decimal numbers.
     """

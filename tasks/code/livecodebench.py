@@ -1,4 +1,4 @@
-r"""LiveCodeBench: problems of programming contests with the day on which each was set.
+r"""LiveCodeBench: problems of programming contests, each with the date of its contest.
 
 Data: livecodebench/code_generation_lite on the Hugging Face hub, its files test.jsonl, test2.jsonl
 to test6.jsonl. All fields are text. One row, shortened:
@@ -8,12 +8,12 @@ to test6.jsonl. All fields are text. One row, shortened:
      "starter_code": "", "metadata": "{}", "private_test_cases": "eJxr...",
      "public_test_cases": "[{\"input\": \"1 2\", \"output\": \"3\", \"testtype\": \"stdin\"}]"}
 
-Where `metadata` has a func_name, the tests call that function, which may be a method of a class
-Solution. Their inputs are JSON, one argument a line.
+If `metadata` has a func_name, the tests call that function, which may be a method of a class
+Solution. Their inputs are JSON, one argument per line.
 
-Prompt, the reading of answers and the comparing of results are those of the published code,
-https://github.com/LiveCodeBench/LiveCodeBench, for chat models. Its time limit is 6 seconds by the
-clock for each test; here it is 6 seconds of CPU time. Each test runs in a fresh process here, and a
+Prompt, extraction of answers and comparison of results are those of the published code,
+https://github.com/LiveCodeBench/LiveCodeBench, for chat models. Its time limit is 6 seconds of wall
+time for each test; here it is 6 seconds of CPU time. Each test runs in a fresh process here, and a
 program that ends with an error is wrong whatever it printed.
 """
 
@@ -53,7 +53,7 @@ _STDIN: Final = (
     "the python program runs, it reads the inputs, runs the algorithm and writes output to STDOUT."
 )
 _NEWEST: Final = 6
-"""The number of files that the hub has."""
+"""Number of files on the hub."""
 _RELEASE: Final = re.compile(r"(release_)?v([1-9][0-9]?)(?:_v([1-9][0-9]?))?")
 _HUB: Final = "livecodebench/code_generation_lite"
 _DIFFICULTIES: Final = ("easy", "medium", "hard")
@@ -63,7 +63,7 @@ _DIFFICULTIES: Final = ("easy", "medium", "hard")
 class ContestProblem:
     """A problem of a contest.
 
-    public, private: its tests, as the data has them; they may be megabytes each.
+    public, private: its tests, as the data has them; each may take megabytes.
     """
 
     difficulty: str
@@ -75,12 +75,12 @@ class ContestProblem:
 
     @property
     def cases(self) -> LCBCases:
-        """Its tests; raise ValueError if they cannot be read."""
+        """Its tests; raises ValueError if they cannot be read."""
         return read_tests(self.public, self.private, self.fn_name)
 
 
 class LiveCodeBench(CodeTask):
-    """Contest problems by pass@k. The program is what stands between the last two fences."""
+    """Contest problems by pass@k. The program is the text between the last two fences."""
 
     name = "livecodebench"
     filters = ("tests",)
@@ -99,12 +99,12 @@ class LiveCodeBench(CodeTask):
 
     @property
     def defaults(self) -> TaskDefaults:
-        """As the published code draws."""
+        """The sampling of the published code."""
         sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
         return TaskDefaults(sampling=sampling, num_samples=10, num_fewshot=0)
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
-        """Return the rows of the days and the difficulty that are asked for."""
+        """Return the rows of the requested days and difficulty."""
         rows, source = self._all(options)
         first, last = (_day(options.extra, name) for name in ("from", "to"))
         wanted = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
@@ -138,24 +138,24 @@ class LiveCodeBench(CodeTask):
             public=row.get("public_test_cases"),
             private=row.get("private_test_cases"),
         )
-        _ = problem.cases  # read once, so that what cannot be read is told now
+        _ = problem.cases  # read them once, to report unreadable tests now
         question = text_field(row, "question_content")
         starter = row.get("starter_code")
-        asked = _ask(question, starter if isinstance(starter, str) else "")
-        return text_field(row, "question_id"), asked, problem
+        prompt = _ask(question, starter if isinstance(starter, str) else "")
+        return text_field(row, "question_id"), prompt, problem
 
     def metadata(self, record: ContestProblem) -> dict[str, Any]:
-        """Return what reports may show of a problem."""
+        """Return the fields of a problem that reports may show."""
         names = ("difficulty", "platform", "day", "fn_name")
         return {name: getattr(record, name) for name in names}
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return system text -> problems -> samples."""
+        """Return the tree system text -> problems -> samples."""
         below = with_role(Node("\n\n", children=super().tree(data, num_samples).children), "gap")
         return with_role(Node(_SYSTEM, children=[below]), "system")
 
     def program(self, problem_id: str, text: str) -> str | None:
-        """Return the lines between the last two lines that have a fence; None without two."""
+        """Return the lines between the last two fences; None without two fences."""
         lines = text.split("\n")
         fences = [at for at, line in enumerate(lines) if "```" in line]
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
@@ -174,7 +174,7 @@ class LiveCodeBench(CodeTask):
                 raise InputError(
                     f"the hub has {_HUB} up to v{_NEWEST}, not {release}; give a folder"
                 )
-            # The files are read, because datasets refuses the repository's loading script.
+            # Read the files, because datasets does not run the repository's loading script.
             table = load_table(
                 _HUB,
                 options.split or "test",
@@ -197,7 +197,7 @@ class LiveCodeBench(CodeTask):
 
 
 def _files_of(release: str) -> range:
-    """The numbers of the files of a release, by the names that the publishers give to them."""
+    """Return the numbers of the files of a release, which the publishers name v6 or release_v6."""
     found = _RELEASE.fullmatch(release)
     first, last = (int(found[2]), int(found[3] or found[2])) if found else (1, 0)
     if found and found[1]:

@@ -9,8 +9,8 @@ sanitized-mbpp.json), or google-research-datasets/mbpp on the Hugging Face hub. 
     {"task_id": 11, "prompt": "Write a function to ...", "code": "def f(x): ...",
      "test_imports": [], "test_list": ["assert f(1) == 2", "assert ...", "assert ..."]}
 
-Prompt and score are those of the paper (https://arxiv.org/abs/2108.07732): three solved examples,
-which are tasks 2, 3 and 4 of the data, and tasks 11 to 510 as problems:
+Prompt and score are those of the paper (https://arxiv.org/abs/2108.07732): three solved examples
+(tasks 2, 3 and 4 of the data), and tasks 11 to 510 as problems:
 
     You are an expert Python programmer, and here is your task: {text} Your code should pass these
     tests:\n\n{tests}\n[BEGIN]\n{code}\n[DONE]
@@ -39,7 +39,7 @@ from treegen.tasks.common.jsonl import text_field
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.sandbox import Limits, SandboxPool
 
-# The first and last task of each split, as the data's authors number them.
+# The first and last task number of each split, as in the published data.
 SPLITS: Final = {
     "test": (11, 510),
     "prompt": (1, 10),
@@ -60,9 +60,9 @@ class MBPPProblem:
     """A program to write.
 
     number: its number in the data.
-    text: what it shall do.
+    text: the description of the program.
     code: a solution.
-    setup: what runs after the program and before the tests, such as imports.
+    setup: code that runs after the program and before the tests, such as imports.
     tests: the tests, one assert each.
     """
 
@@ -81,8 +81,8 @@ class MBPPProblem:
 class MBPP(CodeTask):
     """Short programs from a sentence and three tests, by pass@k.
 
-    form=completion is the published one: the program is the sample, which ends at [DONE]. In
-    form=chat it is the last block of code that defines what the tests call.
+    form=completion is the published form: the program is the sample, which ends at [DONE]. With
+    form=chat it is the last block of code that defines a function called by the tests.
     """
 
     name = "mbpp"
@@ -111,7 +111,7 @@ class MBPP(CodeTask):
         return TaskDefaults(sampling=sampling, num_samples=80, num_fewshot=0 if chat else 3)
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
-        """Return the rows of a split, which goes by their numbers, and where they are from."""
+        """Return the rows of a split, selected by their numbers, and the name of their source."""
         split = options.split or "test"
         if split not in SPLITS:
             raise InputError(
@@ -132,13 +132,13 @@ class MBPP(CodeTask):
     def record(self, row: dict[str, Any]) -> tuple[str, str, MBPPProblem]:
         """Return the id, the prompt and the record of a row."""
         task = _task(row)
-        asked = f"{task.asked}[BEGIN]\n"
+        prompt = f"{task.asked}[BEGIN]\n"
         if self.extract == "chat":
-            asked = f"{task.asked}Put the program into a markdown code block.\n"
-        return f"MBPP/{task.number}", asked, task
+            prompt = f"{task.asked}Put the program into a markdown code block.\n"
+        return f"MBPP/{task.number}", prompt, task
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
-        """Return tasks 2, 3 and 4 of the data, or the first of a file."""
+        """Return tasks 2, 3 and 4 of the data as examples, or the first tasks of a file."""
         wanted = options.num_fewshot
         if wanted is None and options.fewshot_file is None:
             wanted = self.defaults.num_fewshot
@@ -166,9 +166,9 @@ class MBPP(CodeTask):
                 f"num_fewshot is {wanted} but {source} has {len(tasks)} of the tasks for examples; "
                 "lower it or give fewshot_file"
             )
-        asked = {problem.id for problem in problems}
+        problem_ids = {problem.id for problem in problems}
         shown = tasks[:wanted]
-        if any(f"MBPP/{task.number}" in asked for task in shown):
+        if any(f"MBPP/{task.number}" in problem_ids for task in shown):
             raise DataError(
                 f"an example of {source} is a problem itself; "
                 "leave it out by limit, or give other examples"
@@ -182,7 +182,7 @@ class MBPP(CodeTask):
         return block_that_defines(text, _find_called_names(self.records[problem_id].tests))
 
     def make_cases(self, record: MBPPProblem, judge: SandboxPool) -> AssertCases:
-        """Return the one test of a task: its tests, run to the end."""
+        """Return the one test of a problem: all of its test statements, run to the end."""
         return assert_cases("\n".join([record.setup, *record.tests]))
 
     def _source(self, options: TaskOptions) -> Source:
@@ -199,7 +199,7 @@ class MBPP(CodeTask):
 
 
 def _number(row: dict[str, Any], default: int) -> int:
-    """Return the number of a row; what has none is told of when the row is read."""
+    """Return the number of a row; a missing number is reported later, when the row is read."""
     number = row.get("task_id")
     return number if isinstance(number, int) and not isinstance(number, bool) else default
 
@@ -223,7 +223,7 @@ def _task(row: dict[str, Any]) -> MBPPProblem:
 
 
 def _find_called_names(tests: Sequence[str]) -> list[str]:
-    """Return the names that tests call, which a program may have to define."""
+    """Return the names of functions that tests call, which a program may have to define."""
     names: dict[str, None] = {}
     for test in tests:
         try:

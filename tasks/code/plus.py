@@ -9,11 +9,11 @@ row, shortened:
 
 Prompt, stop strings and score are those of EvalPlus (https://arxiv.org/abs/2305.01210). The
 function is called with each input, and its result is compared with that of the reference solution.
-`base` asks for the published inputs only, `plus` for all. Results may differ by `atol`, floats by
-1e-6. `contract` says which inputs are meant and judges nothing.
+`base` scores by the published inputs only, `plus` by all. Results may differ by `atol`, floats by
+1e-6. `contract` describes the valid inputs and is not used.
 
-EvalPlus gives each call 1 second by the clock, or 4 times what the reference takes. Here up to 256
-calls have 10 seconds of CPU time together.
+EvalPlus limits each call to 1 second of wall time, or 4 times the time of the reference. Here up to
+256 calls have 10 seconds of CPU time together.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")
 
 @dataclass(frozen=True, slots=True)
 class PlusTask:
-    """A function to write: its prompt, its name, a right solution, its inputs, its tolerance."""
+    """A function to write: its prompt, name, right solution, inputs and tolerance."""
 
     prompt: str
     entry_point: str
@@ -51,10 +51,10 @@ class PlusTask:
 
 
 class PlusBase(CodeTask):
-    """What HumanEval+ and MBPP+ share.
+    """Base class of HumanEval+ and MBPP+.
 
-    kind: which of the two it is, for the rules that single tasks have.
-    stops: stop strings beside those of both.
+    kind: which of the two it is, for the rules of single tasks.
+    stops: stop strings in addition to those of both.
     """
 
     filters = ("plus", "base")
@@ -98,11 +98,11 @@ class PlusBase(CodeTask):
         )
         if not task.base:
             raise ValueError("base_input is empty: a program without tests cannot be judged")
-        asked = CHAT.format(task.prompt.strip()) if self.extract == "chat" else task.prompt
-        return name, asked, task
+        prompt = CHAT.format(task.prompt.strip()) if self.extract == "chat" else task.prompt
+        return name, prompt, task
 
     def python_values(self, task_id: str, call: list[Any]) -> list[Any]:
-        """Return the arguments of a call as the task means them."""
+        """Return the arguments of a call with the Python types that the task expects."""
         return call
 
     def program(self, problem_id: str, text: str) -> str | None:
@@ -126,7 +126,7 @@ class PlusBase(CodeTask):
         )
 
     def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
-        """Return the verdict by all inputs, and by the published ones alone."""
+        """Return the verdict by all inputs, and by the published inputs alone."""
         base = -(-len(self.records[problem_id].base) // CALLS)
         return {"plus": whole(outcome), "base": outcome.first(base)}
 
@@ -170,7 +170,7 @@ def _calls(row: dict[str, Any], name: str) -> list[list[Any]]:
             f"no {name}: this is not the form of EvalPlus's own files (HumanEvalPlus.jsonl, "
             "MbppPlus.jsonl)"
         )
-    # MBPP+ has an empty text where a task has no further inputs.
+    # MBPP+ has an empty text if a task has no further inputs.
     if not found:
         return []
     if not isinstance(found, list) or not all(isinstance(call, list) for call in found):

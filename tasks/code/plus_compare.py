@@ -1,10 +1,10 @@
-"""When EvalPlus counts a result as the expected one; runs in the trusted process on plain data.
+"""EvalPlus's rule for right results; runs in the trusted process on plain data.
 
-Equal values are. Where a tolerance is given, or the expected value is a float or holds floats only,
-close ones of the same type are too. A few tasks have rules of their own, by the function's name.
-From the first call on that expects floats, all calls have a tolerance.
+Equal values are right. With a tolerance, or if the expected value is a float or holds only floats,
+close values of the same type are right too. A few tasks have rules of their own, by the function's
+name. After the first call that expects floats, all calls have a tolerance.
 
-Everything takes time and memory linear in the result, whatever a program makes it.
+Everything takes time and memory linear in the size of the result, even for hostile results.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Tasks whose result is a match object, so that only whether there is one is compared.
+# Tasks whose result is a match object, so only its presence is compared.
 ONLY_WHETHER: Final = ("check_str", "text_match_three", "text_starta_endb")
 _AS_SETS: Final = (
     "similar_elements",
@@ -28,26 +28,27 @@ _AS_SETS: Final = (
     "find_dissimilar",
     "Diff",
 )
-_ANYTHING: Final = "are_equivalent"  # is right with whatever result
+_ANYTHING: Final = "are_equivalent"  # every result of this task is right
 _FLOAT_TOLERANCE: Final = 1e-6
 _RTOL: Final = 1e-7
-# A set takes quadratic time to build if its members were chosen to have one hash.
+# A set takes quadratic time to build if its members were chosen to share a hash.
 _MAX_SAME_HASH: Final = 16
 
 VALUE: Final = "value"
 LISTED: Final = "listed"
-"""Stands for something to loop over that is no plain data, such as a generator; as a list."""
+"""Kind of an iterable that is not plain data, such as a generator; its value is a list."""
 OTHER: Final = "other"
-"""Stands for a result that is no plain data, such as a match object."""
+"""Kind of a result that is not plain data, such as a match object."""
 _BOOL: Final = "builtins.bool"
 _ARRAYS: Final = "numpy.ndarray"
 
 
 class CallValue(NamedTuple):
-    """What a call gave, as it comes from the sandbox.
+    """The result of a call, as it comes from the sandbox.
 
     kind: VALUE, LISTED or OTHER.
-    type: the name of the type that it had there, with its module.
+    value: the result as plain data; None for OTHER.
+    type: the name of its type in the sandbox, with its module.
     """
 
     kind: str
@@ -56,10 +57,12 @@ class CallValue(NamedTuple):
 
 
 class ExpectedResult(NamedTuple):
-    """What a call should give.
+    """The expected result of a call.
 
-    value: the expected result. type: as of `CallValue`.
-    before, atol: the tolerance of the task's own rule, and of the comparison.
+    value: the expected result.
+    type: as in `CallValue`.
+    before: the tolerance of the task's own rule.
+    atol: the tolerance of the comparison.
     """
 
     value: Any
@@ -76,11 +79,14 @@ def is_listed(kind: str, name: str) -> bool:
 def build_expected(
     kind: str, name: str, atol: float, results: Sequence[CallValue]
 ) -> list[ExpectedResult]:
-    """Return what calls should give, of the results of the reference, in the order of the calls.
+    """Return the expected results of calls, in the order of the calls.
 
     Args:
-        atol: The task's tolerance. A call that expects floats sets it for itself and those after
-            it.
+        kind: "humaneval" or "mbpp".
+        name: The function's name.
+        atol: The task's tolerance. A call that expects floats sets a tolerance for itself and for
+            the calls after it.
+        results: The results of the reference solution.
     """
     found = []
     for result in results:
@@ -97,16 +103,19 @@ def build_expected(
 def is_expected(
     kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: ExpectedResult
 ) -> bool:
-    """Return whether a call's result counts as the expected one, whatever the result is.
+    """Return whether a call's result counts as the expected one; never raise for a hostile result.
 
     Args:
         kind: "humaneval" or "mbpp".
         name: The function's name.
+        inputs: The arguments of the call.
+        out: The result of the call.
+        expected: The expected result.
     """
     try:
         return _same(kind, name, inputs, out, expected)
     except Exception:
-        # As in EvalPlus: what cannot be compared is wrong.
+        # As in EvalPlus, a result that cannot be compared is wrong.
         return False
 
 
@@ -115,7 +124,7 @@ def _same(
 ) -> bool:
     value = out.value
     if kind == "mbpp" and name == _ANYTHING:
-        return out.kind != OTHER or out.type != _ARRAYS  # which is neither true nor false
+        return out.kind != OTHER or out.type != _ARRAYS  # an array is neither true nor false
     if kind == "mbpp" and name in ONLY_WHETHER:
         if out.type == _BOOL:
             return bool(value == expected.value)
@@ -138,12 +147,12 @@ def _same(
 def _close(out: Any, expected: Any, atol: float) -> bool:
     if isinstance(expected, list | tuple) and len(out) != len(expected):
         return False
-    # Of anything but numbers numpy would make arrays in which each has the size of the longest.
+    # From other items than numbers numpy would make arrays with items of the longest one's size.
     if not (_all_numbers(out) and _all_numbers(expected)):
         return False
     with np.errstate(all="ignore"):
         ours, theirs = np.asarray(out), np.asarray(expected)
-        # numpy pairs each row of one with each column of another.
+        # Broadcasting pairs each row of one array with each column of the other.
         pairs = math.prod(np.broadcast_shapes(ours.shape, theirs.shape))
         if pairs > max(ours.size, theirs.size):
             return False
@@ -177,14 +186,14 @@ def _distinct(values: Any) -> set[Any]:
 
 
 def _pyramid(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
-    """Whether a result is the surface of a pyramid whose height is that of its apex."""
+    """Return whether a result is the surface of a square pyramid, given its base and height."""
     base, height = inputs
     slant = math.sqrt((base / 2) ** 2 + height**2)
     return bool(abs(out - round(base**2 + 2 * base * slant)) <= atol)
 
 
 def _digits(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
-    """Whether a result is the sum of the digits' distances, with zeros before the shorter one."""
+    """Return whether a result is the sum of the digits' distances, the shorter one zero-padded."""
     first, second = map(str, inputs)
     width = max(len(first), len(second))
     pairs = zip(first.zfill(width), second.zfill(width), strict=True)

@@ -1,8 +1,8 @@
 """The inputs of MBPP+ as Python values.
 
-JSON has neither tuples, sets nor complex numbers. EvalPlus writes lists or texts for them, and its
-reader says by the number of the task which are to be turned back. This is that table by depth: at
-depth 1 each argument is a tuple, at depth 2 each element of each argument, and so on.
+JSON has no tuples, sets or complex numbers. EvalPlus writes lists or texts for them, and its reader
+decides by the number of the task which ones to convert back. This is its table by depth: at depth 1
+each argument is a tuple, at depth 2 each element of each argument, and so on.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ Arguments = list[Any]
 
 
 def _deep(depth: int, value: Any) -> Any:
-    """Return a value whose lists at a depth are tuples; a list at depth 1 is itself one."""
+    """Return a value whose lists at a depth are tuples; at depth 1 the list itself becomes one."""
     if depth == 1:
         return tuple(value)
     return [_deep(depth - 1, item) for item in value]
@@ -24,7 +24,7 @@ def _each(depth: int, arguments: Arguments) -> Arguments:
 
 
 def _first(depth: int, arguments: Arguments) -> Arguments:
-    """Turn the lists of the first argument only."""
+    """Convert the lists of the first argument only."""
     return [_deep(depth, arguments[0]), *arguments[1:]]
 
 
@@ -33,7 +33,7 @@ def _second(arguments: Arguments) -> Arguments:
 
 
 def _sets(arguments: Arguments) -> Arguments:
-    # An empty list stands for an empty dict, which is what {} is.
+    # EvalPlus writes an empty list for {}, which is an empty dict.
     items = [set(item) if isinstance(item, list) and item else {} for item in arguments[0]]
     return [items]
 
@@ -116,10 +116,14 @@ _OF_TASK: Final[Mapping[int, Callable[[Arguments], Arguments]]] = {
 
 
 def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
-    """Return the arguments of a call as Python values. task_id: such as "Mbpp/2".
+    """Return the arguments of a call as Python values.
+
+    Args:
+        task_id: Id of the task, such as "Mbpp/2".
+        arguments: The arguments as JSON holds them.
 
     Raises:
-        ValueError: they have not the form that the task's have.
+        ValueError: The arguments do not have the form that this task needs.
     """
     number = task_id.rpartition("/")[2]
     change = _OF_TASK.get(int(number)) if number.isdecimal() else None

@@ -1,6 +1,6 @@
-"""What the tasks of this kind share: options, prompts, judging and the report.
+"""Base class of the tasks with code: options, prompts, scoring and the report.
 
-Sampling needs no permission; scoring runs the programs, which the user has to allow.
+Sampling needs no permission; scoring runs the programs, which the user must allow.
 """
 
 import hashlib
@@ -40,9 +40,9 @@ MEMORY: Final = "per program, such as 512MiB; default 1GiB"
 
 
 class CodeTask(ProgramTask):
-    """Programs by pass@k. A task of this kind says how rows become prompts and tests.
+    """Programs by pass@k. Subclasses define how rows become prompts and tests.
 
-    Its problems' records are what `record` makes of their rows.
+    `record` makes the record of a problem from its row.
     """
 
     source: ClassVar[Source]
@@ -50,7 +50,7 @@ class CodeTask(ProgramTask):
     extract = FORMS[0]
 
     def __init__(self) -> None:
-        """Take the default options until `load` says otherwise."""
+        """Use the default options until `load` sets others."""
         super().__init__()
         self.limits = self.given_limits
         self.records: dict[str, Any] = {}
@@ -61,7 +61,7 @@ class CodeTask(ProgramTask):
         """How the task is sampled in its form."""
 
     def configure(self, arguments: Mapping[str, str]) -> None:
-        """Take the form that is asked for."""
+        """Set the form from the task's arguments."""
         if "form" in self.arguments:
             self.extract = one_of(arguments, "form", FORMS, FORMS[0])
 
@@ -70,7 +70,7 @@ class CodeTask(ProgramTask):
         """Return the id, the prompt and the record of a row.
 
         Raises:
-            ValueError: the row has none, for the reason given.
+            ValueError: The row is unusable; the message has the reason.
         """
 
     @abstractmethod
@@ -78,15 +78,15 @@ class CodeTask(ProgramTask):
         """Return the tests of a record."""
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
-        """Return the rows that are asked for, and where they are from."""
+        """Return the rows that the options select, and the name of their source."""
         return self.source.read(options.data, options.split)
 
     def metadata(self, record: Any) -> dict[str, Any]:
-        """Return what reports may show of a record."""
+        """Return the fields of a record that reports may show."""
         return {}
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
-        """Return the solved examples, each as what is asked and what follows it."""
+        """Return the solved examples, each as a prompt and the text that follows it."""
         self.check_no_examples(options)
         return ()
 
@@ -94,8 +94,8 @@ class CodeTask(ProgramTask):
         """Read problems and examples.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: problems or examples cannot be read.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Problems or examples cannot be read.
         """
         check_arguments(self.name, options.extra, self.arguments)
         self.configure(options.extra)
@@ -108,7 +108,7 @@ class CodeTask(ProgramTask):
             id, prompt, record = self.record(row)
             records[id] = record
             metadata = {**self.metadata(record), "line": line}
-            # The tests themselves may be megabytes. Their digest is enough to notice a change.
+            # The tests themselves may take megabytes. Their digest is enough to detect a change.
             return Problem(id, prompt, f"tests {_digest(row)}", metadata)
 
         data = select_task_data(*problems_of(rows, source, make), source, options)
@@ -121,11 +121,17 @@ class CodeTask(ProgramTask):
         )
 
     def label(self, options: TaskOptions) -> str:
-        """Return what tells these problems from others of the task's name, for tables."""
+        """Return a label that distinguishes these problems from others of the task, for tables."""
         return make_data_label(options.data)
 
     def describe_source(self, options: TaskOptions, source: str, num: int) -> str:
-        """Return one line that says where the problems are from."""
+        """Return one line that names the source of the problems.
+
+        Args:
+            options: Options of the run.
+            source: Name of the source.
+            num: Number of problems.
+        """
         return describe_problems(options.data, source, num)
 
     def verdicts(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
@@ -136,12 +142,13 @@ class CodeTask(ProgramTask):
         """Return the verdicts on a run of the loaded task.
 
         Args:
+            run: The run directory.
             execution: How programs may run; if None, only the stored verdicts are read.
         """
         return SandboxScoring(self, run, execution)
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return pass@k, failure rates, and pass@1 by difficulty where the data tell it."""
+        """Return pass@k, failure rates, and pass@1 by difficulty if the data have difficulties."""
         return report_programs(
             scores,
             options,
@@ -159,7 +166,7 @@ class CodeTask(ProgramTask):
 
 
 def whole(outcome: ProgramOutcome) -> ProgramVerdict:
-    """Return the verdict by all tests. It has no credit, for tests after a failure are not run."""
+    """Return the verdict by all tests, without credit, because tests after a failure do not run."""
     return replace(outcome.verdicts, credit=None)
 
 

@@ -1,1 +1,1 @@
-"""What several tasks use: rows of a file, numbers in a text."""
+"""Code that several tasks share: rows of data files, answers in texts, few-shot examples."""

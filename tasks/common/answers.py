@@ -1,7 +1,8 @@
 r"""Reading a number from model text; every function is total and takes linear time.
 
-Two of the readers are lm-eval's filters, kept as they are so that published numbers compare. The
-third, `numeric_answer`, is treegen's default. It knows that 18.00, $18 and 18 are one number.
+Two of the readers are lm-eval's filters. They stay unchanged so that results can be compared with
+published numbers. The third, `numeric_answer`, is treegen's default: it treats 18.00, $18 and 18 as
+one number.
 """
 
 import re
@@ -32,14 +33,14 @@ _STATED: Final = re.compile(
     r"|(?<=[Ff]inal\sanswer)[*_ ]*+[:=])",
     re.ASCII | re.IGNORECASE,
 )
-# What stands before it: in "the third answer is 5" it is another one.
+# Words allowed before "answer": "the third answer is 5" does not state the final answer.
 _LED: Final = re.compile(
     r"(?:\b(?:the|my|our|final|correct|right)\s++|\A\s*+|[^\w\s]\s*+|\n\s*+)$", re.IGNORECASE
 )
 _LEAD: Final = 24
 _BOXED: Final = "\\boxed{"
 _HASHES: Final = re.compile("####")
-# "Answer: 15 dollars" on a line of its own. Of a longer line the number may be a step.
+# "Answer: 15 dollars" on a line of its own. The number in a longer line may be a step.
 _ANSWER_LINE: Final = re.compile(
     r"^[ \t*_#>]*+answer[*_ ]*+:"
     r"(?P<rest>[ \t*_$\\({]*+[-\u2212]?\\?[$\u20ac\u00a3]?[0-9.][^=\n]*+)$",
@@ -50,16 +51,16 @@ _SENTENCE_END: Final = re.compile(r"(?<!\.)[.!?][)*\"']*\s(?!=)")
 
 
 def strict_match(text: str) -> str | None:
-    """Return what lm-eval's gsm8k_cot filter `strict-match` finds first, unchanged."""
+    """Return the first match of lm-eval's gsm8k_cot filter `strict-match`, unchanged."""
     match = _STRICT.search(text)
     return match[1] if match else None
 
 
 def flexible_extract(text: str) -> str | None:
-    """Return what lm-eval's filter `flexible-extract` finds last, unchanged."""
+    """Return the last match of lm-eval's filter `flexible-extract`, unchanged."""
     size = 1
     while text:
-        # Words from the end, ever more at once, as most texts end with their number.
+        # Read words from the end, in growing blocks, because most texts end with their number.
         words = text.rsplit(None, size)
         text = words.pop(0) if len(words) > size else ""
         for word in reversed(words):  # a match has no spaces
@@ -70,10 +71,10 @@ def flexible_extract(text: str) -> str | None:
 
 
 def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
-    """Return what `numeric_answer` and `flexible_extract` do.
+    """Return the results of `numeric_answer` and `flexible_extract`.
 
-    Most texts end with the answer that they state, and many with the same one. What is before it
-    changes neither, so such ends are read once.
+    Most texts end with a sentence that states the answer, and many of these sentences are equal.
+    Text before that sentence changes neither result, so results for short endings are cached.
     """
     start = text.rfind("he answer is ") - 1
     if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
@@ -84,7 +85,7 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
 
 
 def _end(text: str) -> tuple[str | None, str | None] | None:
-    """Return both readings of the end of a text, if they follow from it alone."""
+    """Return both results for the end of a text; None if earlier text could change them."""
     stated, last = _find_marked(plain_digits(text)), flexible_extract(text)
     return None if stated is None or last is None else (stated[0], last)
 
@@ -92,8 +93,8 @@ def _end(text: str) -> tuple[str | None, str | None] | None:
 def exact_match_form(answer: str) -> str:
     r"""Return the string that lm-eval's exact_match compares.
 
-    It removes commas, dollar signs, everything up to the last "#### " and one final period. This
-    does not use lm-eval's expression `(?s).*#### `, which takes quadratic time on a long answer.
+    Commas, dollar signs, everything up to the last "#### " and one final period are removed.
+    lm-eval's expression `(?s).*#### ` is not used: it takes quadratic time on a long answer.
     """
     plain = answer.replace(",", "").replace("$", "")
     return plain.rpartition("#### ")[2].removesuffix(".").lower()
@@ -102,23 +103,23 @@ def exact_match_form(answer: str) -> str:
 def numeric_answer(text: str) -> str | None:
     r"""Return the number that a text gives as its answer, in canonical form.
 
-    That is, of these, the first that the text has a number for:
+    Uses the first of these places that has a number:
 
-    - what comes last of \boxed{...} and "the answer is ...";
-    - what follows the last "####";
+    - the later one of the last \boxed{...} and the last "the answer is ...";
+    - the text after the last "####";
     - a line "Answer: ..." with a number and at most four words;
     - the last number of the text.
 
     A number after "not" does not count, nor does "the answer is" after "if" or "I don't think". A
     calculation, as in "the answer is 20% of 50 = 10" or "3/4", counts as its exact result. An
-    expression that cannot be read whole, as "2\pi", and several numbers, as "5 or 6", are no answer
+    expression that cannot be read completely ("2\pi"), or several numbers ("5 or 6"), give None
     unless a result follows "=".
     """
     text = plain_digits(text)
     if found := _find_marked(text) or _after_hashes(text) or _answer_line(text):
         return found[0]
     stop = len(text)
-    while stop >= 0:  # no calculation goes over the end of a line
+    while stop >= 0:  # a calculation never continues on the next line
         start = text.rfind("\n", 0, stop) + 1
         if last := deque(_iterate_asserted(text, start, stop), maxlen=1):
             return result(last[0][0]) if is_whole(text, last[0]) else None
@@ -131,14 +132,17 @@ def _last(word: str) -> str | None:
     return found[0][0] if found else None
 
 
-# Words and lines at the ends of a run's texts are alike.
+# The texts of a run often end with the same words and lines, so short ones are cached.
 _SHORT: Final = 64
 _known_last: Final = lru_cache(maxsize=1 << 14)(_last)
 _known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
 def _find_marked(text: str) -> tuple[str | None] | None:
-    r"""Return the answer that is boxed or stated last and has a number; it may be None."""
+    r"""Return the last boxed or stated answer that has a number.
+
+    The result is None without such an answer, and (None,) if the number is ambiguous or incomplete.
+    """
     at, boxed = _find_boxed(text)
     return _after_stated(text, at) or boxed
 
@@ -146,7 +150,7 @@ def _find_marked(text: str) -> tuple[str | None] | None:
 def _find_boxed(text: str) -> tuple[int, tuple[str | None] | None]:
     r"""Return where the last \boxed{...} with a number begins, and the number, which may be None.
 
-    A box owns the text up to the next one, so no text is read twice.
+    Each box is read up to the start of the next one, so no text is read twice.
     """
     stop = len(text)
     while (at := text.rfind(_BOXED, 0, stop)) >= 0:
@@ -158,7 +162,7 @@ def _find_boxed(text: str) -> tuple[int, tuple[str | None] | None]:
 
 
 def _closing(text: str, start: int, stop: int) -> int:
-    """Return where the brace that is open at a place closes; 0 if it does not."""
+    """Return where the brace open at `start` closes; 0 if it does not before `stop`."""
     depth = 1
     for brace in re.compile(r"[{}]").finditer(text, start, stop):
         depth += 1 if brace[0] == "{" else -1
@@ -168,7 +172,7 @@ def _closing(text: str, start: int, stop: int) -> int:
 
 
 def _only(box: str) -> tuple[str | None] | None:
-    """Return the number that a box holds, which is None if it holds several; None without one."""
+    """Return (number,) for a box with one number, (None,) for several numbers, None without one."""
     answer, end = _first_of(box, len(_BOXED))
     if not end:
         return None
@@ -179,10 +183,11 @@ def _after_stated(text: str, least: int) -> tuple[str | None] | None:
     """Return the answer after the last "the answer is" that has a number; it may be None.
 
     Args:
-        least: Where the search ends.
+        text: Text from `plain_digits`.
+        least: Index at which the backward search ends.
     """
-    # Finding a fixed word and matching there takes a quarter of the time of searching.
-    lower = text.replace("\u0130", "I").lower()  # of no other letter is that longer than one
+    # Finding a fixed word and matching there takes a quarter of the time of a regex search.
+    lower = text.replace("\u0130", "I").lower()  # lower() makes no other letter longer
     stop = at = len(text)
     while (at := lower.rfind("answer", least, at)) >= 0:
         match = _STATED.match(text, at)
@@ -196,7 +201,7 @@ def _after_stated(text: str, least: int) -> tuple[str | None] | None:
 
 
 def _answer_line(text: str) -> tuple[str | None] | None:
-    """Return the number on the last line "Answer: ..." that has little else; it may be None."""
+    """Return the number on the last short line "Answer: ..."; it may be None."""
     for line in reversed([*_ANSWER_LINE.finditer(text)]):
         answer, end = _first_of(line[0], line.start("rest") - line.start())
         if end and _FEW_WORDS.match(line[0], end):
@@ -215,18 +220,19 @@ def _after_hashes(text: str) -> tuple[str | None] | None:
 
 
 def _answer_of(text: str, start: int, after: int, stop: int) -> tuple[str | None] | None:
-    """Return the answer that a marker has, which may be None; None if it has no number.
+    """Return the answer after a marker, which may be None; return None if it has no number.
 
     Args:
-        start: Where the marker stands.
-        after: Where the marker stands.
-        stop: Where the next one begins. Each owns the text up to that or the end of its line, so no
-            text is read twice.
+        text: Text from `plain_digits`.
+        start: Index where the marker begins.
+        after: Index where the marker ends.
+        stop: Index where the next marker begins. Only text up to there, or up to the end of the
+            line, is read, so no text is read twice.
     """
     newline = text.find("\n", after, stop)
-    own = text[start : stop if newline < 0 else newline]
-    # Samples of a problem state few answers.
-    return (_known_first if len(own) <= _SHORT else _first)(own, after - start)
+    part = text[start : stop if newline < 0 else newline]
+    # Samples of one problem state few different answers, so results for short texts are cached.
+    return (_known_first if len(part) <= _SHORT else _first)(part, after - start)
 
 
 def _first(text: str, start: int) -> tuple[str | None] | None:
@@ -238,9 +244,10 @@ _known_first: Final = lru_cache(maxsize=1 << 14)(_first)
 
 
 def _first_of(text: str, start: int) -> tuple[str | None, int]:
-    """Return the first number that is meant, and where it ends; 0 if there is none.
+    """Return the first number that is meant as an answer, and where it ends (0 if there is none).
 
-    It is None if it is not whole and no result of it is stated, or if it is one of several.
+    The number is None if it is only part of an expression without a stated result, or one of
+    several.
     """
     end = 0
     for found in _iterate_asserted(text, start, len(text)):

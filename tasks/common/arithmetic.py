@@ -1,7 +1,7 @@
-r"""Numbers and calculations as models write them: exact values, and forms that compare.
+r"""Numbers and calculations as models write them: their exact values and canonical forms.
 
 A calculation is numbers with signs between them, such as `20% of 50 = 10`, `3 apples x 4 = 12` or
-`\frac{3}{4}`. Everything here is total and takes linear time.
+`\frac{3}{4}`. Every function here is total and takes linear time.
 """
 
 import operator
@@ -12,20 +12,20 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
-# Numbers of more digits are no answer. So what is stored about a sample stays small, too.
+# A number with more digits is not an answer. This also bounds what is stored about a sample.
 MAX_DIGITS: Final = 100
-# Bits of an intermediate value at most, and numbers and signs of a calculation at most.
+# Maximum bits of an intermediate value, and maximum numbers and signs in a calculation.
 _MAX_BITS: Final = 4096
 _MAX_TOKENS: Final = 500
 
 _GROUPS: Final = "|".join(
     rf"(?:{mark}[0-9]{{3}})+" for mark in (",", r"\{,\}", r"\\,", "[ \xa0\u2009\u202f]", "['_]")
 )
-# A minus after a digit, a letter or a bracket subtracts, so it is no part of the number.
-# Possessive repeats (++, ?+) never give back what they matched, which keeps the scan linear. The
-# groups of three give back one group at most. If they could give back none, the scan would read
-# 1,000,000,...,0000 again from each group.
-# A comma before one or two digits is a decimal comma, unless there are several, as in a list.
+# A minus after a digit, a letter or a bracket subtracts, so it is not part of the number.
+# Possessive repeats (++, ?+) never backtrack, which keeps the scan linear. The groups of three give
+# back one group at most. If they could give back none, the scan would read 1,000,000,...,0000 again
+# from each group.
+# A comma before one or two digits is a decimal comma, unless several follow, as in a list.
 _NUMBER_PATTERN: Final = rf"""
     (?P<minus>(?<![\w)\]}}%$])[-\u2212])?+
     (?:\\?[$\u20ac\u00a3])?+ (?P<inner>(?<=[$\u20ac\u00a3])[-\u2212])?+
@@ -38,7 +38,7 @@ _NUMBER_PATTERN: Final = rf"""
     """
 _NUMBER: Final = re.compile(_NUMBER_PATTERN, re.VERBOSE)
 _UNNAMED: Final = re.sub(r"\(\?P<\w+>", "(?:", _NUMBER_PATTERN)
-# What may stand for a sign. "of" is one only after a share, as in 20% of 50.
+# Spellings of operators. "of" is an operator only after a share, as in 20% of 50.
 _POWER: Final = r"(?:\^|\*\*)"
 _SIGN: Final = (
     r"(?:=|\+|\*(?!\*)|/(?![A-Za-z])|[-\u2212\u2013\u00d7\u00f7\u00b7]"
@@ -47,7 +47,7 @@ _SIGN: Final = (
 )
 _CLOSED: Final = r"(?:\\?%)?+(?:[ ]?\)){0,8}+"
 _UNIT: Final = r"(?:[ /]?[A-Za-z]{1,20}+(?:[ /][A-Za-z]{1,20}+)?)??"
-# A bracket right after a number is a product too, as in 2(3 + 4).
+# A bracket right after a number multiplies, as in 2(3 + 4).
 _BETWEEN: Final = rf"(?:{_POWER}|(?=\()|{_UNIT}[ \t\xa0]{{0,4}}{_SIGN})"
 _OPENED: Final = r"(?:[ \t\xa0(*$]|\\boxed\{){0,8}"
 _CALCULATION: Final = re.compile(
@@ -63,7 +63,7 @@ _TOKEN: Final = re.compile(
     rf"(?P<number>{_UNNAMED})|{_POWER}|{_SIGN}|[()%]|(?P<name>(?<![A-Za-z])[a-z](?![A-Za-z]))",
     re.VERBOSE,
 )
-# 5-10 and 555-1234 are no differences, and 24/12/2020 is no quotient, unless "=" follows.
+# 5-10 and 555-1234 are not differences, and 24/12/2020 is not a quotient, unless "=" follows.
 _JOINED: Final = re.compile(
     r"\$?[0-9.,]++(?:[-\u2212\u2013]\$?[0-9.,]++)++|[0-9]++(?:/[0-9]++){2,}+"
 )
@@ -118,9 +118,9 @@ _SAME: Final = {
 
 
 def plain_digits(text: str) -> str:
-    """Return a text with digits and signs of other scripts, and LaTeX's fractions, as ASCII.
+    """Return a text with foreign digits and signs, and LaTeX fractions, written in ASCII.
 
-    Powers are written with ^, so 10^{6} is 10^6.
+    Powers are written with ^, so 10^{6} becomes 10^6.
     """
     if not text.isascii():
         text = re.sub(r"\d", lambda digit: str(unicodedata.decimal(digit[0])), text)
@@ -142,24 +142,30 @@ def _as_quotient(fraction: re.Match[str]) -> str:
 
 
 def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator[re.Match[str]]:
-    """Return the calculations and lone numbers in a text of `plain_digits`, in their order."""
+    """Return the calculations and lone numbers in a text, in their order.
+
+    Args:
+        text: Text from `plain_digits`.
+        start: Index at which the search starts.
+        stop: Index at which the search ends; None for the end of the text.
+    """
     return _CALCULATION.finditer(text, start, len(text) if stop is None else stop)
 
 
-# Of many texts most calculations are a number that others have too; longer ones are each their own.
+# Short calculations recur in the texts of a run, so they are cached; long ones rarely recur.
 _SHORT: Final = 64
 
 
 def result(calculation: str) -> str | None:
-    """Return the canonical form of what a calculation comes to: the value after its last "=".
+    """Return the canonical form of a calculation's result, which is the value after its last "=".
 
-    None stands for what has no one value: a range such as 5-10, a pair, or an unknown.
+    The result is None without a single value: for a range such as 5-10, a pair, or an unknown.
     """
     return (_known_result if len(calculation) <= _SHORT else _result)(calculation)
 
 
 def states_result(calculation: str) -> bool:
-    """Return whether a number stands after the last "=" of a calculation."""
+    """Return whether a calculation has a number after its last "="."""
     _, equals, side = calculation.rpartition("=")
     return bool(equals and _NUMBER.search(side))
 
@@ -167,7 +173,7 @@ def states_result(calculation: str) -> bool:
 def _result(calculation: str) -> str | None:
     if _JOINED.fullmatch(calculation) or _PAIR.fullmatch(calculation):
         return None
-    # The last side with a number counts: of "7 = x" that is the first.
+    # The last side with a number counts: in "7 = x" this is the first side.
     sides = (side.lstrip(" \t\xa0*$") for side in reversed(calculation.split("=")))
     side = next(side for side in sides if _NUMBER.search(side))
     try:
@@ -183,8 +189,8 @@ _known_result = lru_cache(maxsize=1 << 14)(_result)
 def canonical_number(text: str) -> str | None:
     """Return the canonical form if the whole text is one number, as in "$1,000.50", 25% or 3/4.
 
-    Equal numbers, and no others, have equal forms. A form has no sign on zero, no grouping, no
-    exponent and no needless zeros. A fraction that no decimal equals is in lowest terms, as -1/3.
+    Numbers have equal forms exactly if they are equal. A form has no sign on zero, no grouping, no
+    exponent and no needless zeros. A fraction without a finite decimal is in lowest terms, as -1/3.
     """
     bare = plain_digits(text.strip()).strip().removesuffix("%").rstrip()
     over, slash, under = bare.partition("/")
@@ -212,17 +218,17 @@ def _value(number: re.Match[str]) -> Fraction | None:
 
 def _shift(exponent: str) -> int | None:
     size = exponent[1:].lstrip("+-").lstrip("0")
-    # This comes before int(), which refuses thousands of digits.
+    # Check the length before int(), which raises an error for thousands of digits.
     if len(size) > 3 or int(size or "0") > MAX_DIGITS:
         return None
     return int(size or "0") * (-1 if exponent[1] == "-" else 1)
 
 
 def _form(value: Fraction) -> str | None:
-    """Return a value's digits; None if there are too many to be an answer."""
+    """Return the canonical digits of a value; None if there are too many for an answer."""
     top, bottom = abs(value.numerator), value.denominator
     places = 0
-    # A decimal ends where the denominator is made of twos and fives.
+    # A decimal is finite if the denominator has no prime factors except 2 and 5.
     twos = (bottom & -bottom).bit_length() - 1
     rest, fives = bottom >> twos, 0
     while rest % 5 == 0:
@@ -242,14 +248,14 @@ def _form(value: Fraction) -> str | None:
 
 
 def _evaluate(side: str) -> Fraction | None:
-    """Return the value of a side of an equation; None if it has none.
+    """Return the value of one side of an equation; None if it has no value.
 
     Raises:
-        ArithmeticError: it divides by zero, or a value is too large.
+        ArithmeticError: The side divides by zero, or a value is too large.
     """
     values: list[Fraction] = []
     waiting: list[str] = []
-    # Which values are shares. In a product 20% is 0.2; elsewhere it is 20.
+    # Whether each value is a percentage. In a product 20% is 0.2; elsewhere it is 20.
     shares: list[bool] = []
     value_next = True
     for count, token in enumerate(_TOKEN.finditer(side)):
@@ -296,7 +302,14 @@ def _evaluate(side: str) -> Fraction | None:
 def _reduce(values: list[Fraction], shares: list[bool], waiting: list[str], binding: int) -> bool:
     """Apply the waiting signs that bind at least as strongly as `binding`.
 
-    Returns False if a number is missing.
+    Args:
+        values: Operands so far; results replace their operands in place.
+        shares: Whether each operand is a percentage.
+        waiting: Operators and opening brackets that are not applied yet.
+        binding: The lowest strength of an operator to apply.
+
+    Returns:
+        False if an operand is missing.
     """
     while waiting and waiting[-1] != "(" and _OPERATIONS[waiting[-1]][0] >= binding:
         sign = waiting.pop()

@@ -1,4 +1,4 @@
-"""Choosing the solved examples that stand before every problem of a task."""
+"""Chooses the solved examples above every problem of a task."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,20 +14,21 @@ from treegen.tasks.common.sources import bundled_rows, file_rows
 
 _Example = TypeVar("_Example")
 Make = Callable[[dict[str, Any]], _Example]
-"""Makes an example of a row; raises ValueError, with the reason, where there is none."""
+"""Makes an example from a row; raises ValueError with the reason if the row has none."""
 Train = Callable[[str | None], tuple[Rows, str]]
-"""Returns the rows of the train split that goes with some data, and what to call them."""
+"""Returns the rows of the train split that belongs to some data, and a name for messages."""
 
 
 def normalize_text(text: str) -> str:
-    """Return a text that is the same for texts that differ in spacing or case only."""
+    """Return a text with single spaces and without case, for comparing."""
     return " ".join(text.split()).casefold()
 
 
 def rank(seed: int, text: str) -> bytes:
-    """Return where a text stands among those that are drawn by a seed.
+    """Return a text's sort key in the random order of a seed.
 
-    Ranking by a hash gives the same draw on every Python, which random.sample does not promise.
+    Ordering by a hash gives the same draw on every version of Python; random.sample does not
+    promise it.
     """
     return hashlib.sha256(f"{seed}\n{text}".encode()).digest()
 
@@ -41,7 +42,20 @@ def pick_turns(
     *,
     bundled: str = "",
 ) -> list[Turn]:
-    """Return examples that are told from problems by their questions; see `pick_examples`."""
+    """Return examples (question, answer), none of which asks the question of a problem of the run.
+
+    Args:
+        options: Few-shot options and seed of the run.
+        problems: Problems of the run.
+        default: Number of examples if the user gives none; None if there is no default.
+        make: Makes an example from a row.
+        train: Returns the rows of the train split for `options.data`.
+        bundled: File of the task's own examples; if empty, they come from the train split.
+
+    Raises:
+        InputError: There are fewer examples than requested.
+        DataError: An example cannot be read, or is a problem of the run.
+    """
     return pick_examples(
         options,
         {normalize_text(problem.question): problem.id for problem in problems},
@@ -66,23 +80,27 @@ def pick_examples(
     bundled: str = "",
     read: Callable[[Rows, str], Rows] = lambda rows, source: rows,
 ) -> list[_Example]:
-    """Return the examples to show, none of which is a problem of the run.
+    """Return the few-shot examples, none of which is a problem of the run.
 
-    A few-shot file gives its first examples; one that is a problem is an error. A split gives
-    examples drawn by seed. Otherwise the bundled ones are taken in order. Of the last two those
-    that are problems are left out.
+    With a few-shot file, its first examples are used, and it is an error if one is a problem. With
+    a split, examples are drawn by seed. Otherwise the bundled examples are used in order. Examples
+    from a split or from the bundled file that are problems of the run are left out.
 
     Args:
+        options: Few-shot options and seed of the run.
         taken: The keys of the run's problems, with their ids.
-        default: How many are shown if the user does not say; None if there is no default.
-        key: By what examples are told from problems, and drawn.
-        text: By what examples are told from problems, and drawn.
-        bundled: The file of the task's own examples; without one they come from the train split.
-        read: Changes the rows of a file or split, given what they are called.
+        default: Number of examples if the user gives none; None if there is no default.
+        make: Makes an example from a row.
+        train: Returns the rows of the train split for `options.data`; None if the task has no train
+            split.
+        key: Returns the key of an example, which is compared with the keys in `taken`.
+        text: Returns the text of an example, whose hash decides the order of the draw.
+        bundled: File of the task's own examples; if empty, they come from the train split.
+        read: Changes the rows of a file or split. Its second argument is their name for messages.
 
     Raises:
-        InputError: there are fewer examples than asked for.
-        DataError: an example cannot be read, or is a problem of the run.
+        InputError: There are fewer examples than requested.
+        DataError: An example cannot be read, or is a problem of the run.
     """
     if options.num_fewshot == 0:
         return []
@@ -102,7 +120,7 @@ def pick_examples(
         else:
             rows, source = file_rows(str(options.fewshot_data), None, "train")
         found = []
-        for _, row in read(rows, source):  # bad rows are left out, since there are enough others
+        for _, row in read(rows, source):  # skip bad rows, because the split has enough good ones
             with suppress(ValueError):
                 found.append(make(row))
         found = [each for each in found if key(each) not in taken]

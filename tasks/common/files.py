@@ -1,4 +1,4 @@
-"""Rows of a file of any kind in which data sets are published, and their columns."""
+"""Rows and columns of data files in all formats in which data sets are published."""
 
 import csv
 import gzip
@@ -16,24 +16,25 @@ from treegen.errors import DataError
 from treegen.tasks.common.jsonl import parse_rows, text_field
 
 KINDS: Final = (".jsonl", ".csv", ".parquet")
-"""Endings that the file of a split may have."""
+"""Allowed endings of a split's file."""
 _BOM: Final = b"\xef\xbb\xbf"
 
 Rows = Iterable[tuple[int, dict[str, Any]]]
-"""Rows with their lines, from 1."""
+"""Rows with their line numbers, from 1."""
 
-_LEAST: Final = 1 << 26  # bytes of rows of a table at once
-_VALUE: Final = 8  # bytes that a value of a table counts for
-_BATCH: Final = 1024  # rows of a table at once
+_LEAST: Final = 1 << 26  # bytes of a table's rows to read at once
+_VALUE: Final = 8  # bytes to count for each value of a table
+_BATCH: Final = 1024  # maximum rows of a table to read at once
 
 
 def read_any(path: Path) -> Rows:
-    """Return the rows of a file: its ending tells CSV with a header, Parquet or gzip.
+    """Return the rows of a file, whose ending decides its format.
 
-    Any other file is JSON Lines or a JSON list, and so is what was packed by gzip.
+    The endings `.csv` (with a header) and `.parquet` are known. Any other file is JSON Lines or a
+    JSON list, compressed by gzip if it ends in `.gz`.
 
     Raises:
-        DataError: the file cannot be read, or has another form.
+        DataError: The file cannot be read, or has another format.
     """
     if path.suffix == ".csv":
         return csv_rows(path)
@@ -47,7 +48,7 @@ def read_any(path: Path) -> Rows:
 
 
 def parse_content(content: bytes, source: str) -> Rows:
-    """Return the rows of what a file holds; source: its name."""
+    """Return the rows in the bytes of a JSON file. `source` is the file's name."""
     if source.endswith(".gz"):
         content = _decompress(content, source)
     if not content.removeprefix(_BOM).lstrip().startswith(b"["):
@@ -80,10 +81,10 @@ def _decompress(content: bytes, source: str) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, with its line ends as they are.
+    """Return the text of a file in UTF-8 with its line ends unchanged.
 
     Raises:
-        DataError: the file cannot be read, or is not UTF-8.
+        DataError: The file cannot be read, or is not UTF-8.
     """
     try:
         return read_bytes(path).decode("utf-8-sig")
@@ -109,7 +110,7 @@ def csv_rows(path: Path) -> Rows:
 
 def _parquet_rows(path: Path) -> Rows:
     try:
-        # It comes with datasets and is slow to import.
+        # pyarrow is installed with datasets and is slow to import.
         import pyarrow.parquet as parquet
     except ImportError:
         raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
@@ -120,7 +121,7 @@ def _parquet_rows(path: Path) -> Rows:
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
             columns = [each.column(at) for each in groups for at in range(each.num_columns)]
             size = _VALUE * sum(column.num_values for column in columns)
-            # One long value may stand in every row.
+            # One long value may occur in every row.
             longest = max((column.total_uncompressed_size for column in columns), default=0)
             rows = min(max(_LEAST // max(longest, 1), 1), _BATCH)
             batches = file.iter_batches(batch_size=rows)
@@ -130,8 +131,8 @@ def _parquet_rows(path: Path) -> Rows:
     except NotRegularError as error:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {told}; is it a whole Parquet file?") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
     if size > most:
         raise DataError(
             f"{path} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
@@ -141,7 +142,7 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _length(value: object) -> int:
-    """Return how many characters and bytes there are in a value, however deep."""
+    """Return the number of characters and bytes in a value, including nested ones."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, Mapping):
@@ -150,10 +151,10 @@ def _length(value: object) -> int:
 
 
 def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the text of the first of some columns that a row has; case does not count.
+    """Return the text of the first column in `names` that a row has, ignoring case.
 
     Raises:
-        ValueError: the row has none of them, or it is blank or no text.
+        ValueError: The row has none of these columns, or the value is blank or not text.
     """
     known = {name.strip().casefold(): value for name, value in row.items() if name is not None}
     for name in names:
@@ -165,7 +166,7 @@ def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def optional(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Return the text of the first of some columns that a row has; None if it has none."""
+    """Return the text of the first column in `names` that a row has; None without a usable one."""
     try:
         return column(row, names)
     except ValueError:

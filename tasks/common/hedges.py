@@ -1,4 +1,4 @@
-"""Whether a text only considers what it seems to state, as in "if the answer is 5"."""
+"""Detects statements that a text only considers, as in "if the answer is 5"."""
 
 import re
 from typing import Final
@@ -16,5 +16,5 @@ _HEDGE: Final = re.compile(
 
 
 def is_hedged(text: str, at: int) -> bool:
-    """Return whether what begins at a place is denied or supposed by the words before it."""
+    """Return whether the words before `at` deny or only suppose the text that begins there."""
     return bool(_HEDGE.search(text[max(at - _WINDOW, 0) : at]))

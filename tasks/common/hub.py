@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub."""
+"""Loads data sets of the Hugging Face hub."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,18 +9,20 @@ from treegen.errors import DataError, InputError
 def load_table(
     dataset: str, split: str, *, splits: Sequence[str], instead: str, path: str = "", **options: Any
 ) -> Any:
-    """Return one split of a data set, a table of rows.
+    """Return one split of a data set as a table of rows.
 
     Args:
-        dataset: The name of the data set, for messages too.
-        splits: The splits that it has.
-        instead: What a user without the hub may give, for messages.
-        path: What `datasets.load_dataset` is given in place of the name, to read it in another way.
+        dataset: Name of the data set, also for messages.
+        split: The split to load.
+        splits: All splits of the data set.
+        instead: For messages: what a user without access to the hub can use instead.
+        path: First argument of `datasets.load_dataset` if it is not the name, to load another
+            format.
         options: Further arguments of `datasets.load_dataset`.
 
     Raises:
-        InputError: there is no such split.
-        DataError: the package datasets is not installed, or the table cannot be loaded.
+        InputError: The split does not exist.
+        DataError: The package datasets is not installed, or the table cannot be loaded.
     """
     if split not in splits:
         known = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
@@ -36,12 +38,12 @@ def load_table(
         return load_dataset(path or dataset, split=split, **options)
     except Exception as error:
         # datasets raises many types: no connection, nothing cached, a broken download.
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load {dataset}: {told}; or give {instead}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"cannot load {dataset}: {reason}; or give {instead}") from error
 
 
 def keep_encoded_images(table: Any) -> Any:
-    """Return a table of the hub with its images as they are in their files."""
+    """Return a table of the hub whose images stay undecoded, as bytes of their files."""
     features = getattr(table, "features", None)
     if not features:
         return table

@@ -1,4 +1,4 @@
-"""Images in the rows of a task's data, in every form that data sets are published in."""
+"""Images in the rows of a task's data, in every form in which data sets are published."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,21 +12,32 @@ from treegen.runs.images import RunImages
 
 
 class RowImages:
-    """Reads images of rows: paths, data URLs, bytes, or what Parquet has of these.
+    """Reads images of rows: paths, data URLs, bytes, or Parquet's records of these.
 
-    An image whose file cannot be read any more is taken from the run that is continued or read.
+    If an image file cannot be read any more, the image stored in the resumed or opened run is used.
     """
 
     def __init__(self, options: TaskOptions, folder: Path | None) -> None:
-        """folder: that paths go from; None where the data are not in files."""
+        """Open the images of the stored run, if there is one.
+
+        Args:
+            options: Options of the task; `options.kept` names the stored run.
+            folder: Folder that paths are relative to; None if the data are not files.
+        """
         self._folder = folder
         self._kept = None if options.kept is None else RunImages.read(options.kept)
 
     def read(self, value: Any, problem_id: str, number: int) -> ImageFile:
-        """Return one image. number: its place among those of the problem, from 0.
+        """Return one image.
+
+        Args:
+            value: The image: a path, a URL, a data URL, bytes, or a mapping with "bytes" and
+                "path".
+            problem_id: Id of the problem.
+            number: Index of the image among those of the problem, from 0.
 
         Raises:
-            ValueError: it cannot be used; the message names it and says what to do.
+            ValueError: The image cannot be used; the message names it and says what to do.
         """
         data, name = value, ""
         if isinstance(value, Mapping) and set(value) <= {"bytes", "path"}:
@@ -70,6 +81,6 @@ class RowImages:
             return None
         image = mine[number]
         data = self._kept.content(image.sha256)
-        # One that is not kept is named as the data have it, for whoever opens it.
+        # An image without stored bytes gets the path from the data, so that a reader can open it.
         name = str(self._folder / path) if data is None and self._folder else image.name
         return ImageFile(name, image.sha256, image.size, data)

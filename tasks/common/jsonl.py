@@ -1,4 +1,4 @@
-"""Reading JSON Lines that other people wrote: every fault is named by file and line."""
+"""Reads JSON Lines of unknown origin; every error names the file and the line."""
 
 import io
 import json
@@ -18,20 +18,20 @@ _BOM = b"\xef\xbb\xbf"
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     r"""Yield (line number from 1, object) for every line that is not blank.
 
-    Lines end at \n alone: `splitlines` would also cut at U+2028 and the like, which texts may hold.
+    Only \n ends a line. `splitlines` would also split at U+2028 and similar characters in texts.
     """
     return parse_rows(_read(path), str(path))
 
 
 def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) of JSON Lines held in memory.
+    """Yield (line number from 1, object) of JSON Lines in memory.
 
     Raises:
-        DataError: there are no rows, or a line is no JSON object.
+        DataError: There are no rows, or a line is not a JSON object.
     """
     if not content.strip():
         raise DataError(f"{source} is empty; write one JSON object in each line")
-    # Line by line, for a list of the lines of many short ones takes many times what they hold.
+    # Read line by line: a list of many short lines would take many times the memory of the content.
     for number, line in enumerate(io.BytesIO(content.removeprefix(_BOM)), start=1):
         if line.strip():
             yield number, _parse(line, f"{source}, line {number}")
@@ -46,7 +46,7 @@ def _read(path: Path) -> bytes:
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        # jsonlines would use a faster decoder where one is installed, which accepts other JSON.
+        # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
     except jsonlines.InvalidLineError as error:
         raise DataError(f"{where} {_fault(error.__cause__)}; mend or remove the line") from None
@@ -71,7 +71,7 @@ def text_field(row: dict[str, Any], name: str) -> str:
     """Return a text field of a row.
 
     Raises:
-        ValueError: the field is missing, blank or not text, or holds half of a surrogate pair.
+        ValueError: The field is missing, blank or not text, or has half of a surrogate pair.
     """
     value = row.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""The marks of mathematics around an answer."""
+"""Removes LaTeX's math delimiters around an answer."""
 
 import re
 from typing import Final
@@ -8,9 +8,9 @@ _DOLLAR: Final = re.compile(r"(?<!\\)\$")
 
 
 def without_dollars(answer: str) -> str:
-    r"""Return an answer without the marks around all of it: $...$, $$...$$, \(...\) or \[...\].
+    r"""Return an answer without delimiters around all of it: $...$, $$...$$, \(...\) or \[...\].
 
-    "\$5" keeps the sign of its currency, and "$1$ and $2$" all of its marks.
+    "\$5" keeps its currency sign, and "$1$ and $2$" keeps all of its delimiters.
     """
     answer = answer.strip()
     for opening, closing in (*_PAIRS, _PAIRS[0]):
@@ -19,7 +19,7 @@ def without_dollars(answer: str) -> str:
             within = inner[1:-1] if inner[0] == inner[-1] == "$" else inner
             if not inner.endswith("\\") and not (opening == "$" and _DOLLAR.search(within)):
                 answer = inner
-    if len(_DOLLAR.findall(answer)) == 1:  # of a pair the other one is missing
+    if len(_DOLLAR.findall(answer)) == 1:  # the other one of the pair is missing
         answer = answer.removeprefix("$")
         answer = answer if answer.endswith("\\$") else answer.removesuffix("$")
     return answer

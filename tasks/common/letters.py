@@ -1,4 +1,4 @@
-"""Reading the letter of a choice out of model text; total, and linear in the text."""
+"""Reads the letter of a choice from model text; total, and linear in the text."""
 
 import re
 import unicodedata
@@ -9,16 +9,16 @@ from treegen.tasks.common.hedges import is_hedged
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-# How far before and after a letter is looked.
+# Number of characters that are read before and after a letter.
 _WINDOW: Final = 80
-# Of a text with more letters, which is no answer to a question, the last are looked at.
+# A text with more letters is hardly an answer; only its first letter and this many last are read.
 _MOST: Final = 500
-# After these words "A" and "I" are letters. Before others in lower case they are words.
+# Before these words "A" and "I" are letters. Before other lower-case words they are words.
 _VERBS: Final = (
     r"(?:is|was|because|since|as|and|or|but|nor|for|given|due|would|will|must|should|seems|in|with"
     r"|on|at|from|to|which|when|where|if|then|here|has|does|cannot|isn|doesn|can|could)(?![\w-])"
 )
-# A letter that is no part of a word or of a formula.
+# A letter that is not part of a word or of a formula.
 _LETTER: Final = re.compile(
     r"(?<![A-Za-z0-9])(?<![A-Za-z0-9][_^'\u2019\\-])[A-Z]"
     r"(?![A-Za-z0-9+#])(?![_'\u2019^-][A-Za-z0-9])(?![ ]?=)"
@@ -42,20 +42,20 @@ _IS: Final = r"(?:is|would\s+be|will\s+be|must\s+be|should\s+be)"
 _SURELY: Final = (
     r"(?:\s+(?:therefore|thus|clearly|indeed|definitely|likely|probably|most\s+likely))?"
 )
-# What states the letter after it: "the answer is", "Answer:", "the best option would be".
+# Words that state the letter after them: "the answer is", "Answer:", "the best option would be".
 _STATES: Final = re.compile(
     rf"(?<![A-Za-z])(?:answer|(?:correct|right|best|final)\s+{_NOUN})(?:\s+choice)?[*_)\"']{{0,4}}"
     rf"(?:\s+{_IS}{_SURELY}|\s*[:=]|[*_#:]{{0,4}}[ \t]*\n)[\s:*_]*(?:{_NOUN}[\s:*_]*)?$",
     re.IGNORECASE,
 )
 _ENDS: Final = re.compile(r"(?<![A-Za-z])answer(?:[ ]choice)?$", re.IGNORECASE)
-# What states the letter before it: "is the correct answer".
+# Words that state the letter before them: "is the correct answer".
 _IS_STATED: Final = re.compile(
     rf"\s+{_IS}{_SURELY}\s+(?:the|my|our)\s+(?:(?:most|only)\s+\w+\s+|correct\s+|right\s+|best\s+"
     rf"|final\s+){{0,2}}{_NOUN}\b",
     re.IGNORECASE,
 )
-# What states a letter where nothing states one more clearly: "is correct", "I choose".
+# Weaker statements, used if no letter is stated more clearly: "is correct", "I choose".
 _IS_RIGHT: Final = re.compile(
     rf"(?:\s*\([^()\n]{{0,200}}\))?(?:\s+(?:is|are|must\s+be|seems)(?:\s+both)?{_SURELY}\s+"
     r"(?:the\s+)?(?:correct|right|best)\b"
@@ -88,7 +88,7 @@ _OR_ANOTHER: Final = re.compile(
     r"[(*\"]{0,3}[A-Z](?![A-Za-z0-9])"
 )
 _UNCLOSED: Final = re.compile(r"\([^()]*\Z")
-# How a choice is listed: "B.", "(B)", "B:" where a line or a sentence begins.
+# Text before the letter of a listed choice ("B.", "(B)", "B:") at the start of a line or sentence.
 _HEAD: Final = re.compile(
     r"(?:\A|\n|[.;!?][ \t])[ \t>#-]{0,8}(?:(?:option|choice)[ ])?$", re.IGNORECASE
 )
@@ -98,7 +98,7 @@ _LED: Final = re.compile(r"[.,:;\n]|\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class _Mention:
-    """Letters that stand together, as "B" or "A, B or C", and what their text says about them."""
+    """Letters mentioned together, as "B" or "A, B or C", and what the text says about them."""
 
     letters: frozenset[str]
     start: int
@@ -110,30 +110,30 @@ class _Mention:
 
     @property
     def letter(self) -> str | None:
-        """The letter, if it is one."""
+        """The letter if there is only one; otherwise None."""
         return next(iter(self.letters)) if len(self.letters) == 1 else None
 
 
 def first_capital(text: str) -> str | None:
-    """Return the first upper-case letter of a text; of "The answer is B" that is T.
+    """Return the first upper-case letter of a text; for "The answer is B" this is T.
 
-    RelayAttention's script reads answers so.
+    RelayAttention's script reads answers this way.
     """
     return next((character for character in text if character.isupper()), None)
 
 
 def letter_answer(text: str, num: int = 4) -> str | None:
-    """Return which of the first `num` letters a text settles on.
+    r"""Return the letter, among the first `num`, that a text gives as its answer.
 
-    That is, of these, the first that the text has:
+    Uses the first of these rules that applies:
 
     - the letter that is stated last, as in "the answer is B", "Answer: B", "B is the best answer"
-      and "\\boxed{B}";
-    - the letter that is last called correct or chosen, as in "B is correct" and "I choose B";
-    - the letter that the text begins with, as in "B. Paris", unless other choices are listed too;
-    - the only letter that stands alone in the text and is not denied, as in "not A".
+      and "\boxed{B}";
+    - the last letter that is called correct or chosen, as in "B is correct" and "I choose B";
+    - the letter at the start of the text, as in "B. Paris", unless other choices are listed too;
+    - the only letter in the text that is not part of a word and not denied, as in "not A".
 
-    Several letters, as in "the answer is A or B", and letters beyond the choices are no answer.
+    Several letters, as in "the answer is A or B", and letters beyond the choices give None.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
@@ -165,12 +165,12 @@ def _is_leading(text: str, mentions: list[_Mention]) -> bool:
     form = _form(text, first.end)
     alike = [each for each in others if _form(text, each.end) == form and not each.is_denied]
     if [each.letter for each in (first, *alike)] == [*LETTERS[: len(alike) + 1]]:
-        return not alike  # all choices, one after the other
+        return not alike  # the text lists all choices in order
     return not any(each.is_head for each in alike)
 
 
 def _form(text: str, end: int) -> str:
-    """Return what follows a letter, as the brackets and the stop of "(B)." do."""
+    """Return the character after a letter, such as the bracket of "(B)": it shows its format."""
     return (text[end : end + 2].strip(" \t") or "\n")[:1] if text[end : end + 1] != " " else " "
 
 
@@ -187,7 +187,7 @@ def _mentions(text: str) -> list[_Mention]:
 
 
 def _belongs(text: str, before: re.Match[str], each: re.Match[str]) -> bool:
-    """Return whether two letters are of one list. In "A, B is wrong" they are not."""
+    """Return whether two letters belong to one list. In "A, B is wrong" they do not."""
     if each.start() - before.end() > _WINDOW:
         return False
     joined = _JOINED.fullmatch(text, before.end(), each.start())
@@ -205,7 +205,7 @@ def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
     after_at = marks.end() if marks else end
     after = text[after_at : after_at + 3 * _WINDOW]
     if ")" in text[end:after_at] and "(" not in before[len(bare) :] and _UNCLOSED.search(bare):
-        after = ""  # in "C (at most R) is right" that is said of C
+        after = ""  # in "C (at most R) is right" the words refer to C
     states = _STATES.search(bare)
     at = start - len(before) + states.start() if states else start
     ends = _ENDS.search(bare) is not None and re.match(r"[.\s]*(?:\n|\Z)", after) is not None

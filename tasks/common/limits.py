@@ -1,4 +1,4 @@
-"""The limits of judged programs, as task arguments give them."""
+"""Limits of the sandbox, as task arguments set them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:
     """Return limits with the `timeout` and the `memory` of a task's arguments.
 
     Raises:
-        InputError: one of them cannot be used.
+        InputError: The timeout or the memory is invalid.
     """
     timeout, memory = arguments.get("timeout"), arguments.get("memory")
     if timeout is not None:

@@ -1,8 +1,8 @@
-r"""Whether a number that was found in a text is whole, or part of an expression that was not read.
+r"""Whether a number found in a text is a complete expression or only the part that could be parsed.
 
-Of "2\pi" or "1 + 2 + ... + n" the arithmetic of this package reads a part. A reader that takes the
-part for the answer would be wrong, so it has to see what stands beside it. Everything here looks at
-a bounded window, so a text is read in linear time.
+The arithmetic of this package parses only a part of "2\pi" or "1 + 2 + ... + n". To take the part
+for the answer would be wrong, so these functions check the text around it. They read a bounded
+window, so a text is read in linear time.
 """
 
 import re
@@ -10,14 +10,14 @@ from typing import Final
 
 from treegen.tasks.common.arithmetic import calculations, canonical_number, result, states_result
 
-# How far before and after a number is looked.
+# Number of characters that are read before and after a number.
 _WINDOW: Final = 48
 _FUNCTION: Final = (
     r"(?:\\(?:sqrt|[dtc]?frac|d?binom|pi|theta|alpha|beta|lambda|mu|phi|ln|log|exp|sin|cos|tan|sum"
     r"|prod|int|infty|[lcv]?dots|lfloor|lceil)(?![A-Za-z])|[\u221a\u03c0\u221e\u2026]|\.{2,})"
 )
 _VARIABLE: Final = r"\(?[b-hj-z](?![A-Za-z'\u2019])"
-# What goes on after a number, so that the number is not all of the expression.
+# Text after a number that continues the expression.
 _GOES_ON: Final = re.compile(
     rf"""
     [)\]}}]{{0,4}}+[ \t]{{0,4}}+
@@ -31,8 +31,8 @@ _GOES_ON: Final = re.compile(
     """,
     re.VERBOSE,
 )
-# What comes right before a number that is not all of its expression. A plus after a space and
-# before none is a sign, as in "is +5".
+# Text right before a number that belongs to the same expression. A plus after a space, with no
+# space after it, is a sign, as in "is +5".
 _CAME_FROM: Final = re.compile(
     rf"""
     (?: [\^_]\{{? | \\(?:sqrt(?:\[[0-9]\])?|[dtc]?frac|d?binom|ln|exp|sin|cos|tan|pm)\{{?
@@ -53,7 +53,7 @@ _DENIED: Final = re.compile(
 )
 _STATES: Final = re.compile(r"(?:=|\u2248|\u2243|\\approx|\\simeq)[ \t*$({\\]{0,8}\Z")
 _NUMBER: Final = r"[($\[{\\-]{0,3}[0-9]{1,20}(?:[.,/][0-9]{1,20}){0,6}%?[)$\]}*]{0,4}"
-# More numbers up to the end of a sentence: "3, 4 and 5." With words after them they are no list.
+# More numbers up to the end of a sentence: "3, 4 and 5." If words follow, they are not a list.
 _LIST: Final = re.compile(
     r"[)$*\]}]{0,4}(?:[ \t]*+(?:,|;|,?[ \t]*+\b(?:and|or)\b)[ \t]*+"
     rf"(?:{_NUMBER}|\.{{3}}|\\[lc]?dots)"
@@ -74,7 +74,7 @@ _UNITS: Final = (
     ("(?:pounds?|lbs?)", "(?:ounces?|oz)"),
     ("dollars?", "cents?"),
 )
-# "2 hours and 30 minutes" is no number.
+# "2 hours and 30 minutes" is not one number.
 _COMPOUND: Final = tuple(
     (
         re.compile(rf"[ ]?{large}(?:,?[ ]and)?[ ][0-9.]{{1,9}}[ ]?{small}\b"),
@@ -86,7 +86,7 @@ _COMPOUND: Final = tuple(
 
 
 def is_denied(text: str, found: re.Match[str]) -> bool:
-    """Return whether a number is none to read: the 5 of "not 5", the 2 of "100 m^2"."""
+    """Return whether a number must be ignored, as the 5 in "not 5" or the 2 in "100 m^2"."""
     before = text[max(found.start() - _WINDOW, 0) : found.start()]
     if _DENIED.search(before):
         return True
@@ -94,14 +94,14 @@ def is_denied(text: str, found: re.Match[str]) -> bool:
 
 
 def is_stated(text: str, found: re.Match[str]) -> bool:
-    """Return whether a calculation ends with a result, or is one: it follows a sign of equality."""
+    """Return whether a calculation ends with a result, or follows a sign of equality."""
     return states_result(found[0]) or bool(
         _STATES.search(text[max(found.start() - _WINDOW, 0) : found.start()])
     )
 
 
 def is_whole(text: str, found: re.Match[str]) -> bool:
-    """Return whether a calculation is all of its expression, or states what that comes to."""
+    """Return whether a calculation is all of its expression, or states the expression's result."""
     after = text[found.end() : found.end() + _WINDOW]
     if _GOES_ON.match(after):
         return False
@@ -117,7 +117,7 @@ def is_whole(text: str, found: re.Match[str]) -> bool:
 
 
 def is_one_of_several(text: str, found: re.Match[str]) -> bool:
-    """Return whether other numbers follow that are as good: "3, 4 and 5", "5 or 6", "5 to 10"."""
+    """Return whether equally good numbers follow, as in "3, 4 and 5", "5 or 6" or "5 to 10"."""
     end = found.end()
     if _BETWEEN.search(text[max(found.start() - _WINDOW, 0) : found.start()]):
         return True
@@ -127,7 +127,7 @@ def is_one_of_several(text: str, found: re.Match[str]) -> bool:
 
 
 def _are_equal(text: str, found: re.Match[str], at: int) -> bool:
-    """Return whether the calculation at a place has the same value; 50% is 0.5."""
+    """Return whether the calculation at index `at` has the same value; 50% equals 0.5."""
     other = next(calculations(text, at), None)
     if other is None:
         return False

@@ -1,4 +1,4 @@
-"""From rows of data to problems: what ids are, and which rows fail."""
+"""Makes problems from rows of data: assigns ids and reports rows that cannot be used."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,31 +11,36 @@ TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
 
 
 def row_id(row: dict[str, Any], line: int, task: str) -> str:
-    """Return the id that a row has, or one of its task's name and its line.
+    """Return the id of a row; by default its task's name and its line.
 
-    Lines count from 0 here, like the rows of the hub's tables, so that ids agree.
+    Default ids count lines from 0, like the rows of the hub's tables, so that ids agree.
+
+    Args:
+        row: The row; its field "id" is used if present.
+        line: Line number of the row, from 1.
+        task: Name of the task.
 
     Raises:
-        ValueError: the id is neither text nor a whole number.
+        ValueError: The id is neither text nor a whole number.
     """
-    given = row.get("id")
-    if given is None:
+    value = row.get("id")
+    if value is None:
         return f"{task}-{line - 1}"
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("id must be text or a whole number")
-    return text_field({"id": str(given)}, "id")
+    return text_field({"id": str(value)}, "id")
 
 
 RowsToRead = tuple[
     Iterable[tuple[int, dict[str, Any]]], str, Callable[[dict[str, Any], int], Problem]
 ]
-"""Numbered rows, what to call them, and what makes a problem of one; see `problems_of`."""
+"""Numbered rows, their name for messages, and the function that makes a problem from a row."""
 
 
 def problems_of_all(
     tables: Iterable[RowsToRead],
 ) -> tuple[list[Problem], tuple[Skipped, ...], str]:
-    """Return the problems of several tables, their rows that are none, and their names."""
+    """Return the problems of several tables, the unusable rows, and the tables' names."""
     problems: list[Problem] = []
     skipped: list[Skipped] = []
     sources = []
@@ -54,14 +59,17 @@ def problems_of(
     *,
     noun: str = "problem",
 ) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
-    """Return the problems of numbered rows, and the rows that are none.
+    """Return the problems of numbered rows, and the rows that cannot be used.
 
     Args:
-        make: A problem of a row and its line; ValueError, with the reason, where there is none.
-        noun: What a problem is called in errors.
+        rows: Rows with their line numbers, from 1.
+        source: Name of the data, for messages.
+        make: Makes a problem from a row and its line; raises ValueError with the reason if it
+            cannot.
+        noun: Word for a problem in errors.
 
     Raises:
-        DataError: two problems have one id, or there is none.
+        DataError: Two problems have the same id, or there is no problem.
     """
     problems: dict[str, Problem] = {}
     line_of: dict[str, int] = {}

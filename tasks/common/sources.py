@@ -1,4 +1,4 @@
-"""Where a task's rows come from: files as they are published, the hub, or a bundled file."""
+"""Sources of a task's rows: published files, the hub, or a bundled file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from treegen.tasks.common.hub import keep_encoded_images, load_table
 class HubTable:
     """A data set of the Hugging Face hub.
 
-    splits: the splits that it has; the first is the one to ask.
-    configs: the names of its parts, all of which are read; empty if it has none.
-    instead: what a user without the hub may give, for messages.
+    splits: all splits of the data set; the first is the default.
+    configs: the names of its configurations, all of which are read; empty if it has none.
+    instead: for messages: what a user without access to the hub can use instead.
     """
 
     name: str
@@ -26,11 +26,11 @@ class HubTable:
     instead: str = "a data file"
 
     def rows(self, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the rows of a split, numbered from 1 over all parts.
+        """Yield the rows of a split, numbered from 1 across all configurations.
 
         Raises:
-            InputError: there is no such split.
-            DataError: the data set cannot be loaded.
+            InputError: The split does not exist.
+            DataError: The data set cannot be loaded.
         """
         number = 0
         for config in self.configs or (None,):
@@ -44,12 +44,12 @@ class HubTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The places that a task's rows may come from.
+    """The places from which a task's rows can come.
 
     task: the task's name, for messages.
     bundled: the file of the task's own problems that comes with treegen.
     hub: the data set on the hub, whose first split is the default; None if there is none.
-    files: by split, the names that the published files have in a folder. See `file_rows`.
+    files: for each split, the names of its published files in a folder. See `file_rows`.
     """
 
     task: str
@@ -58,11 +58,11 @@ class Source:
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def read(self, data: str | None, split: str | None) -> tuple[Rows, str]:
-        """Return the rows of a split and where they are from; see TaskOptions for `data`.
+        """Return the rows of a split and the name of their source; see TaskOptions for `data`.
 
         Raises:
-            InputError: a split is named where there are none, or one that the hub does not have.
-            DataError: the data cannot be read.
+            InputError: The data have no splits, or the hub does not have this one.
+            DataError: The data cannot be read.
         """
         default = self.hub.splits[0] if self.hub else "test"
         if data is None:
@@ -73,18 +73,28 @@ class Source:
         return self.from_files(data, split, default)
 
     def from_files(self, data: str, split: str | None, default: str) -> tuple[Rows, str]:
-        """Return the rows of a file or a folder, and its path; raises as `file_rows` does."""
+        """Return the rows of a file or a folder, and its path.
+
+        Args:
+            data: Path of a file, or of a folder with a file for each split.
+            split: The split to read from a folder; None for `default`.
+            default: The split to read from a folder if `split` is None.
+
+        Raises:
+            InputError: A split is named, but `data` is not a folder.
+            DataError: The file does not exist or cannot be read.
+        """
         return file_rows(data, split, default, self.files)
 
     def on_hub(self, data: str | None) -> bool:
-        """Return whether `data` stands for the data set on the hub."""
+        """Return whether `data` names the data set on the hub."""
         return self.hub is not None and data in ("hf", self.hub.name)
 
     def train(self, data: str | None) -> tuple[Rows, str]:
-        """Return the rows of the train split that goes with `data`, and where they are from.
+        """Return the rows of the train split that belongs to `data`, and the name of their source.
 
         Raises:
-            DataError: there is none, or it cannot be read.
+            DataError: There is no train split, or it cannot be read.
         """
         if data is None:
             raise DataError(f"the bundled problems of {self.task} have no train split; give a file")
@@ -96,7 +106,7 @@ class Source:
 
 
 def bundled_rows(name: str, split: str | None = None) -> Rows:
-    """Return the rows of a file that is installed with treegen; raise DataError for a split."""
+    """Return the rows of a file installed with treegen; raise DataError if `split` is set."""
     if split is not None:
         raise DataError(f"the bundled problems have no split {split!r}; give a data file")
     return parse_content(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
@@ -111,13 +121,15 @@ def file_rows(
     """Return the rows of a file, or of a split's file in a folder, and the file's path.
 
     Args:
-        default: The split of a folder if none is asked for.
-        names: By split, the names that published files have in a folder, beside the split's own
-            with one of `KINDS`.
+        data: Path of a file, or of a folder with a file for each split.
+        split: The split to read from a folder; None for `default`.
+        default: The split to read from a folder if `split` is None.
+        names: For each split, the names of published files to look for in a folder. The split's
+            name with an ending in `KINDS` is looked for after these.
 
     Raises:
-        InputError: a split of what is no folder.
-        DataError: there is no such file, or it cannot be read.
+        InputError: A split is named, but `data` is not a folder.
+        DataError: The file does not exist or cannot be read.
     """
     path = Path(data)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""What most tasks are: problems below solved examples, answered by text, and their tables."""
+"""Base class of most tasks: problems below solved examples, answered by text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,20 +23,20 @@ from treegen.evals.verdict import SampleScore
 from treegen.prompts.tree import Node
 from treegen.tasks.common.tree import examples_above_problems
 
-# How DeepSeek-R1 (2025) is evaluated: temperature 0.6, top-p 0.95, 32,768 tokens.
+# Settings of DeepSeek-R1's evaluation (2025): temperature 0.6, top-p 0.95, 32,768 tokens.
 REASONING: Final = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=32_768)
 
 Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
-"""Problems, the rows of the data that are none, and what to call the data."""
+"""Problems, the rows of the data that cannot be used, and the name of the data."""
 
 
 class TextTask:
     """A task whose problems are asked below its solved examples.
 
-    Subclasses have a `name`, `filters`, `defaults` and `score`, and change what differs. Those
-    without solved examples have a method `read`, others a `load` of their own.
+    Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs. A
+    subclass without solved examples defines `read`; others define their own `load`.
 
-    groups: fields of the metadata by which accuracy is told too.
+    groups: fields of the metadata by which accuracy is also reported.
     """
 
     name: str
@@ -46,11 +46,11 @@ class TextTask:
     groups: ClassVar[tuple[str, ...]] = ()
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems that are asked for.
+        """Read the problems that the options select.
 
         Raises:
-            InputError: an option cannot be used.
-            DataError: the problems cannot be read.
+            InputError: An option is invalid.
+            DataError: The problems cannot be read.
         """
         check_arguments(self.name, options.extra, self.arguments)
         self.check_no_examples(options)
@@ -61,18 +61,18 @@ class TextTask:
         raise NotImplementedError
 
     def check_no_examples(self, options: TaskOptions) -> None:
-        """Raise InputError if solved examples are asked for."""
+        """Raise InputError if the options request solved examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
                 f"{self.name} has no solved examples; leave out num_fewshot and the like"
             )
 
     def ask(self, problem: Problem) -> str:
-        """Return the prompt of a problem, as it stands below the examples."""
+        """Return the prompt of a problem, to be placed below the examples."""
         return problem.question
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> problems -> samples: two levels that samples share."""
+        """Return the tree examples -> problems -> samples, with two levels that samples share."""
         return examples_above_problems(data, num_samples, self.ask)
 
     def overall(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
@@ -82,7 +82,7 @@ class TextTask:
         )
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return what `overall` does, and accuracy by the groups."""
+        """Return the report of `overall` with accuracy by each of the groups."""
         report = self.overall(scores, options)
         for name in self.groups:
             group_of = {problem.id: problem.metadata.get(name) for problem in options.problems}
@@ -94,7 +94,14 @@ class TextTask:
 def select_task_data(
     problems: Sequence[Problem], skipped: tuple[Skipped, ...], source: str, options: TaskOptions
 ) -> TaskData:
-    """Return those problems of a source that the options ask for, with where they come from."""
+    """Return the problems that the options select, with a description of their source.
+
+    Args:
+        problems: All problems of the source.
+        skipped: Rows of the source that cannot be used.
+        source: Name of the source.
+        options: Options of the run.
+    """
     found = select(problems, options)
     return TaskData(
         problems=found,
@@ -106,13 +113,25 @@ def select_task_data(
 
 
 def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> TaskData:
-    """Return the data with solved examples above its problems. gap: before each answer."""
-    shown = "".join(f"{asked}{gap}{answer}\n\n" for asked, answer in turns)
+    """Return the data with solved examples above the problems.
+
+    Args:
+        data: Problems of the run.
+        turns: Examples (question, answer).
+        gap: Text between a question and its answer.
+    """
+    shown = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
     return replace(data, fewshot=shown, num_fewshot=len(turns), turns=tuple(turns))
 
 
 def with_own_examples(data: TaskData, turns: Sequence[Turn], options: TaskOptions) -> TaskData:
-    """Return the data with examples that may be treegen's own, and where they are from."""
+    """Return the data with examples above the problems, and a note on where the examples come from.
+
+    Args:
+        data: Problems of the run.
+        turns: Examples (question, answer), which may be treegen's own.
+        options: Options of the run, which name the source of the examples.
+    """
     return replace(
         with_examples(data, turns),
         label=make_data_label(options.data, own_examples=own_examples(options, len(turns))),
@@ -127,12 +146,16 @@ def with_table(
     column: str,
     group_of: Mapping[str, str | int | None],
 ) -> Report:
-    """Return the report with accuracy by group of problems, read by the headline filter.
+    """Return the report with a table of accuracy by group of problems, for the headline filter.
 
-    There is no table where all problems are of one group.
+    The table is left out if all problems belong to one group.
 
     Args:
-        group_of: By problem id; those of the group None or "" are in none.
+        report: The report to extend.
+        scores: Scores of the samples.
+        title: Title of the table.
+        column: Heading of the column of groups.
+        group_of: Group of each problem id; a problem with the group None or "" belongs to none.
     """
     ids: dict[str | int, list[str]] = {}
     for problem_id, group in group_of.items():

@@ -1,4 +1,4 @@
-"""The prompt tree that most tasks have."""
+"""The prompt tree of most tasks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,12 +16,14 @@ _PLACE: Final = re.compile(r"<image (\d{1,3})>")
 def examples_above_problems(
     data: TaskData, num_samples: int, ask: Callable[[Problem], str]
 ) -> Node:
-    """Return examples -> problems -> samples: two levels that samples share.
+    """Return the tree examples -> problems -> samples, with two levels that samples share.
 
-    Problems with images are asked as chat messages.
+    Problems with images become chat messages.
 
     Args:
-        ask: Returns the prompt of a problem, as it stands below the examples.
+        data: Problems and solved examples.
+        num_samples: Samples per problem.
+        ask: Returns the prompt of a problem, to be placed below the examples.
     """
     children = [
         Node(build_content(problem, ask(problem)), samples=num_samples, id=problem.id)
@@ -31,7 +33,7 @@ def examples_above_problems(
 
 
 def build_content(problem: Problem, text: str) -> str | list[Message]:
-    """Return what a problem with this prompt is asked by: a text, or messages with images."""
+    """Return the content of a problem's node: a text, or messages with images."""
     if problem.messages:
         return [_with_images(message, problem.images) for message in problem.messages]
     if not problem.images:
@@ -40,12 +42,12 @@ def build_content(problem: Problem, text: str) -> str | list[Message]:
 
 
 def interleave_images(text: str, images: Sequence[ImageFile]) -> list[dict[str, Any]]:
-    """Return a text with images as parts of a message.
+    """Return a text with images as the parts of a message.
 
-    Each "<image N>" stands for the N-th image, from 1. Images that the text does not name stand
-    before it.
+    Each "<image N>" is replaced by the N-th image, from 1. Images that the text does not name are
+    put before the text.
     """
-    pieces = _PLACE.split(text)  # a text, a number, a text, and so on
+    pieces = _PLACE.split(text)  # alternating texts and numbers
     named = {int(number) for number in pieces[1::2]}
     before = [image.part for number, image in enumerate(images, 1) if number not in named]
     parts: list[dict[str, Any]] = []

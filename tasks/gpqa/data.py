@@ -1,4 +1,4 @@
-"""Reading GPQA: the authors' CSV files, the same columns in other formats, or the hub."""
+"""Reads GPQA from the authors' CSV files, the same columns in other formats, or the hub."""
 
 import hashlib
 import random
@@ -38,18 +38,23 @@ def load_problems(
     """Return the problems, the rows that cannot be used, and their source.
 
     Args:
-        shuffle: The order of choices. "hash" is that of hashes of the seed, the question and the
-            choice. "simple-evals" is that of OpenAI's script, which depends on the row's place.
+        data: Path of a file or folder, or "hf" for the hub; None for the bundled problems.
+        split: The split to read; None for the default.
+        subset: One of SUBSETS; None for the default of data with subsets.
+        shuffle: The order of choices. "hash" orders them by hashes of the seed, the question and
+            the choice. "simple-evals" uses the order of OpenAI's script, which depends on the row's
+            index.
+        seed: The seed of the order "hash".
 
     Raises:
-        InputError: there is no such split, or a subset of a single file is asked for.
-        DataError: the data cannot be read, or have no usable problem.
+        InputError: There is no such split, or a subset of a single file is requested.
+        DataError: The data cannot be read, or have no usable problem.
     """
     rows, source = _rows(data, split, subset)
     drawn = random.Random(0)
 
     def make(row: dict[str, Any], line: int) -> Problem:
-        # Drawn before anything can fail, so that a bad row moves no other.
+        # Draw before anything can fail, so that a bad row does not change the order of other rows.
         order = drawn.sample(range(4), 4)
         question = column(row, ("Question",))
         choices = [column(row, (name,)) for name in _CHOICES]

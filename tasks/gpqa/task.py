@@ -1,14 +1,14 @@
 r"""GPQA: graduate-level questions in biology, chemistry and physics, with four choices.
 
 Data: https://github.com/idavidrein/gpqa (Rein et al., 2023; CC BY 4.0). Its authors ask that no
-question is put online in plain text, so none comes with treegen. `hf` is Idavidrein/gpqa, which
-asks to accept its terms. One row, of many more columns:
+question is put online in plain text, so none comes with treegen. `hf` is Idavidrein/gpqa, whose
+terms you must accept. One row, which has many more columns:
 
     {"Question": "Which ...?", "Correct Answer": "this", "Incorrect Answer 1": "that", ...}
 
 The prompt and the filter `simple-evals` are those of https://github.com/openai/simple-evals
-(gpqa_eval.py, MIT), with which the reports on reasoning models are made. Samples are drawn as for
-DeepSeek-R1 (2025).
+(gpqa_eval.py, MIT), which reports on reasoning models use. Samples are drawn as for DeepSeek-R1
+(2025).
 """
 
 import re
@@ -28,8 +28,8 @@ _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")
 class GPQA(TextTask):
     """GPQA by generated letters.
 
-    The filter `simple-evals` reads the first "Answer: X", of which a small letter is wrong, as
-    published. `letter` reads the letter that the text settles on.
+    The filter `simple-evals` reads the first "Answer: X"; a lower-case letter is wrong, as
+    published. `letter` reads the letter that the text gives as its answer.
     """
 
     name = "gpqa"
@@ -57,7 +57,7 @@ class GPQA(TextTask):
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter."""
+        """Return a verdict for each filter."""
         found = _ANSWER.search(text)
         return {
             "simple-evals": Verdict(found[1], found[1] == problem.answer)

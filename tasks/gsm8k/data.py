@@ -1,8 +1,8 @@
-"""GSM8K's problems and examples: where they are read from, and what a row of them says.
+"""GSM8K's problems and examples: their sources, and how rows are read.
 
-The eight bundled examples were written for treegen, in the style of the eight that chain-of-thought
-papers use. Scores that are to be compared with published ones need the published examples. Give
-them as a few-shot file, one {"question": ..., "target": "... The answer is N."} a line.
+The eight bundled examples were written for treegen, in the style of the eight examples of
+chain-of-thought papers. To compare scores with published ones, use the published examples: a
+few-shot file with one {"question": ..., "target": "... The answer is N."} per line.
 """
 
 import re
@@ -22,12 +22,12 @@ SOURCE: Final = Source(
 )
 EXAMPLES: Final = "gsm8k_fewshot.jsonl"
 
-# Notes for a calculator, such as "<<48/2=24>>". The data's authors say to remove them from prompts.
+# Notes for a calculator, such as "<<48/2=24>>", which the data's authors advise to remove.
 _ANNOTATION: Final = re.compile(r"<<[^>]*>>")
 
 
 def reasoning_and_number(answer: str) -> tuple[str, str]:
-    """Split a reference answer at its last "####", without its calculator notes.
+    """Split a reference answer at its last "####", and remove its calculator notes.
 
     An answer without "####" is a number as a whole.
     """
@@ -39,7 +39,7 @@ def read_problem(row: dict[str, Any], line: int) -> Problem:
     """Return the problem of a row.
 
     Raises:
-        ValueError: the row has none, for the reason given.
+        ValueError: The row is unusable; the message has the reason.
     """
     question = text_field(row, "question")
     answer = text_field(row, "answer")
@@ -50,10 +50,10 @@ def read_problem(row: dict[str, Any], line: int) -> Problem:
 
 
 def read_example(row: dict[str, Any]) -> Turn:
-    """Return a question and the answer that the model is shown.
+    """Return the question and the answer of a solved example.
 
     Raises:
-        ValueError: the row has none, for the reason given.
+        ValueError: The row is unusable; the message has the reason.
     """
     question = text_field(row, "question")
     if "target" in row:
@@ -62,12 +62,12 @@ def read_example(row: dict[str, Any]) -> Turn:
     reasoning, number = reasoning_and_number(answer)
     if "####" not in answer:
         return question, number
-    # strict-match looks for this sentence, so the model is to copy it.
+    # strict-match searches for this sentence, so the model must learn to copy it.
     return question, f"{reasoning}\nThe answer is {number}.".lstrip("\n")
 
 
 def read_drawn(row: dict[str, Any]) -> Turn:
-    """Return an example of a split, as `read_example` does."""
+    """Return an example from a split, as `read_example` does."""
     question, target = read_example(row)
     if "\n\n" in target:
         raise ValueError("a blank line in an example would teach the model to write a stop string")
@@ -75,6 +75,6 @@ def read_drawn(row: dict[str, Any]) -> Turn:
 
 
 def num_steps(problem: Problem) -> int:
-    """Return how many lines the reference solution has before its answer; each is a step."""
+    """Return the number of steps of the reference solution: its lines before the answer."""
     reasoning, _ = reasoning_and_number(problem.metadata.get("solution", ""))
     return sum(bool(line.strip()) for line in reasoning.splitlines())

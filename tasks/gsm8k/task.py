@@ -10,10 +10,10 @@ The prompt has the form of lm-eval's gsm8k_cot, solved examples before the probl
     Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
 
 All examples are one node above all problems, so they are computed once for the whole run. A sample
-ends where gsm8k_cot's do; `form=self-consistency` also ends it at a blank line, as
+ends at the stop strings of gsm8k_cot; `form=self-consistency` also ends it at a blank line, as
 gsm8k_cot_self_consistency does.
 
-As a search, a step is a sentence or a line of the reasoning, up to a period or a newline.
+In a search, a step is a sentence or a line of the reasoning, up to a period or a newline.
 """
 
 import re
@@ -70,7 +70,7 @@ class GSM8K(TextTask):
         "form": "whose stops: cot (lm-eval's gsm8k_cot, the default) or self-consistency, which "
         "also stops at a blank line"
     }
-    # The reference is needed to tell whether an answer is right.
+    # Whether an answer is right cannot be checked without the reference.
     checkable: Final = False
     search_defaults: Final = SearchDefaults(
         method="beam",
@@ -91,15 +91,15 @@ class GSM8K(TextTask):
         return TaskDefaults(sampling=sampling, num_samples=40, num_fewshot=8)
 
     def configure(self, arguments: Mapping[str, str]) -> None:
-        """Take the form that is asked for."""
+        """Set the form from the task's arguments."""
         self._form = one_of(arguments, "form", tuple(_STOPS), "cot")
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never among its own examples.
+        """Read problems and examples. A problem is never one of its own examples.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: problems or examples cannot be read, or an example is a problem.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Problems or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
         rows, source = SOURCE.read(options.data, options.split)
@@ -116,7 +116,7 @@ class GSM8K(TextTask):
         return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter. The text ends where a stop string began."""
+        """Return a verdict for each filter. The text ends where a stop string began."""
         (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
         is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
         judge = _known if is_short else _build_verdicts
@@ -142,16 +142,16 @@ class GSM8K(TextTask):
     def done(self, problem: Problem, text: str) -> bool:
         """Return whether the answer is stated and its line has ended, or a stop string has come.
 
-        A period does not end the line with the answer, because it may be that of 3.50.
+        A period does not end the line with the answer, because it may belong to 3.50.
         """
         return _own(text) != text or (text.endswith("\n") and bool(_STATED.search(text)))
 
     def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the number that the reasoning comes to."""
+        """Return the number that the reasoning gives as its answer."""
         return numeric_answer(_own(text))
 
     def is_solved(self, problem: Problem, text: str) -> bool:
-        """Return whether that number is the reference's."""
+        """Return whether the answer equals the reference."""
         return self.score(problem, _own(text))["numeric"].correct
 
 
@@ -165,7 +165,8 @@ def _own(text: str) -> str:
     return text[: min(ends, default=len(text))]
 
 
-# A problem has many samples, whose answers are few and short, unless they are runs of digits.
+# A problem has many samples with few different answers, which are short unless they are runs of
+# digits. So verdicts on short answers are cached.
 _KEPT: Final = 1 << 14
 _SHORT: Final = 64
 _gold: Final = lru_cache(maxsize=1024)(canonical_number)
@@ -175,7 +176,7 @@ _exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 def _build_verdicts(
     gold: str, numeric: str | None, strict: str | None, flexible: str | None
 ) -> dict[str, Verdict]:
-    """Return the verdict by each filter on what it has read."""
+    """Return the verdict of each filter on the answer that it has read."""
     found = (
         _verdict(numeric, numeric is not None and numeric == _gold(gold)),
         _exact_match(gold, strict),
@@ -188,7 +189,7 @@ _known: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
 
 
 def _verdict(answer: str | None, right: bool) -> Verdict:
-    # Samples of all problems with the same answer share it.
+    # All samples with the same answer share one verdict object.
     return (_known_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
 
 
@@ -197,8 +198,8 @@ _known_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 def _exact_match(gold: str, found: str | None) -> Verdict:
     form = None if found is None else exact_match_form(found)
-    # lm-eval counts ".." as a wrong answer. Here it is no answer, so that it cannot win a vote. The
-    # score is the same.
+    # lm-eval counts ".." as a wrong answer. Here it counts as no answer, so that it cannot win a
+    # vote. The score is the same.
     if form is None or not _DIGIT.search(form):
         return _verdict(None, False)
     return _verdict(form, form == _exact_gold(gold))

@@ -1,4 +1,4 @@
-"""The arguments of an instruction, checked once before any answer is read."""
+"""The arguments of an instruction, checked once before any answer is checked."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from treegen.tasks.common.jsonl import text_field
 
 Check = Callable[[str], bool]
-"""Whether an answer follows an instruction; it takes time linear in the answer."""
+"""Returns whether an answer follows an instruction, in time linear in the answer."""
 
 
 def number(given: Mapping[str, Any], name: str) -> int:
-    """Return a whole number from 0; raise ValueError if there is none."""
+    """Return a whole number from 0; raise ValueError if it is missing or invalid."""
     value = given.get(name)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -20,12 +20,12 @@ def number(given: Mapping[str, Any], name: str) -> int:
 
 
 def text(given: Mapping[str, Any], name: str) -> str:
-    """Return a text; raise ValueError if there is none."""
+    """Return a text; raise ValueError if it is missing or invalid."""
     return text_field(dict(given), name)
 
 
 def texts(given: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of texts; raise ValueError if there is none."""
+    """Return a list of texts; raise ValueError if it is missing or invalid."""
     found = given.get(name)
     if not isinstance(found, list) or not found:
         raise ValueError(f"{name} is not a list of texts")
@@ -33,7 +33,16 @@ def texts(given: Mapping[str, Any], name: str) -> list[str]:
 
 
 def relation(given: Mapping[str, Any], name: str, bound: int) -> Callable[[int], bool]:
-    """Return the test of a count that a relation means; raise ValueError for an unknown one."""
+    """Return the test of a count against a bound.
+
+    Args:
+        given: Arguments of the instruction.
+        name: Name of the argument with the relation: "less than" or "at least".
+        bound: The bound.
+
+    Raises:
+        ValueError: The relation is unknown.
+    """
     word = given.get(name)
     if word == "less than":
         return lambda count: count < bound

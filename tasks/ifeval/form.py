@@ -1,7 +1,7 @@
-"""Checks of what an answer contains and of its form. Every check is linear in the text.
+"""Checks of an answer's content and form. Every check takes time linear in the text.
 
-The published code says the same by regular expressions, some of which take quadratic time on long
-runs of spaces or brackets.
+The published code uses regular expressions, some of which take quadratic time on long runs of
+spaces or brackets. The results are the same.
 """
 
 import json
@@ -14,7 +14,7 @@ from treegen.tasks.ifeval.arguments import Check, number, text
 
 _OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _POSTSCRIPTS: Final = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
-# A line whose first mark is one star, or a dash. The mark after the star may be the line's end.
+# A line that begins with a single star, or a dash. The end of the line may follow the star.
 _STARS: Final = re.compile(r"^[^\S\n]*+\*[^*].*$", re.MULTILINE)
 _DASHES: Final = re.compile(r"^[^\S\n]*+-.*$", re.MULTILINE)
 _HIGHLIGHT: Final = re.compile(r"\*[^\n*]*+\*")
@@ -23,7 +23,7 @@ _RESPONSES: Final = "******"
 
 
 def number_placeholders(given: Mapping[str, Any]) -> Check:
-    """There are so many texts in square brackets, each within a line, or more."""
+    """Require at least a number of texts in square brackets, each within a line."""
     wanted = number(given, "num_placeholders")
     return lambda answer: sum(map(_brackets, answer.split("\n"))) >= wanted
 
@@ -36,7 +36,7 @@ def _brackets(line: str) -> int:
 
 
 def postscript(given: Mapping[str, Any]) -> Check:
-    """The mark of a postscript is there; marks are patterns, as published."""
+    """Require the mark of a postscript; marks are patterns, as published."""
     marker = text(given, "postscript_marker").strip()
     if marker in _POSTSCRIPTS:
         known = re.compile(_POSTSCRIPTS[marker])
@@ -46,7 +46,7 @@ def postscript(given: Mapping[str, Any]) -> Check:
 
 
 def number_bullet_lists(given: Mapping[str, Any]) -> Check:
-    """There are exactly so many lines that begin with a star or a dash."""
+    """Require an exact number of lines that begin with a star or a dash."""
     wanted = number(given, "num_bullets")
     return lambda answer: (
         sum(1 for each in (_STARS, _DASHES) for _ in each.finditer(answer)) == wanted
@@ -54,12 +54,12 @@ def number_bullet_lists(given: Mapping[str, Any]) -> Check:
 
 
 def constrained_response(given: Mapping[str, Any]) -> Check:
-    """One of three sentences is there."""
+    """Require one of three sentences."""
     return lambda answer: any(option in answer for option in _OPTIONS)
 
 
 def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
-    """There are so many texts between stars, or more. One between double stars counts too."""
+    """Require at least a number of texts between stars; texts between double stars count too."""
     wanted = number(given, "num_highlights")
 
     def check(answer: str) -> bool:
@@ -71,18 +71,18 @@ def number_highlighted_sections(given: Mapping[str, Any]) -> Check:
 
 
 def multiple_sections(given: Mapping[str, Any]) -> Check:
-    """There are so many marks such as "Section 2", or more; the word is a pattern, as published."""
+    """Require at least a number of marks such as "Section 2"; the word is a pattern."""
     wanted, word = number(given, "num_sections"), text(given, "section_spliter").strip()
     mark = CountedPattern(word, r"\s?{}\s?\d+\s?")
     return lambda answer: (mark.count(answer) or 0) >= wanted
 
 
 def json_format(given: Mapping[str, Any]) -> Check:
-    """All of it is JSON, in a fence or not."""
+    """Require that the whole answer is JSON, with or without a fence."""
 
     def check(answer: str) -> bool:
         inner = answer.strip()
-        # Each is taken away in turn, so that an unmarked fence may follow a marked one.
+        # Remove each in turn, so that an unmarked fence may follow a marked one.
         for fence in ("```json", "```Json", "```JSON", "```"):
             inner = inner.removeprefix(fence)
         try:
@@ -95,7 +95,7 @@ def json_format(given: Mapping[str, Any]) -> Check:
 
 
 def title(given: Mapping[str, Any]) -> Check:
-    """A line has a text between << and >>."""
+    """Require a line with a text between << and >>."""
 
     def has_title(line: str) -> bool:
         start, end = line.find("<<"), line.rfind(">>")
@@ -109,7 +109,7 @@ def _bare(found: str) -> str:
 
 
 def two_responses(given: Mapping[str, Any]) -> Check:
-    """There are two different texts with ****** between; only the ends may be empty."""
+    """Require two different texts with ****** between them; only the ends may be empty."""
 
     def check(answer: str) -> bool:
         parts = [part.strip() for part in answer.split(_RESPONSES)]
@@ -120,19 +120,19 @@ def two_responses(given: Mapping[str, Any]) -> Check:
 
 
 def repeat_prompt(given: Mapping[str, Any]) -> Check:
-    """It begins with the request, in any case."""
+    """Require that the answer begins with the request, ignoring case."""
     request = text(given, "prompt_to_repeat").strip().lower()
     return lambda answer: answer.strip().lower().startswith(request)
 
 
 def end_checker(given: Mapping[str, Any]) -> Check:
-    """It ends with a phrase, in any case; quotation marks after it do not count."""
+    """Require that the answer ends with a phrase, ignoring case and quotation marks after it."""
     phrase = text(given, "end_phrase").strip().lower()
     return lambda answer: answer.strip().strip('"').lower().endswith(phrase)
 
 
 def quotation(given: Mapping[str, Any]) -> Check:
-    """All of it stands between double quotation marks."""
+    """Require that the whole answer is between double quotation marks."""
 
     def check(answer: str) -> bool:
         inner = answer.strip()

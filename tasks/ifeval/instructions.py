@@ -1,4 +1,4 @@
-"""The 25 kinds of instructions, by the names that the data has for them."""
+"""The 25 kinds of instructions, by their names in the data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -46,10 +46,15 @@ NEED_LANGUAGE: Final = frozenset(
 
 
 def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
-    """Return the check of an instruction. way: how sentences are split, "punkt" or "rule".
+    """Return the check of an instruction.
+
+    Args:
+        kind: Name of the instruction, one of KINDS.
+        given: Its arguments; those that are None are ignored.
+        way: How sentences are split, "punkt" or "rule".
 
     Raises:
-        ValueError: there is no such kind, or an argument is missing or cannot be used.
+        ValueError: There is no such kind, or an argument is missing or invalid.
     """
     known = {name: value for name, value in given.items() if value is not None}
     if kind in _BY_SENTENCES:
@@ -60,20 +65,20 @@ def make_check(kind: str, given: Mapping[str, Any], way: str) -> Check:
 
 
 def _passes_if_not_blank(check: Check, answer: str) -> bool:
-    """An answer of white space alone follows nothing."""
+    """Return whether an answer is not blank and passes a check."""
     return bool(answer.strip()) and check(answer)
 
 
 def followed_loosely(check: Check, answer: str) -> bool:
-    """Return whether an answer, or what is left of it without what models add, passes a check.
+    """Return whether an answer passes a check, with or without text that models often add.
 
-    That is: without its first line, its last line or both, and each of these without stars.
+    Forms without the first line, the last line or both are tried, and each of these without stars.
     """
     return any(check(each) for each in variants(answer))
 
 
 def variants(answer: str) -> Sequence[str]:
-    """Return the forms of an answer that the loose rule tries, each once."""
+    """Return the forms of an answer that the loose rule tries, without repeats."""
     lines = answer.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     plain = [answer, *cut]

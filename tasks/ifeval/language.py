@@ -1,6 +1,6 @@
-"""Checks of the language, by the package langdetect, which the published code uses.
+"""Checks of the language with the package langdetect, which the published code uses.
 
-langdetect draws at random. Here it draws with a fixed seed, so that a score is always the same.
+langdetect draws at random. Here it uses a fixed seed, so that a score is always the same.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from typing import Any, Final
 
 from treegen.tasks.ifeval.arguments import Check, text
 
-# langdetect reads 10,000 characters, after it has taken addresses out.
+# langdetect reads 10,000 characters, after it has removed addresses.
 _READ: Final = 100_000
 
 
 def is_installed() -> bool:
-    """Return whether the package is there."""
+    """Return whether the package is installed."""
     return find_spec("langdetect") is not None
 
 
 def language_of(answer: str) -> str | None:
-    """Return the code of a text's language, such as "en"; None if it has no letters to tell by."""
+    """Return the code of a text's language, such as "en"; None if it has no usable letters."""
     from langdetect.lang_detect_exception import LangDetectException
 
     detector = _factory().create()
@@ -33,18 +33,18 @@ def language_of(answer: str) -> str | None:
 
 
 def response_language(given: Mapping[str, Any]) -> Check:
-    """It is in a language. A text without letters follows, as published."""
+    """Require a language. A text without letters passes, as published."""
     wanted = text(given, "language")
     return lambda answer: language_of(answer) in (wanted, None)
 
 
 def english_capital(given: Mapping[str, Any]) -> Check:
-    """It is in English, all in capital letters."""
+    """Require English in capital letters only."""
     return lambda answer: answer.isupper() and language_of(answer) in ("en", None)
 
 
 def english_lowercase(given: Mapping[str, Any]) -> Check:
-    """It is in English, all in lower case."""
+    """Require English in lower case only."""
     return lambda answer: answer.islower() and language_of(answer) in ("en", None)
 
 

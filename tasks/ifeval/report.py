@@ -13,9 +13,9 @@ from treegen.evals.verdict import SampleScore, Verdict
 class FollowedVerdict(Verdict):
     """A verdict on an answer to a prompt with several instructions.
 
-    correct: whether all are followed.
-    credit: the share that is followed.
-    followed: which are.
+    correct: whether all instructions are followed.
+    credit: the share of followed instructions.
+    followed: whether each instruction is followed.
     """
 
     followed: tuple[bool, ...] = ()
@@ -24,7 +24,13 @@ class FollowedVerdict(Verdict):
 def by_instruction(
     overall: Report, scores: Sequence[SampleScore], options: ReportOptions
 ) -> Report:
-    """Return the report with the accuracy over instructions, and a table by their kind."""
+    """Return the report with the accuracy over instructions, and a table by their kind.
+
+    Args:
+        overall: The report to extend.
+        scores: Scores of the samples.
+        options: Options of the report.
+    """
     rows: list[MetricRow] = []
     ids = list(options.problem_ids)
     clusters = dict(zip(ids, clusters_of(options.problems, ids) or (), strict=False))
@@ -53,7 +59,7 @@ def by_instruction(
 
 
 def _shares(scores: Sequence[SampleScore], filter: str) -> dict[str, list[float]]:
-    """Return for each problem how often each of its instructions is followed."""
+    """Return, for each problem, the share of samples that follow each of its instructions."""
     found: dict[str, list[tuple[bool, ...]]] = {}
     for sample in scores:
         verdict = sample.verdicts[filter]
@@ -70,8 +76,8 @@ def _over_instructions(
 ) -> dict[str, Any]:
     """Return the mean over instructions.
 
-    A prompt has several, whose outcomes go together. So prompts are what varies, or the groups that
-    prompts are in.
+    The outcomes of one prompt's instructions are correlated. So the error bar is clustered by
+    prompts, or by the groups of prompts.
     """
     values = [value for each in shares.values() for value in each]
     names = [clusters.get(id, ("", id)) for id, each in shares.items() for _ in each]

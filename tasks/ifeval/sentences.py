@@ -1,8 +1,9 @@
 """Checks that need sentences: their number, and words in capital letters.
 
-The published code splits sentences by nltk's Punkt and words by its tokenizer, which splits
+The published code splits sentences with nltk's Punkt, and words with nltk's tokenizer, which splits
 sentences first. Punkt needs data that nltk downloads: `python -m nltk.downloader punkt_tab`.
-Without it, `sentences=rule` takes a rule of our own: a sentence ends at ., ! or ? before white
+
+Without it, `sentences=rule` uses treegen's own rule: a sentence ends at ., ! or ? before white
 space or the end, and a word is a run of letters, digits, apostrophes and hyphens. Its scores are
 not the published ones.
 """
@@ -23,7 +24,7 @@ _WORD: Final = re.compile(r"\w[\w'-]*+")
 
 
 def missing() -> str | None:
-    """Return what Punkt lacks here, as a command that gets it; None if nothing."""
+    """Return the command that installs what Punkt needs; None if nothing is missing."""
     if find_spec("nltk") is None:
         return f"pip install nltk, and {NEEDED}"
     import nltk
@@ -36,14 +37,24 @@ def missing() -> str | None:
 
 
 def number_sentences(given: Mapping[str, Any], way: str) -> Check:
-    """There are so many sentences."""
+    """Require a number of sentences.
+
+    Args:
+        given: Arguments of the instruction.
+        way: How sentences are split, PUNKT or RULE.
+    """
     holds = relation(given, "relation", number(given, "num_sentences"))
     count = _count_by_rule if way == RULE else _count_by_punkt
     return lambda answer: holds(count(answer))
 
 
 def capital_word_frequency(given: Mapping[str, Any], way: str) -> Check:
-    """So many words are all in capital letters."""
+    """Require a number of words in capital letters only.
+
+    Args:
+        given: Arguments of the instruction.
+        way: How words are split, PUNKT or RULE.
+    """
     holds = relation(given, "capital_relation", number(given, "capital_frequency"))
     words: Callable[[str], list[str]] = _WORD.findall if way == RULE else _words_by_punkt
     return lambda answer: holds(sum(word.isupper() for word in words(answer)))

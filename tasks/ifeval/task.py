@@ -7,10 +7,10 @@ Data: https://github.com/google-research/google-research/tree/master/instruction
      "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
      "kwargs": [{}, {"relation": "at least", "num_words": 30}]}
 
-The prompt is asked as it is. Checks and scores are those of the published code
+The prompt is used unchanged. Checks and scores are those of the published code
 (https://arxiv.org/abs/2311.07911) and of lm-eval's `ifeval`: whether all instructions of a prompt
-are followed, and what share of all instructions is; `strict` by the answer as it is, `loose` also
-by the answer without its first or last line and without stars.
+are followed, and the share of all instructions that are followed. `strict` checks the unchanged
+answer, `loose` also the answer without its first or last line and without stars.
 """
 
 import json
@@ -40,7 +40,7 @@ from treegen.tasks.ifeval.instructions import (
 )
 from treegen.tasks.ifeval.report import FollowedVerdict, by_instruction
 
-# No model writes as much as an answer. Longer texts follow nothing, so that they cost little.
+# Characters; no real answer is as long. Longer texts fail every check, which bounds their cost.
 _LONGEST: Final = 1_000_000
 
 
@@ -64,7 +64,7 @@ class IFEval(TextTask):
     )
 
     def __init__(self) -> None:
-        """Split sentences as published until `load` says otherwise."""
+        """Split sentences as published until `load` sets another way."""
         self._way = sentences.PUNKT
         self._checks = lru_cache(maxsize=4096)(self._make_checks)
 
@@ -72,8 +72,9 @@ class IFEval(TextTask):
         """Read the prompts and their instructions.
 
         Raises:
-            InputError: an option cannot be used, or what some instructions need is not installed.
-            DataError: the data cannot be read, or have no usable prompt.
+            InputError: An option is invalid, or a package that some instructions need is not
+                installed.
+            DataError: The data cannot be read, or have no usable prompt.
         """
         data = super().load(options)
         self._check_needs(data.problems)
@@ -106,14 +107,14 @@ class IFEval(TextTask):
         return by_instruction(self.overall(scores, options), scores, options)
 
     def _problem(self, row: dict[str, Any], line: int) -> Problem:
-        kinds, given = row.get("instruction_id_list"), row.get("kwargs")
+        kinds, arguments = row.get("instruction_id_list"), row.get("kwargs")
         if not isinstance(kinds, list) or not kinds:
             raise ValueError("instruction_id_list must be a list of instructions")
-        if not isinstance(given, list) or len(given) != len(kinds):
+        if not isinstance(arguments, list) or len(arguments) != len(kinds):
             raise ValueError("kwargs must have one object for each instruction")
-        if not all(isinstance(each, Mapping) for each in given):
+        if not all(isinstance(each, Mapping) for each in arguments):
             raise ValueError("kwargs must be a list of objects")
-        known = [{n: v for n, v in each.items() if v is not None} for each in given]
+        known = [{n: v for n, v in each.items() if v is not None} for each in arguments]
         for kind, each in zip(kinds, known, strict=True):
             try:
                 make_check(kind, each, self._way)
@@ -126,18 +127,20 @@ class IFEval(TextTask):
         return Problem(id, prompt, answer, {"instructions": kinds, "line": line})
 
     def _make_checks(self, answer: str) -> list[Check]:
-        kinds, given = json.loads(answer)
-        return [make_check(kind, each, self._way) for kind, each in zip(kinds, given, strict=True)]
+        kinds, arguments = json.loads(answer)
+        return [
+            make_check(kind, each, self._way) for kind, each in zip(kinds, arguments, strict=True)
+        ]
 
     def _check_needs(self, problems: Sequence[Problem]) -> None:
-        """Refuse what the installed packages cannot check, before a model is loaded."""
-        asked = {kind for problem in problems for kind in problem.metadata["instructions"]}
-        if (kinds := asked & NEED_LANGUAGE) and not language.is_installed():
+        """Raise InputError for checks that need missing packages, before a model is loaded."""
+        used = {kind for problem in problems for kind in problem.metadata["instructions"]}
+        if (kinds := used & NEED_LANGUAGE) and not language.is_installed():
             raise InputError(
                 f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
                 f"{install('ifeval')}"
             )
-        if (kinds := asked & NEED_SENTENCES) and self._way == sentences.PUNKT:
+        if (kinds := used & NEED_SENTENCES) and self._way == sentences.PUNKT:
             lacking = sentences.missing()
             if lacking is not None:
                 raise InputError(

@@ -1,5 +1,7 @@
-"""Checks of words, letters, lengths and case. Every check is linear in the text, but for
-patterns of the data, which are given up after a while."""
+"""Checks of words, letters, lengths and case, in time linear in the text.
+
+Patterns in the data may take longer; their checks fail after a time limit.
+"""
 
 import re
 from collections.abc import Mapping
@@ -14,13 +16,13 @@ _AFTER_WORD: Final = re.compile("[.,?!'\"]")
 
 
 def existence(given: Mapping[str, Any]) -> Check:
-    """Every keyword is there, in any case; keywords are patterns, as published."""
+    """Require every keyword, ignoring case; keywords are patterns, as published."""
     wanted = [CountedPattern(word, ignore_case=True) for word in texts(given, "keywords")]
     return lambda answer: all(each.count(answer) for each in wanted)
 
 
 def frequency(given: Mapping[str, Any]) -> Check:
-    """A keyword is there so often."""
+    """Require a number of occurrences of a keyword."""
     word = CountedPattern(text(given, "keyword").strip(), ignore_case=True)
     holds = relation(given, "relation", number(given, "frequency"))
 
@@ -32,7 +34,7 @@ def frequency(given: Mapping[str, Any]) -> Check:
 
 
 def forbidden_words(given: Mapping[str, Any]) -> Check:
-    """No keyword is there as a word of its own."""
+    """Require that no keyword occurs as a separate word."""
     words = [
         CountedPattern(word, r"\b{}\b", ignore_case=True)
         for word in texts(given, "forbidden_words")
@@ -41,9 +43,9 @@ def forbidden_words(given: Mapping[str, Any]) -> Check:
 
 
 def letter_frequency(given: Mapping[str, Any]) -> Check:
-    """A letter is there so often, in any case.
+    """Require a number of occurrences of a letter, ignoring case.
 
-    The published code draws another letter at random where this is no letter of the alphabet.
+    If the argument is not a letter of the alphabet, the published code draws a letter at random.
     """
     letter = text(given, "letter").strip().lower()
     if len(letter) != 1:
@@ -53,13 +55,13 @@ def letter_frequency(given: Mapping[str, Any]) -> Check:
 
 
 def number_words(given: Mapping[str, Any]) -> Check:
-    """There are so many words, which are runs of letters, digits and underscores."""
+    """Require a number of words, which are runs of letters, digits and underscores."""
     holds = relation(given, "relation", number(given, "num_words"))
     return lambda answer: holds(sum(1 for _ in _WORD.finditer(answer)))
 
 
 def number_paragraphs(given: Mapping[str, Any]) -> Check:
-    """There are exactly so many paragraphs, with *** between; only the ends may be empty."""
+    """Require an exact number of paragraphs with *** between them; only the ends may be empty."""
     wanted = number(given, "num_paragraphs")
 
     def check(answer: str) -> bool:
@@ -71,14 +73,14 @@ def number_paragraphs(given: Mapping[str, Any]) -> Check:
 
 
 def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
-    """There are so many paragraphs with blank lines between, and one begins with a word."""
+    """Require a number of paragraphs between blank lines, one of which begins with a word."""
     wanted, place = number(given, "num_paragraphs"), number(given, "nth_paragraph")
     word = text(given, "first_word").lower()
 
     def check(answer: str) -> bool:
         parts = answer.split("\n\n")
         filled = sum(bool(part.strip()) for part in parts)
-        # Blank paragraphs are counted by the place, though not by the number, as published.
+        # The place counts blank paragraphs, the number does not, as published.
         if not 0 < place <= filled or not parts[place - 1].strip():
             return False
         first = parts[place - 1].split(None, 1)[0].lstrip("'").lstrip('"')
@@ -89,5 +91,5 @@ def nth_paragraph_first_word(given: Mapping[str, Any]) -> Check:
 
 
 def no_comma(given: Mapping[str, Any]) -> Check:
-    """There is no comma."""
+    """Require that there is no comma."""
     return lambda answer: "," not in answer

@@ -1,1 +1,1 @@
-"""Problems of a log that another tool wrote."""
+"""Problems of a log from another tool."""

@@ -1,4 +1,4 @@
-"""The problems of an imported log. Its samples have the verdicts that the log has."""
+"""The problems of an imported log, whose samples keep the verdicts of the log."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from treegen.tasks.common.text_task import TextTask
 
 
 class Imported(TextTask):
-    """What `treegen import` makes a run of; its name, version and filters are those of the log."""
+    """The task of a run from `treegen import`; name, version and filters come from the log."""
 
     arguments: ClassVar = {
         "name": "the task's name in the log; default: imported",
@@ -32,16 +32,16 @@ class Imported(TextTask):
     defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)
 
     def __init__(self) -> None:
-        """Nothing is known of the log until `configure` is called."""
+        """Use default values until `configure` sets those of the log."""
         self.name, self.version = "imported", "0"
         self.filters: tuple[str, ...] = ("score",)
         self._num_fewshot = 0
 
     def configure(self, arguments: Mapping[str, str]) -> None:
-        """Take over what the log says of its task.
+        """Set the name, version and filters of the log's task.
 
         Raises:
-            InputError: an argument is not known, or `filters` is no list of names.
+            InputError: An argument is unknown, or `filters` is not a list of names.
         """
         check_arguments("imported", arguments, self.arguments)
         self.name = arguments.get("name") or self.name
@@ -65,8 +65,8 @@ class Imported(TextTask):
         """Read the problems that `treegen import` wrote.
 
         Raises:
-            InputError: no file is given.
-            DataError: the file cannot be read.
+            InputError: There is no file.
+            DataError: The file cannot be read.
         """
         if options.data is None:
             raise InputError("imported has no problems; `treegen import LOG` makes runs of it")
@@ -81,14 +81,14 @@ class Imported(TextTask):
     def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
         """Return the verdicts of the log, which are stored with the sample.
 
-        A filter that did not score the sample has none.
+        A filter that did not score the sample is left out.
 
         Args:
             problem: The problem of the sample.
             record: The stored sample.
 
         Raises:
-            RunError: The record lacks a verdict, or has one that contradicts itself.
+            RunError: The record has no verdicts, or an invalid one.
         """
         stored = record["verdicts"]
         try:
@@ -104,14 +104,13 @@ class Imported(TextTask):
             ) from None
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return what other tasks report, and the mean score of filters with partial credit.
+        """Return the usual report, and the mean score of filters with partial credit.
 
-        The mean is over problems of the mean over their samples, as the tools that write logs have
-        it.
+        The mean is over problems, of the mean over their samples, as in the tools that write logs.
 
         Args:
             scores: The samples with their verdicts.
-            options: What the report is about.
+            options: Options of the report.
         """
         report = self.overall(scores, options)
         means = []
@@ -130,10 +129,10 @@ class Imported(TextTask):
         return replace(report, metrics=(*report.metrics, *means))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse: only the tool that wrote the log can judge a new text.
+        """Raise InputError, because only the tool that wrote the log can score a new text.
 
         Raises:
-            InputError: always.
+            InputError: Always.
         """
         raise InputError(
             "samples of an imported run have the verdicts of their log; others cannot be judged"

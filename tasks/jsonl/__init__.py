@@ -1,1 +1,1 @@
-"""Questions and answers from a file; no code needed."""
+"""Questions and answers from a file, without code."""

@@ -1,4 +1,4 @@
-"""Chats in a row of JSON: their images taken out of them, and what people read of them."""
+"""Chats in a row of JSON: separates their images, and formats them for people."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from treegen.prompts.images.loading import is_image, source_of
 def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ...], list[Any]]:
     """Return the chat messages in a field of a row, and the images in them.
 
-    In the messages a number stands for each image: its place in the list.
+    In the messages each image is replaced by its index in the list of images.
 
     Raises:
-        ValueError: the field has no messages, or one cannot be used.
+        ValueError: The field has no messages, or a message is invalid.
     """
     value = row.get(name)
     if not isinstance(value, list) or not value:
@@ -23,7 +23,7 @@ def chat_of(row: Mapping[str, Any], name: str) -> tuple[tuple[dict[str, Any], ..
 
 
 def chat_text(messages: tuple[dict[str, Any], ...]) -> str:
-    """Return a chat as people read it."""
+    """Return a chat as text for people."""
     return "\n".join(
         f"{each['role']}: {_content_to_text(each.get('content') or '')}" for each in messages
     )

@@ -2,13 +2,13 @@ r"""Questions and answers of your own in a JSONL file, without any code.
 
     treegen eval jsonl --data questions.jsonl -T answer=number
 
-One row. The file may have any fields, and the template names those to use:
+One row. The file may have any fields; the template names the fields to use:
 
     {"question": "What is 6 times 7?", "answer": 42}
 
 The default template makes the prompt "Q: What is 6 times 7?\nA:". Solved examples, from a file of
-such rows, stand before every problem. Each is its prompt, a space, its "target" (or its answer, if
-it has no target) and a blank line.
+such rows, are placed before every problem. Each consists of its prompt, a space, its "target" (or
+its answer, if it has no target) and a blank line.
 """
 
 import json
@@ -44,7 +44,7 @@ from treegen.tasks.jsonl.chats import chat_of, chat_text
 from treegen.tasks.jsonl.templates import Template, field_text, parse_template
 
 ANSWERS: Final = ("text", "contains", "number", "math", "choice", "regex")
-# The names that answer types had when they were called metrics.
+# The older names of answer types, which were called metrics.
 METRICS: Final = {"exact": "text", "contains": "contains", "numeric": "number", "regex": "regex"}
 _TEMPLATE: Final = "Q: {question}\nA:"
 _SOURCE: Final = Source(task="jsonl", bundled="")
@@ -53,11 +53,11 @@ _SOURCE: Final = Source(task="jsonl", bundled="")
 class QuestionAnswer(TextTask):
     """A JSONL file of questions with one right answer each, or a list of right answers.
 
-    The answer type says how a text is read and compared. "text" compares the whole text.
-    "contains" looks for the answer anywhere in it. "number" compares the number that the text gives
-    as its answer, "math" what it gives as mathematics, "choice" the letter that it settles on.
-    "regex" compares what a pattern finds last. Spacing around and within answers does not count.
-    Case does not count if `ignore_case` is set.
+    The answer type defines how a text is read and compared. "text" compares the whole text.
+    "contains" searches the text for the answer. The others compare what the text gives as its
+    answer: "number" a number, "math" a mathematical expression, "choice" a letter. "regex" compares
+    the last match of a pattern. Spacing around and within answers is ignored. Case is ignored if
+    `ignore_case` is set.
     """
 
     name = "jsonl"
@@ -78,7 +78,7 @@ class QuestionAnswer(TextTask):
         "images; no default",
         "id_field": "the field with a problem's id; default: id, if rows have one, else the line",
     }
-    # A blank line ends an answer, since one stands after each example.
+    # A blank line ends an answer, because one follows each example.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=256, stop=("\n\n",)),
         num_samples=1,
@@ -86,20 +86,20 @@ class QuestionAnswer(TextTask):
     )
 
     def __init__(self) -> None:
-        """Compare whole texts until `load` says otherwise."""
+        """Compare whole texts until `load` sets another answer type."""
         self._answer: CanonicalAnswer | MathAnswer = TextAnswer()
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:
-        """The answer type that `load` was asked for."""
+        """The answer type that `load` selected."""
         return {"answer": self._answer}
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never among its own examples.
+        """Read problems and examples. A problem is never one of its own examples.
 
         Raises:
-            InputError: no file is given, an option cannot be used, or there are too few examples.
-            DataError: the file or the template cannot be read, no problem can be used, or an
+            InputError: There is no file, an option is invalid, or there are too few examples.
+            DataError: The file or the template cannot be read, no problem can be used, or an
                 example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
@@ -131,29 +131,29 @@ class QuestionAnswer(TextTask):
         return TaskData(
             problems=problems,
             source=source,
-            fewshot="".join(f"{asked}{_gap(asked)}{answered}\n\n" for asked, answered in turns),
+            fewshot="".join(f"{prompt}{_gap(prompt)}{answered}\n\n" for prompt, answered in turns),
             num_fewshot=len(turns),
             skipped=skipped,
             turns=tuple(turns),
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether what a text gives as its answer is one of the right ones."""
+        """Return the answer that a text gives, and whether it is one of the right answers."""
         return {"answer": self._answer.verdict(text, json.loads(problem.answer))}
 
     def _choose(self, extra: Mapping[str, str]) -> None:
-        kind, told = _kind(extra)
+        kind, option = _kind(extra)
         if (kind == "regex") != ("pattern" in extra):
             raise InputError(
-                f"{told} needs a pattern, such as pattern='answer is (.+)'"
+                f"{option} needs a pattern, such as pattern='answer is (.+)'"
                 if kind == "regex"
-                else f"{told} has no use for a pattern; leave it out, or use answer=regex"
+                else f"{option} has no use for a pattern; leave it out, or use answer=regex"
             )
         ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
         if ignore_case and kind in ("number", "math", "choice"):
-            raise InputError(f"{told} has no use for ignore_case; leave it out")
+            raise InputError(f"{option} has no use for ignore_case; leave it out")
         if "choices" in extra and kind != "choice":
-            raise InputError(f"{told} has no use for choices; leave it out, or use answer=choice")
+            raise InputError(f"{option} has no use for choices; leave it out, or use answer=choice")
         match kind:
             case "number":
                 self._answer = NumberAnswer()
@@ -184,26 +184,28 @@ class QuestionAnswer(TextTask):
         group = row.get(field) if field else None
         group = "" if group is None else str(group)
         if chat := extra.get("messages_field"):
-            messages, given = chat_of(row, chat)
+            messages, image_values = chat_of(row, chat)
             question = chat_text(messages)
         else:
             messages, question = (), template.fill(row)
             name = extra.get("image_field")
             found = row.get(name) if name else None
-            given = found if isinstance(found, list) else [] if found in (None, "") else [found]
+            image_values = (
+                found if isinstance(found, list) else [] if found in (None, "") else [found]
+            )
         return Problem(
             problem_id,
             question,
             json.dumps(answers),
             {"line": line},
             group=group,
-            images=tuple(images.read(each, problem_id, at) for at, each in enumerate(given)),
+            images=tuple(images.read(each, problem_id, at) for at, each in enumerate(image_values)),
             messages=messages,
         )
 
 
 def _check_together(options: TaskOptions) -> None:
-    """Raise InputError for options of which one has no effect beside the other."""
+    """Raise InputError for options that cannot be combined."""
     for name in ("image_field", "messages_field"):
         if name in options.extra and options.num_fewshot:
             raise InputError(f"num_fewshot does not go with {name}; leave out one of the two")
@@ -213,7 +215,7 @@ def _check_together(options: TaskOptions) -> None:
 
 
 def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
-    """Return the answer type that is asked for, and how the user said so."""
+    """Return the requested answer type, and the option that set it, for messages."""
     if "metric" not in extra:
         kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
         return kind, f"answer={kind}"

@@ -14,7 +14,7 @@ from treegen.tasks.common.jsonl import text_field
 class Template:
     """Text with the names of fields in braces.
 
-    parts: each is a text, and the name of the field after it, or None.
+    parts: each is a text and the name of the field after it, or None.
     """
 
     parts: tuple[tuple[str, str | None], ...]
@@ -28,16 +28,16 @@ class Template:
         """Return the text with a row's values.
 
         Raises:
-            ValueError: a field is missing, or is neither text nor a number.
+            ValueError: A field is missing, or is neither text nor a number.
         """
         return "".join(text + (field_text(row, name) if name else "") for text, name in self.parts)
 
 
 def parse_template(text: str) -> Template:
-    """Read a template, in which {{ and }} stand for braces.
+    """Parse a template, in which {{ and }} are literal braces.
 
     Raises:
-        DataError: it is no template, or names no field.
+        DataError: The text is not a template, or names no field.
     """
     try:
         parsed = list(Formatter().parse(text))
@@ -69,7 +69,7 @@ def field_text(row: Mapping[str, Any], name: str) -> str:
     """Return a field of a row as text; a number is written as in JSON.
 
     Raises:
-        ValueError: the field is missing, or is neither text nor a number.
+        ValueError: The field is missing, or is neither text nor a number.
     """
     value = row.get(name)
     if isinstance(value, int | float):

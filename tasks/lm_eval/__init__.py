@@ -1,1 +1,1 @@
-"""The tasks of lm-evaluation-harness, and own ones in its YAML, as tasks of treegen."""
+"""The tasks of lm-evaluation-harness, and custom tasks in its YAML, as tasks of treegen."""

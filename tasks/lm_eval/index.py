@@ -1,7 +1,7 @@
-"""Which tasks, groups and tags there are in folders of lm-eval's YAML files, read in a second.
+"""Finds the tasks, groups and tags in folders of lm-eval's YAML files, in about a second.
 
-lm-eval parses all of its 14,000 files for that, which takes half a minute. Here only the five keys
-that name things are read. The outcome is lm-eval's own index.
+lm-eval parses all of its 14,000 files for this, which takes half a minute. Here only the five keys
+that name things are parsed. The result is the same as lm-eval's own index.
 """
 
 import os
@@ -26,7 +26,7 @@ _IGNORED: Final = frozenset(("__pycache__", ".ipynb_checkpoints"))
 
 @cache
 def own_folder() -> Path:
-    """Return the folder of the tasks that come with lm-eval."""
+    """Return the folder of lm-eval's own tasks."""
     import lm_eval.tasks
 
     return Path(lm_eval.tasks.__file__).parent
@@ -34,21 +34,21 @@ def own_folder() -> Path:
 
 @cache
 def own_index() -> Mapping[str, Any]:
-    """Return lm-eval's entries of what comes with it, by name."""
+    """Return lm-eval's index entries of its own tasks, by name."""
     return index_of(_files(own_folder()))
 
 
 def index_with(place: Path) -> dict[str, Any]:
-    """Return the entries of what comes with lm-eval and of a folder, or of a file's folder.
+    """Return the index entries of lm-eval's own tasks and of a folder, or of a file's folder.
 
-    The folder's own come first. Below the folder of a file nothing is looked for.
+    The folder's entries override lm-eval's. Subfolders of a file's folder are not searched.
     """
     files = _files(place) if place.is_dir() else sorted(place.parent.glob("*.yaml"))
     return {**own_index(), **index_of(files)}
 
 
 def index_of(files: Iterable[Path]) -> dict[str, Any]:
-    """Return lm-eval's entries for YAML files, by name; files that name nothing are left out."""
+    """Return lm-eval's index entries of YAML files, by name, leaving out files without a name."""
     from lm_eval.tasks._index import Kind, TaskIndex
 
     found: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def index_of(files: Iterable[Path]) -> dict[str, Any]:
     for path in files:
         try:
             keys = read(path)
-        except Exception:  # as lm-eval does, which leaves out what it cannot read
+        except Exception:  # lm-eval also leaves out unreadable files
             continue
         if Kind.UNKNOWN is (kind := _kind(keys, Kind)):
             continue
@@ -74,33 +74,33 @@ def _kind(keys: Mapping[str, Any], kind: Any) -> Any:
 
 
 class _Reader:
-    """Reads the keys that name things, with those of included files; each file once."""
+    """Reads the keys that name things, including those of included files; reads each file once."""
 
     def __init__(self) -> None:
         self._known: dict[Path, dict[str, Any]] = {}
 
     def __call__(self, path: Path) -> dict[str, Any]:
         if path not in self._known:
-            self._known[path] = {}  # for files that include each other
+            self._known[path] = {}  # ends the recursion if files include each other
             self._known[path] = self._read(path)
         return self._known[path]
 
     def _read(self, path: Path) -> dict[str, Any]:
-        own = keys_of(path)
-        included = own.pop("include", [])
+        keys = keys_of(path)
+        included = keys.pop("include", [])
         found: dict[str, Any] = {}
         for name in included if isinstance(included, list) else [included]:
             found |= self(Path(os.path.normpath(path.parent / str(name))))
-        return found | own
+        return found | keys
 
 
 def keys_of(path: Path) -> dict[str, Any]:
-    """Return the keys of one YAML file that name things."""
+    """Return the keys of one YAML file that name things, with their values."""
     import yaml
     from lm_eval.tasks._yaml_loader import load_yaml
 
     text = read_text(path)
-    if not _ANY_KEY.search(text):  # JSON, or keys that are indented
+    if not _ANY_KEY.search(text):  # JSON, or indented keys
         whole = load_yaml(path, resolve_func=False, recursive=False)
         return {name: whole[name] for name in _KEYS if name in whole}
     found: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def keys_of(path: Path) -> dict[str, Any]:
         elif name == "class":
             found[name] = value.strip()
         elif name == "task" and _LISTED.match(value):
-            found[name] = []  # of a group; only its name is wanted
+            found[name] = []  # the members of a group are not needed
         else:
             found[name] = yaml.load(f"{name}:{value}", Loader=loader)[name]
     return found

@@ -1,4 +1,4 @@
-"""What lm-eval has: tasks, groups and tags by name, and what each needs. Nothing is loaded."""
+"""Lists lm-eval's tasks, groups and tags by name, and what each needs, without loading them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,12 @@ _FILES: Final = ("arrow", "csv", "json", "pandas", "parquet", "text")
 
 @dataclass(frozen=True, slots=True)
 class TaskListing:
-    """A name that lm-eval knows.
+    """A task, group or tag of lm-eval.
 
-    kind: task, group or tag. output: such as generate_until; empty where it is not told.
-    shots: solved examples by default. needs: what it needs that does not come with lm-eval.
+    kind: task, group or tag.
+    output: its output type, such as generate_until; empty if unknown.
+    shots: default number of solved examples.
+    needs: requirements that are not installed with lm-eval.
     """
 
     name: str
@@ -29,9 +31,10 @@ class TaskListing:
 
 
 def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
-    """Return what has a name like a pattern, such as "*mmlu*"; a plain word may be within names.
+    """Return the tasks, groups and tags whose names match a pattern.
 
     Args:
+        pattern: A pattern such as "*mmlu*", or a word that names contain.
         place: A further folder of YAML files.
 
     Raises:

@@ -1,4 +1,4 @@
-"""lm-eval's task objects, made quietly, with its seeds, and with errors that say what to do."""
+"""Loads lm-eval's task objects quietly, with its seeds, and with helpful errors."""
 
 import io
 import logging
@@ -24,10 +24,11 @@ _SEED, _NUMPY_SEED = 0, 1234
 
 @dataclass(frozen=True, slots=True)
 class LoadedTasks:
-    """What a name stands for.
+    """The tasks and groups of a name.
 
-    name: of the task, group or tag. leaves: its tasks, by name. groups: its groups, outer ones
-    first.
+    name: name of the task, group or tag.
+    leaves: its tasks, by name.
+    groups: its groups, outer ones first.
     """
 
     name: str
@@ -50,13 +51,13 @@ def lm_eval_version() -> str:
 
 @lru_cache(maxsize=4)
 def load_tasks(name: str) -> LoadedTasks:
-    """Return what `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml` stands for.
+    """Return the tasks of `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`.
 
-    Loading a task loads its data, from the hub if it is there.
+    Loading a task also loads its data, from the hub if they are there.
 
     Raises:
-        InputError: there is no such task, or it cannot be made or run here.
-        DataError: its data cannot be loaded.
+        InputError: There is no such task, or it cannot be made or run here.
+        DataError: The data of the task cannot be loaded.
     """
     lm_eval_version()
     wanted, index = _entry(name)
@@ -78,7 +79,7 @@ def load_tasks(name: str) -> LoadedTasks:
 
 
 def _entry(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the name in the index of what is asked for, and the index."""
+    """Return the requested task's name in the index, and the index."""
     if not name.startswith(LM_EVAL):
         path = Path(name)
         if not path.is_file():
@@ -94,7 +95,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         _check_safe(entry.name, entry)
         return entry.name, {**index, entry.name: entry}
     wanted, at, place = name.removeprefix(LM_EVAL).partition("@")
-    if at and not (place and Path(place).is_dir()):  # an empty path is the working directory's
+    if at and not (place and Path(place).is_dir()):  # Path("") would be the working directory
         raise InputError(f"{place!r} is no folder; give include_path= one with YAML files of tasks")
     index = index_with(Path(place)) if at else dict(own_index())
     if wanted not in index:
@@ -110,7 +111,7 @@ def _check_safe(name: str, entry: Any) -> None:
 
     config: Mapping[str, Any] = {}
     if entry.yaml_path is not None:
-        with suppress(Exception):  # what cannot be read is told when it is made
+        with suppress(Exception):  # an unreadable file is reported when the task is made
             config = load_yaml(entry.yaml_path, resolve_func=False)
     if config.get("unsafe_code"):
         raise _unsafe(name)
@@ -118,23 +119,23 @@ def _check_safe(name: str, entry: Any) -> None:
 
 @contextmanager
 def _no_metric_of_this_folder() -> Iterator[None]:
-    """Refuse metrics that `evaluate` would take from the folder where the command happens to run.
+    """Reject metrics that `evaluate` would load from the working directory.
 
-    It imports ./accuracy/accuracy.py, if that is there, for a task that names the hub's accuracy.
-    A task's own functions ask it too, also later while they score, so what is found by a mere name
-    stays refused.
+    For a task that names the hub's metric accuracy, `evaluate` would import ./accuracy/accuracy.py
+    if this file exists. A task's own functions call it too, also later during scoring, so metrics
+    that are found by name alone stay rejected.
     """
     from lm_eval.api import task
     from lm_eval.api.registry import metric_registry
 
     programs = chain(Path().glob("*/*.py"), Path().glob("*/*/*.py"))
     if any(path.stem == path.parent.name for path in programs):
-        _guard_evaluate()  # whose import takes seconds
+        _guard_evaluate()  # only if needed, because importing evaluate takes seconds
     before = task.get_metric
 
     def get_metric(name: str, hf_evaluate_metric: bool = False) -> Any:
         if hf_evaluate_metric or name not in metric_registry:
-            _check_metric(name)  # lm-eval would go on without what it cannot load
+            _check_metric(name)  # lm-eval would continue without a metric that it cannot load
         return before(name, hf_evaluate_metric)
 
     task.get_metric = get_metric
@@ -148,7 +149,7 @@ def _no_metric_of_this_folder() -> Iterator[None]:
 def _guard_evaluate() -> None:
     try:
         from evaluate import loading
-    except ImportError:  # then nothing asks it
+    except ImportError:  # then no task can call it
         return
     before = loading.evaluation_module_factory
 
@@ -160,7 +161,7 @@ def _guard_evaluate() -> None:
 
 
 def _check_metric(name: str) -> None:
-    """Raise InputError for a mere name, not a path, by which a program of this folder is found."""
+    """Raise InputError for a metric's name, not a path, that matches a program of this folder."""
     program = Path(name) / f"{Path(name).name}.py"
     if not name.startswith((".", "/")) and not name.endswith(".py") and program.exists():
         raise InputError(
@@ -194,7 +195,7 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         missing = f"; install {error.name}" if error.name else ""
         return InputError(f"lm-eval's {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    told = format_error(error)
+    reason = format_error(error)
     if kinds & {
         "DatasetNotFoundError",
         "DataFilesNotFoundError",
@@ -205,19 +206,20 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         "FileNotFoundError",
     }:
         return DataError(
-            f"the data of lm-eval's {name} are not here: {told}; they come from the Hugging Face "
+            f"the data of lm-eval's {name} are not here: {reason}; they come from the Hugging Face "
             "hub, so run it once where that can be reached, or give it data of your own in a YAML "
             "file with dataset_path: json"
         )
-    return InputError(f"lm-eval cannot make its task {name}: {told}")
+    return InputError(f"lm-eval cannot make its task {name}: {reason}")
 
 
 def format_error(error: BaseException) -> str:
+    """Return the type and message of an error on one line, at most 600 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 
 def _outer_first(groups: Any) -> list[Any]:
-    """Return groups so that each stands before those in it."""
+    """Return groups in an order in which each is before the groups in it."""
     from lm_eval.evaluator_utils import _collect_groups_bottom_up
 
     found: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
@@ -226,7 +228,7 @@ def _outer_first(groups: Any) -> list[Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep bars and warnings of lm-eval and of datasets from the terminal."""
+    """Suppress progress bars and warnings of lm-eval and of datasets."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -239,7 +241,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def use_default_seeds() -> Iterator[None]:
-    """Draw with lm-eval's default seeds, and then as before."""
+    """Set lm-eval's default seeds, and restore the random state afterwards."""
     import numpy as np
 
     before = random.getstate(), np.random.get_state()

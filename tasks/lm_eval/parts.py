@@ -1,4 +1,4 @@
-"""One task of lm-eval in a run, which may have several: its documents, as problems."""
+"""One task of lm-eval in a run of one or several tasks: its documents, as problems."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,13 @@ FEWSHOT_SEED = 1234
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPart:
-    """One task and what is asked of it.
+    """One task of lm-eval with its settings and documents.
 
-    num_fewshot: solved examples; seed: by which they are drawn.
-    docs: the chosen documents by problem id, in the order of the data.
-    indices: their places in the data. is_whole: whether all are chosen.
+    num_fewshot: number of solved examples.
+    seed: the seed by which examples are drawn.
+    docs: the selected documents by problem id, in the order of the data.
+    indices: their places in the data.
+    is_whole: whether all documents are selected.
     """
 
     name: str
@@ -39,36 +41,37 @@ class TaskPart:
 
     @property
     def scored(self) -> bool:
-        """Whether given texts are scored, and nothing is drawn."""
+        """Whether the task scores given texts, so nothing is sampled."""
         return is_scored(self.task)
 
     @property
     def version(self) -> str:
+        """The version of the task."""
         return str(self.task.VERSION)
 
     @property
     def repeats(self) -> int:
-        """Samples of each document that the task itself asks for and judges together."""
+        """Number of samples of each document that the task requests and scores together."""
         return int(self.task.get_config("repeats") or 1)
 
     @property
     def filters(self) -> list[str]:
-        """The ways to read an answer from a response."""
+        """The names of the task's filters."""
         return [ensemble.name for ensemble in self.task._filters]
 
     def ready(self) -> Any:
-        """Return the task with this run's examples; a task may be that of several runs."""
+        """Return the task with this run's examples set, because several runs may share a task."""
         self.task.set_config(key="num_fewshot", value=self.num_fewshot)
         self.task.set_fewshot_seed(seed=self.seed)
         return self.task
 
     def problems(self) -> list[Problem]:
-        """Return the chosen documents as problems."""
+        """Return the selected documents as problems."""
         return [_problem(self.task, name, doc) for name, doc in self.docs.items()]
 
 
 def is_scored(task: Any) -> bool:
-    """Return whether a task scores given texts. Raise InputError if it is of no known kind."""
+    """Return whether a task scores given texts. Raise InputError if its type is unknown."""
     kind = task.OUTPUT_TYPE
     if kind not in KINDS:
         raise InputError(
@@ -78,13 +81,19 @@ def is_scored(task: Any) -> bool:
 
 
 def part_of(name: str, task: Any, options: TaskOptions, seed: int) -> TaskPart:
-    """Return a task with the documents that options ask for.
+    """Return a task with the documents that the options select.
+
+    Args:
+        name: Name of the task.
+        task: lm-eval's task.
+        options: Options of the run.
+        seed: The seed by which examples are drawn.
 
     Raises:
-        InputError: the limit or the ids mean nothing.
+        InputError: The limit or the ids are invalid.
     """
     num_fewshot = task.get_config("num_fewshot") if task.get_config("num_fewshot") else 0
-    # As lm-eval: who says 0 in a task means that it has no examples.
+    # As in lm-eval, 0 in a task's file means that it never has examples.
     if options.num_fewshot is not None and task.get_config("num_fewshot") != 0:
         num_fewshot = options.num_fewshot
     with quiet(), use_default_seeds():
@@ -109,18 +118,19 @@ def _problem(task: Any, name: str, doc: Any) -> Problem:
     right = question if isinstance(question, int) and choices else target
     if isinstance(right, int) and not isinstance(right, bool) and 0 <= right < len(choices):
         target = choices[right]
-    if isinstance(question, int):  # each choice has a context of its own
+    if isinstance(question, int):  # each choice has its own context
         question = " / ".join(choices)
     if task.OUTPUT_TYPE == "loglikelihood":
         choices = (_text(target),)
     images = images_of_doc(task, name, doc)
-    # A whole text, or one whose choices are not told, is scored too; its name would say nothing.
+    # A scored problem must have choices. One empty text represents a whole text, or unknown
+    # choices.
     whole = ("",) if is_scored(task) else ()
     return Problem(name, _text(question), _text(target), choices=choices or whole, images=images)
 
 
 def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
-    """Return the images that a document shows.
+    """Return the images of a document.
 
     Args:
         task: lm-eval's task.
@@ -128,7 +138,7 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
         doc: The document.
 
     Raises:
-        DataError: One of them cannot be used.
+        DataError: An image cannot be used.
     """
     if not task.get_config("doc_to_image"):
         return ()

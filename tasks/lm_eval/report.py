@@ -1,4 +1,4 @@
-"""lm-eval's metrics over scored samples, with intervals, votes and groups."""
+"""lm-eval's metrics of scored samples, with intervals, votes and groups."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from treegen.tasks.lm_eval.parts import TaskPart
 from treegen.tasks.lm_eval.scoring import compute_metrics, is_number
 
 Values = dict[tuple[str, str], list[list[Any]]]
-"""By metric and filter: for each document the measures of its samples."""
+"""For each metric and filter: the measures of each document's samples."""
 
 
 def build_report(
@@ -32,10 +32,16 @@ def build_report(
     scores: Sequence[SampleScore],
     options: ReportOptions,
 ) -> Report:
-    """Return the report of a run: the groups' metrics, those of tasks, pass@k and maj@k.
+    """Return the report of a run: metrics of groups and tasks, pass@k and maj@k.
 
     Args:
-        groups: Lm-eval's groups, outer ones first.
+        name: Name of the run's task.
+        version: Version of the run's task.
+        filters: Names of the filters.
+        parts: The tasks of the run.
+        groups: lm-eval's groups, outer ones first.
+        scores: Scores of the samples.
+        options: Options of the report.
     """
     drawn = not parts[0].scored
     of = parts[0].name if len(parts) == 1 else name
@@ -83,7 +89,7 @@ def _values(part: TaskPart, documents: Sequence[Sequence[SampleScore]]) -> Value
 def _judgements(
     part: TaskPart, samples: Sequence[SampleScore]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield filters and measures: of each sample, or of all together where the task says so."""
+    """Yield filters and measures, of each sample or of all together if the task scores them so."""
     verdicts = [
         {name: each for name, each in sample.verdicts.items() if isinstance(each, MetricVerdict)}
         for sample in samples
@@ -101,7 +107,7 @@ def _judgements(
 
 
 def _missing(part: TaskPart, values: Values) -> Iterator[MetricRow]:
-    """Yield rows without a value for filters that need more samples than there are."""
+    """Yield rows without a value for filters that need more samples than were drawn."""
     found = {name for _, name in values}
     for name in part.filters if values and part.repeats > 1 else ():
         if name not in found:
@@ -146,7 +152,7 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return a metric of a corpus: of the first samples of all documents, of the second, ..."""
+    """Return a corpus metric: its mean over the first samples of all documents, the second, ..."""
     most = max(map(len, documents))
     found = [float(how([mine[at] for mine in documents if at < len(mine)])) for at in range(most)]
     value = math.fsum(found) / len(found)

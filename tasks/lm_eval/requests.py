@@ -1,4 +1,4 @@
-"""From lm-eval's requests to token ids: as its `hf` makes them, so that they are the same."""
+"""Converts lm-eval's requests to the same token ids as lm-eval's `hf` model."""
 
 import warnings
 from collections import defaultdict
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
 
 MAX_GEN_TOKS: Final = 256
-"""Tokens of an answer at most where a task does not say, as with lm-eval's `hf`."""
-# What gen_kwargs may say; the seed is the run's.
+"""Maximum tokens of an answer if a task sets none, as with lm-eval's `hf`."""
+# Parameters that gen_kwargs may set; the seed comes from the run.
 _OF_TASK: Final = (
     "temperature",
     "top_p",
@@ -58,18 +58,22 @@ def build_requests(
     """Return the requests of some tasks.
 
     Args:
-        ids: Of the problems, in their order.
+        parts: The tasks.
+        ids: Ids of the problems, in their order.
+        settings: Settings of the run.
+        tokenizer: Tokenizer of the model.
+        spec: Description of the model, which has the context length.
 
     Raises:
-        InputError: the chat template is missing or refuses a prompt, or there is no room for one.
-        CapacityError: a text that is scored is too long for the model.
-        TaskError: a task asks in a way that is not known here.
+        InputError: The chat template is missing or rejects a prompt, or a prompt does not fit.
+        CapacityError: A scored text is too long for the model.
+        TaskError: A task has a kind of request that is not supported.
     """
     texts, table = _texts(settings, tokenizer), get_image_table(tokenizer)
-    asked: dict[str, list[Instance]] = {}
+    instances: dict[str, list[Instance]] = {}
     for part in parts:
-        asked |= _instances(part, settings, texts, has_images=table is not None)
-    chosen = [asked[name] for name in ids]
+        instances |= _instances(part, settings, texts, has_images=table is not None)
+    chosen = [instances[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
         pairs = _Pairs(texts, length)
@@ -79,7 +83,7 @@ def build_requests(
         leaves = [Node(each.context.tolist(), id=each.id, samples=1) for each in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
     known: dict[str, tuple[GenSettings, SamplingParams]] = {}
-    drawn, own = [], []
+    drawn, own_params = [], []
     until: dict[str, tuple[str, ...]] = {}
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
@@ -99,7 +103,7 @@ def build_requests(
         else:
             tokens = truncate_prompt(texts.encode_prompt(context), params.max_tokens, length)
         drawn.append(Node(tokens, id=name, samples=settings.num_samples))
-        own.append(params)
+        own_params.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
         until[name] = params.stops if chose else theirs.until
 
@@ -108,18 +112,18 @@ def build_requests(
         tokens = completion.tokens[:-1] if ended else completion.tokens
         return texts.answer(list(tokens), until[completion.prompt_id])
 
-    return OwnRequests(Node("", children=drawn, samples=0), tuple(own), text=text)
+    return OwnRequests(Node("", children=drawn, samples=0), tuple(own_params), text=text)
 
 
 def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
-    """Return how a task's samples are drawn if nobody says anything else."""
+    """Return a task's sampling parameters, before user and checkpoint override any."""
     return gen_settings(
         gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=None, thinks=False
     ).params
 
 
 def _params(theirs: SamplingParams, settings: EvalSettings) -> SamplingParams:
-    """Return a request's own parameters with those that the user or the checkpoint chose."""
+    """Return a request's own parameters with the overrides of the user and the checkpoint."""
     of_task = {
         name: getattr(theirs, name) for name in _OF_TASK if settings.sources.get(name, TASK) == TASK
     }
@@ -172,16 +176,16 @@ def _instances(
             chat_template=chat if settings.apply_chat_template else None,
         )
     found: dict[str, list[Instance]] = defaultdict(list)
-    names = part.ids  # in the order of the data, as lm-eval counts them
+    names = part.ids  # lm-eval numbers documents in the order of the data
     for instance in task.instances:
         found[names[instance.doc_id]].append(instance)
     for mine in found.values():
         mine.sort(key=lambda instance: int(instance.idx))
         kinds = {instance.request_type for instance in mine}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
-            told = " and ".join(sorted(kinds))
+            listed = " and ".join(sorted(kinds))
             raise TaskError(
-                f"{part.name} asks for {told}, which treegen cannot; leave the task out"
+                f"{part.name} asks for {listed}, which treegen cannot; leave the task out"
             )
     return found
 
@@ -189,7 +193,7 @@ def _instances(
 def _examples_hold_problems(task: Any) -> bool:
     """Return whether a problem may be one of its own solved examples.
 
-    lm-eval takes it out where both come from the same `test_split`, and only there.
+    lm-eval removes the problem from the examples only if both come from the same `test_split`.
     """
     config, shots = task.config, getattr(task, "fewshot_cfg", None)
     if getattr(shots, "samples", None) is not None:
@@ -209,14 +213,14 @@ def _examples_hold_problems(task: Any) -> bool:
 
 
 class _Pairs(TemplateLM):  # type: ignore[misc]
-    """Makes pairs of tokens of lm-eval's requests, by lm-eval's own code."""
+    """Makes token pairs (context, continuation) of lm-eval's requests with lm-eval's own code."""
 
     def __init__(self, texts: HarnessTokenizer, max_length: int) -> None:
         super().__init__()
         self._texts, self._max_length = texts, max_length
 
     def of(self, instances: Sequence[Instance]) -> list[Pair]:
-        """Return what is scored for the requests of one problem."""
+        """Return the pairs to score for the requests of one problem."""
         if instances[0].request_type == "loglikelihood":
             pairs: list[Pair] = self.loglikelihood(instances, disable_tqdm=True)
             return pairs
@@ -233,21 +237,26 @@ class _Pairs(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int | None:
+        """Id of the token that ends a text."""
         return self._texts.eos_token_id
 
     @property
     def prefix_token_id(self) -> int | None:
+        """Id of the token before a text without context."""
         return self._texts.prefix_token_id
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
+        """Return the token ids of a text."""
         return self._texts.encode(string, add_special_tokens)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Raise NotImplementedError; `of` makes the windows of rolling requests."""
         raise NotImplementedError
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        """Raise NotImplementedError; texts are sampled by treegen."""
         raise NotImplementedError
 
 
@@ -258,5 +267,5 @@ def _choices(name: str, pairs: Sequence[Pair]) -> ChoicePrompt:
     shared = min(
         common_length(first, each[:start]) for each, start in zip(whole, starts, strict=True)
     )
-    # A record tells its prompt by what all texts have before them, which may be nothing.
+    # The prompt in a record is the prefix that all texts share, which may be empty.
     return ChoicePrompt(name, first[: shared or len(first)], whole, starts)

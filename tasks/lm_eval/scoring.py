@@ -1,4 +1,4 @@
-"""Responses judged by lm-eval's own filters and metrics."""
+"""Scores responses with lm-eval's own filters and metrics."""
 
 import json
 import math
@@ -10,12 +10,18 @@ from lm_eval.api.instance import Instance
 from treegen.evals.verdict import MetricVerdict
 from treegen.tasks.lm_eval.parts import TaskPart
 
-# What filters give where they find nothing.
+# Results of filters that find nothing.
 _NOTHING: Final = ("[invalid]", "")
 
 
 def responses_of(part: TaskPart, record: Mapping[str, Any], text: str) -> list[Any]:
-    """Return what lm-eval calls the responses to a document's requests, from a stored sample."""
+    """Return lm-eval's responses to a document's requests, from a stored sample.
+
+    Args:
+        part: The task.
+        record: The stored sample.
+        text: Text of the sample.
+    """
     if not part.scored:
         return [text]
     logprobs = record["choice_logprobs"]
@@ -27,12 +33,19 @@ def responses_of(part: TaskPart, record: Mapping[str, Any], text: str) -> list[A
 def score_responses(
     part: TaskPart, doc: Any, responses: Sequence[Any], text: str
 ) -> dict[str, MetricVerdict]:
-    """Return the verdicts on one sample by filter. text: what stands for it where it was scored."""
+    """Return the verdicts on one sample by filter.
+
+    Args:
+        part: The task.
+        doc: The document.
+        responses: lm-eval's responses to the document's requests.
+        text: The answer to report if the task scores given texts.
+    """
     task, kind = part.task, part.task.OUTPUT_TYPE
     kept = responses[0] if part.repeats > 1 else None
     better = task.higher_is_better()
     found = {}
-    # Filters that take the first 8 of a document's responses ask that there are as many.
+    # Repeat the response, because filters that use the first 8 responses require as many.
     for name, filtered, measures in compute_metrics(
         part, doc, [[each] * part.repeats for each in responses]
     ):
@@ -56,12 +69,14 @@ def score_responses(
 def compute_metrics(
     part: TaskPart, doc: Any, responses: Sequence[list[Any]]
 ) -> list[tuple[str, list[Any], dict[str, Any]]]:
-    """Return by filter what it makes of a document's responses, and the metrics of that.
+    """Return (filter, filtered responses, metrics) of a document for each filter.
 
     A filter that needs more responses than there are is left out.
 
     Args:
-        responses: To each request, all that the filter sees together.
+        part: The task.
+        doc: The document.
+        responses: For each request, all responses that a filter sees together.
     """
     instances = [
         Instance(part.task.OUTPUT_TYPE, doc, (), at, (part.name, 0, len(mine)), list(mine))
@@ -82,7 +97,7 @@ def compute_metrics(
 
 
 def _credit(measures: Mapping[str, Any], better: Mapping[str, bool]) -> float | None:
-    """Return the first metric that is a share of what is right; None if there is none."""
+    """Return the first metric from 0 to 1 for which higher is better; None if there is none."""
     for name, value in measures.items():
         if not better.get(name, True) or not is_number(value):
             continue
@@ -92,7 +107,7 @@ def _credit(measures: Mapping[str, Any], better: Mapping[str, bool]) -> float | 
 
 
 def is_number(value: object) -> bool:
-    """Return whether a measure is a number, as those of corpora are not."""
+    """Return whether a measure is a number, unlike the measures of corpus metrics."""
     try:
         return not isinstance(value, str) and math.isfinite(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -1,6 +1,6 @@
 """A task, group or tag of lm-evaluation-harness as a task of treegen.
 
-lm-eval's objects give documents, prompts, requests, filters, metrics and aggregation.
+lm-eval's objects provide documents, prompts, requests, filters, metrics and aggregation.
 """
 
 import hashlib
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class LmEvalTask:
-    """What `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml` stands for.
+    """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`.
 
-    place: the name that it was found by.
+    place: the name by which it was requested.
     """
 
     arguments: Final = {
@@ -44,9 +44,12 @@ class LmEvalTask:
     def __init__(self, place: str) -> None:
         """Find the task and load its data.
 
+        Args:
+            place: Name of the task, in one of the three forms.
+
         Raises:
-            InputError: lm-eval is not installed, or has no such task, or it cannot be run here.
-            DataError: its data cannot be loaded.
+            InputError: lm-eval is not installed, has no such task, or the task cannot be run here.
+            DataError: The data of the task cannot be loaded.
         """
         self.place = place
         self._loaded: LoadedTasks = load_tasks(place)
@@ -68,19 +71,19 @@ class LmEvalTask:
 
     @property
     def name(self) -> str:
-        """What is stored of the task's name: its place may be another on another machine."""
+        """The stored name of the task, without its folder, which may differ between machines."""
         return f"{LM_EVAL}{self._loaded.name}"
 
     @cached_property
     def version(self) -> str:
-        """The task's version, or that of the group."""
+        """The version of the task, or of the group."""
         if self._loaded.groups and self._loaded.groups[0].name == self._loaded.name:
             return str(self._loaded.groups[0].version)
         return str(self._tasks[0].VERSION)
 
     @cached_property
     def filters(self) -> tuple[str, ...]:
-        """The filters that all tasks have; if there are none, one that is each task's first."""
+        """The filters that all tasks share; without any, "first", each task's first filter."""
         named = [[ensemble.name for ensemble in task._filters] for task in self._tasks]
         shared = [name for name in named[0] if all(name in mine for mine in named)]
         return tuple(dict.fromkeys(shared)) or ("first",)
@@ -91,7 +94,8 @@ class LmEvalTask:
         first = self._tasks[0]
         sampling, repeats = SamplingParams(temperature=0.0), 1
         if not self._is_scored:
-            # Its imports take seconds, and tasks that draw nothing do without.
+            # Import this only if needed: it takes seconds, and tasks without sampling do not use
+            # it.
             from treegen.tasks.lm_eval.requests import default_params
 
             sampling = default_params(first.get_config("generation_kwargs") or {})
@@ -101,10 +105,10 @@ class LmEvalTask:
     def load(self, options: TaskOptions) -> TaskData:
         """Return the documents of all tasks as problems.
 
-        A limit counts for each task, as in lm-eval.
+        A limit applies to each task, as in lm-eval.
 
         Raises:
-            InputError: an option has no meaning for tasks of lm-eval, or no document is left.
+            InputError: An option does not apply to tasks of lm-eval, or no document is left.
         """
         for name in ("data", "split", "fewshot_file", "fewshot_data"):
             if getattr(options, name) is not None:
@@ -130,7 +134,7 @@ class LmEvalTask:
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the questions; the prompts themselves need a tokenizer, see `requests`."""
+        """Return a tree of the questions; prompts need a tokenizer, see `requests`."""
         return Node(
             "",
             children=[
@@ -145,8 +149,15 @@ class LmEvalTask:
     ) -> "OwnRequests":
         """Return lm-eval's requests as token ids.
 
+        Args:
+            data: The loaded problems.
+            settings: Settings of the run.
+            tokenizer: Tokenizer of the model.
+            spec: Description of the model, which has the context length.
+
         Raises:
-            InputError, CapacityError: as for `build_requests`.
+            InputError: As for `build_requests`.
+            CapacityError: As for `build_requests`.
         """
         from treegen.tasks.lm_eval.requests import build_requests
 
@@ -156,14 +167,14 @@ class LmEvalTask:
         return build_requests(parts, ids, settings, tokenizer, spec)
 
     def verdicts(self, problem: Problem, record: Mapping[str, Any]) -> dict[str, Verdict]:
-        """Return lm-eval's judgement of a stored sample, by filter."""
+        """Return lm-eval's verdicts on a stored sample, by filter."""
         return self._score(problem, record, get_answer_text(record))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return lm-eval's judgement of a text, by filter.
+        """Return lm-eval's verdicts on a text, by filter.
 
         Raises:
-            InputError: the task scores given texts.
+            InputError: The task scores given texts.
         """
         if self._is_scored:
             raise InputError(
@@ -184,9 +195,9 @@ class LmEvalTask:
         from treegen.tasks.lm_eval.report import build_report
 
         parts, groups = list(self._parts.values()), self._loaded.groups
-        # Filters that judge all samples together say nothing of one.
-        own = self.filters[:1] if any(part.repeats > 1 for part in parts) else self.filters
-        return build_report(self.name, self.version, own, parts, groups, scores, options)
+        # Filters that score all samples together give no verdict on one sample.
+        filters = self.filters[:1] if any(part.repeats > 1 for part in parts) else self.filters
+        return build_report(self.name, self.version, filters, parts, groups, scores, options)
 
 
 def _leaf(problem_id: str) -> str:
@@ -194,7 +205,7 @@ def _leaf(problem_id: str) -> str:
 
 
 def _form(parts: Sequence[TaskPart]) -> str:
-    """Return a hash of the tasks' definitions and of how examples are drawn."""
+    """Return a hash of the tasks' definitions and of the way examples are drawn."""
     found = []
     for part in parts:
         config = dict(part.task.dump_config())

@@ -1,7 +1,7 @@
-r"""Answers in \boxed{}: finding the last one, and how the authors of MATH compare them.
+r"""Finds the last \boxed{} in a text, and compares answers by the rule of MATH's authors.
 
 Hendrycks et al. (2021), Measuring Mathematical Problem Solving With the MATH Dataset,
-https://github.com/hendrycks/math. Their rule compares texts after taking out what does not matter:
+https://github.com/hendrycks/math. Their rule compares texts after removing what does not matter:
 spaces, units, \left and \right, and shorthand. Every function is total.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.limits import MAX_ANSWER, MAX_TEXT
 
-# Taken in this order; each is taken everywhere before the next.
+# Replacements in this order; each is applied everywhere before the next.
 _REPLACED: Final = (
     ("\n", ""),
     ("\\!", ""),
@@ -28,10 +28,10 @@ _REPLACED: Final = (
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what the last \boxed{...} of a text holds; None without one that is closed.
+    r"""Return the content of the last \boxed{...} of a text; None without a closed one.
 
-    As in the original, a text with `\boxed ` has the answer from the last of these up to the next
-    dollar sign.
+    As in the original, in a text with `\boxed ` the answer is the text from the last of these up to
+    the next dollar sign.
     """
     if "\\boxed " in text:
         return text.rpartition("\\boxed ")[2].partition("$")[0]
@@ -47,10 +47,10 @@ def extract_boxed(text: str) -> str | None:
 
 
 def extract_stated(text: str) -> str:
-    """Return what lm-eval's task aime compares.
+    """Return the answer that lm-eval's task aime compares.
 
-    That is what is boxed last, else what stands between the first and the last dollar sign, else
-    the whole text.
+    It is the content of the last box, otherwise the text between the first and the last dollar
+    sign, otherwise the whole text.
     """
     found = extract_boxed(text)
     if found is not None:
@@ -60,7 +60,7 @@ def extract_stated(text: str) -> str:
 
 
 def hendrycks_verdict(text: str, references: Sequence[str]) -> Verdict:
-    """Return the verdict on what a text states, compared as MATH's authors do."""
+    """Return the verdict on the answer in a text, compared by the rule of MATH's authors."""
     answer = extract_stated(text[-MAX_TEXT:])
     if not answer.strip() or len(answer) > MAX_ANSWER:
         return Verdict(None, False)
@@ -70,13 +70,13 @@ def hendrycks_verdict(text: str, references: Sequence[str]) -> Verdict:
 
 
 def equivalent(first: str, second: str) -> bool:
-    """Return whether two answers have one form; texts without a form are compared as they are."""
+    """Return whether two answers have equal forms; texts without a form are compared unchanged."""
     one, other = hendrycks_form(first), hendrycks_form(second)
     return first == second if one is None or other is None else one == other
 
 
 def hendrycks_form(answer: str) -> str | None:
-    """Return the text that stands for an answer; None where the original rule fails on it."""
+    """Return the canonical form of an answer; None where the original rule fails."""
     for old, new in _REPLACED:
         answer = answer.replace(old, new)
     # In MATH, "\text{ " begins a unit on the right.
@@ -93,7 +93,7 @@ def hendrycks_form(answer: str) -> str | None:
         answer = sides[1]
     first, *roots = answer.split("\\sqrt")
     if not all(roots):
-        return None  # a root of nothing
+        return None  # a root without an operand
     roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
     fractions = _whole_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
     if fractions is None:
@@ -102,7 +102,7 @@ def hendrycks_form(answer: str) -> str | None:
 
 
 def _whole_fractions(answer: str) -> str | None:
-    r"""Return an answer with \frac12 as \frac{1}{2}; None if it ends with \frac."""
+    r"""Return an answer with \frac12 written as \frac{1}{2}; None if it ends with \frac."""
     first, *rest = answer.split("\\frac")
     parts = [first]
     for part in rest:
@@ -118,9 +118,9 @@ def _whole_fractions(answer: str) -> str | None:
 
 
 def _as_fraction(answer: str) -> str | None:
-    r"""Return 3/4 as \frac{3}{4}, and most other answers as they are.
+    r"""Return 3/4 as \frac{3}{4}, and most other answers unchanged.
 
-    None stands for what int() refuses, as in the original: x/2 has no form.
+    Returns None if int() fails for a side, as in the original: x/2 has no form.
     """
     sides = answer.split("/")
     if len(sides) != 2:

@@ -1,4 +1,4 @@
-"""What the tasks of competition mathematics share: the boxed prompt, the reading of answers."""
+"""Base class of the tasks of competition mathematics: the boxed prompt, the reading of answers."""
 
 from typing import Final
 
@@ -13,17 +13,17 @@ _BOXED: Final = "Please reason step by step, and put your final answer within \\
 
 
 class Competition(TextTask):
-    """Asks for a boxed answer; reads it by math-verify and by the rule of MATH's authors."""
+    """Asks for a boxed answer; reads it with math-verify and by the rule of MATH's authors."""
 
     filters: tuple[str, ...] = ("math-verify", "hendrycks")
 
     def __init__(self) -> None:
-        """Ask nothing yet."""
+        """Create the answer type."""
         self._math = MathAnswer()
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:
-        """Answers by math-verify are classes; those of the other filter are texts."""
+        """Answer types by filter: math-verify groups equal answers, the other compares texts."""
         return {"math-verify": self._math}
 
     def ask(self, problem: Problem) -> str:
@@ -31,7 +31,7 @@ class Competition(TextTask):
         return f"{problem.question}\n{_BOXED}"
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter."""
+        """Return a verdict for each filter."""
         references = [problem.answer]
         return {
             "math-verify": self._math.verdict(text, references),

@@ -1,4 +1,4 @@
-"""Reading MATH and MATH-500: the authors' folders of JSON, JSON Lines, Parquet, or the hub."""
+"""Reads MATH and MATH-500 from the authors' folders of JSON, JSON Lines, Parquet, or the hub."""
 
 import json
 import re
@@ -27,10 +27,16 @@ _SUBJECTS: Final = (
 
 
 class MathSource(Source):
-    """Where the rows are from; files may be the authors' folders too."""
+    """The places from which rows can come, including the authors' folders."""
 
     def from_files(self, data: str, split: str | None, default: str) -> tuple[Rows, str]:
-        """Return the rows of a folder of subjects, or of a file; and the path."""
+        """Return the rows of a folder of subjects, or of a file, and its path.
+
+        Args:
+            data: Path of a file, or of a folder with a file or folder for each split.
+            split: The split to read from a folder; None for `default`.
+            default: The split to read from a folder if `split` is None.
+        """
         folder = Path(data) / (split or default)
         if folder.is_dir():
             return _folder_rows(folder), str(folder)
@@ -46,13 +52,13 @@ MATH_500: Final = MathSource(
 
 
 def final_answer(row: dict[str, Any]) -> str:
-    r"""Return a row's answer: its own column, else what its solution boxes last.
+    r"""Return a row's answer: its own column, otherwise the last box of its solution.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The row has no answer.
     """
-    if (given := optional(row, ("answer",))) is not None:
-        return without_dollars(given)
+    if (answer := optional(row, ("answer",))) is not None:
+        return without_dollars(answer)
     found = extract_boxed(column(row, ("solution",)))
     if not found or not found.strip():
         raise ValueError("no answer, and the solution boxes none")
@@ -60,7 +66,7 @@ def final_answer(row: dict[str, Any]) -> str:
 
 
 def read_problem(row: dict[str, Any], line: int) -> Problem:
-    """Return the problem of a row; raise ValueError, with the reason, if there is none."""
+    """Return the problem of a row; raise ValueError with the reason if it has none."""
     level = re.search(r"[1-5]", optional(row, ("level",)) or "")
     subject = optional(row, ("subject", "type")) or ""
     problem_id = optional(row, ("unique_id", "id"))

@@ -7,8 +7,8 @@ columns are read too. One row:
     {"problem_idx": 1, "problem": "Compute ...", "answer": "\\frac{1}{576}",
      "problem_type": ["Number Theory"]}
 
-The prompt is the problem and a line that asks for a boxed answer, as MathArena's. Samples are drawn
-as for `aime`.
+The prompt is the problem and a line that asks for a boxed answer, as in MathArena. Samples are
+drawn as for `aime`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _SOURCE: Final = Source(task="hmmt", bundled="hmmt_sample.jsonl")
 
 
 class HMMT(Competition):
-    """HMMT with 64 samples of each problem; the headline filter is math-verify's judgement."""
+    """HMMT with 64 samples of each problem; the headline filter is math-verify's verdict."""
 
     name = "hmmt"
     version = "2"
@@ -42,14 +42,14 @@ class HMMT(Competition):
     defaults: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=0)
 
     def read(self, options: TaskOptions) -> Loaded:
-        """Return the problems of the contests that are asked for."""
-        asked = words(options.extra, "contest")
-        if asked and (options.data != "hf" or not {*asked} <= {*CONTESTS}):
+        """Return the problems of the requested contests."""
+        contests = words(options.extra, "contest")
+        if contests and (options.data != "hf" or not {*contests} <= {*CONTESTS}):
             raise InputError(
                 f"-T contest chooses among {', '.join(CONTESTS)} of data='hf'; leave it out of "
                 "other data"
             )
-        return problems_of_all(_tables(options, asked or CONTESTS))
+        return problems_of_all(_tables(options, contests or CONTESTS))
 
 
 def _tables(options: TaskOptions, contests: tuple[str, ...]) -> Iterator[RowsToRead]:
@@ -63,7 +63,13 @@ def _tables(options: TaskOptions, contests: tuple[str, ...]) -> Iterator[RowsToR
 
 
 def _problem(row: dict[str, Any], line: int, contest: str) -> Problem:
-    """contest: empty where the data do not tell."""
+    """Return the problem of a row.
+
+    Args:
+        row: The row.
+        line: Line number of the row, from 1.
+        contest: Name of the contest; empty if the data do not name it.
+    """
     number = optional(row, ("id", "problem_idx")) or str(line - 1)
     kinds = row.get("problem_type")
     subject = kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds

@@ -1,11 +1,11 @@
-"""Minerva's rule for MATH: the sentence that ends a solution, and the form of its answer.
+"""Minerva's rule for MATH: the sentence that ends a solution, and the canonical form of its answer.
 
-The four bundled examples were written for treegen. Minerva's own are in its paper's appendix D.2;
-lm-eval has them too. Give them as a few-shot file, one {"problem": ..., "solution": ...} a line.
+The four bundled examples were written for treegen. Minerva's own are in its paper's appendix D.2
+and in lm-eval. Use them as a few-shot file, one {"problem": ..., "solution": ...} per line.
 
 Lewkowycz et al. (2022), Solving Quantitative Reasoning Problems with Language Models, appendices
-D.1 and G, in the form that lm-eval's minerva_math has given them. The form is a text. lm-eval asks
-sympy then whether two forms are equal; here math-verify is asked.
+D.1 and G, in the version of lm-eval's minerva_math. The form is a text. lm-eval compares two forms
+with sympy; here math-verify compares them.
 """
 
 import re
@@ -85,8 +85,8 @@ _COMMAND: Final = re.compile(r"(\\[a-zA-Z]+)")
 
 
 def minerva_answer(text: str) -> str | None:
-    """Return what the first sentence of the form SENTENCE gives; None if there is none."""
-    # The sentence is on one line. The text may have been cut off right before its last words.
+    """Return the answer in the first sentence of the form SENTENCE; None if there is none."""
+    # The sentence is on one line. The text may have been cut off right before the last words.
     for line in f"{text}{_LAST}".split("\n"):
         at = line.find(_BEGIN)
         if at >= 0 and (end := _END.search(line, at + len(_BEGIN))):
@@ -98,7 +98,7 @@ def read_example(row: dict[str, Any]) -> Turn:
     """Return a problem and its solution, which ends with the sentence.
 
     Raises:
-        ValueError: the row has none, for the reason given.
+        ValueError: The row is unusable; the message has the reason.
     """
     problem, solution = column(row, ("problem", "question")), column(row, ("solution",)).strip()
     if minerva_answer(solution) is None or not solution.endswith("correct."):
@@ -107,7 +107,7 @@ def read_example(row: dict[str, Any]) -> Turn:
 
 
 def minerva_form(answer: str) -> str:
-    """Return the text that stands for an answer."""
+    """Return the canonical form of an answer."""
     form = answer.rpartition("=")[2]
     for unit in _UNITS:
         if unit.isalpha():
@@ -126,7 +126,7 @@ def minerva_form(answer: str) -> str:
     for command in ("text", "textbf", "overline"):
         form = re.sub(rf"\\{command}\{{(.*?)\}}", r"\1", form)
     form = re.sub(r"\\boxed\{(.*)\}", r"\1", form)
-    # \frac12 is \frac{1}{2}, \sqrt2 is \sqrt{2}, and \sqrt[3]2 is \sqrt[3]{2}.
+    # Write \frac12 as \frac{1}{2}, \sqrt2 as \sqrt{2}, and \sqrt[3]2 as \sqrt[3]{2}.
     form = re.sub(r"(frac)([^{])(.)", r"frac{\2}{\3}", form)
     form = re.sub(r"(sqrt)(\[[^\]]*\])(\w)", r"\1\2{\3}", form)
     form = re.sub(r"(sqrt)(?!\[)([^{])", r"sqrt{\2}", form)
@@ -138,7 +138,7 @@ class MinervaAnswer(MathAnswer):
     """The answer in Minerva's sentence, in Minerva's form, compared as mathematics."""
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
-        """Return what the sentence gives, and whether it equals one of the references."""
+        """Return the answer in the sentence, and whether it equals one of the references."""
         found = minerva_answer(text[-MAX_TEXT:])
         form = minerva_form(found) if found and len(found) <= MAX_ANSWER else ""
         if not form.strip():

@@ -14,7 +14,8 @@ examples and one solution:
 
     Problem:\n{problem}\n\nSolution: {solution}\n\n  ...  Problem:\n{problem}\n\nSolution:
 
-`math500` has no examples and asks for a boxed answer, as DeepSeek-R1 and Qwen are evaluated.
+`math500` has no examples and asks for a boxed answer, as in the evaluations of DeepSeek-R1 and
+Qwen.
 """
 
 from typing import Final
@@ -50,21 +51,21 @@ class Math(Competition):
     )
 
     def __init__(self) -> None:
-        """Ask nothing yet."""
+        """Create the answer types."""
         super().__init__()
         self._minerva = MinervaAnswer()
 
     @property
     def answer_types(self) -> dict[str, AnswerType]:
-        """Answers are classes by both filters that compare mathematics."""
+        """Answer types by filter: both filters that compare mathematics group equal answers."""
         return {**super().answer_types, "minerva": self._minerva}
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never among its own examples.
+        """Read problems and examples. A problem is never one of its own examples.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: problems or examples cannot be read, or an example is a problem.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Problems or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, ())
         rows, source = MATH.read(options.data, options.split)
@@ -85,7 +86,7 @@ class Math(Competition):
         return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter."""
+        """Return a verdict for each filter."""
         return {
             **super().score(problem, text),
             "minerva": self._minerva.verdict(text, [problem.answer]),
@@ -93,7 +94,7 @@ class Math(Competition):
 
 
 class Math500(Competition):
-    """MATH-500 in the form in which reasoning models are evaluated: no examples, a boxed answer."""
+    """MATH-500 in the form used for reasoning models: no examples, a boxed answer."""
 
     name = "math500"
     groups = ("subject", "level")

@@ -16,10 +16,15 @@ def subject_of(problem_id: str) -> str:
 
 
 def by_subject(overall: Report, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-    """Return the report with means over subjects and with tables.
+    """Return the report with means over subjects, and tables by category and subject.
 
-    The mean over subjects stands after each mean over questions. The tables have the mean of each
-    category and of each subject, by the first filter.
+    The mean over subjects follows each mean over questions. The tables have the mean of each
+    category and of each subject, for the first filter.
+
+    Args:
+        overall: The report to extend.
+        scores: Scores of the samples.
+        options: Options of the report.
     """
     rows: list[MetricRow] = []
     for row in overall.metrics:
@@ -45,7 +50,7 @@ def _groups(problem_ids: Iterable[str], group_of: Callable[[str], str]) -> dict[
 
 
 def _macro(row: MetricRow, values: Mapping[str, float]) -> MetricRow:
-    """Return the mean of subjects; its error bars are for other questions on the same subjects."""
+    """Return the mean over subjects; its error bars are for other questions on these subjects."""
     groups = _groups(values, subject_of).values()
     mean = mean_of_means([[values[problem_id] for problem_id in ids] for ids in groups])
     return replace(

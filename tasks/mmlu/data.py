@@ -1,8 +1,8 @@
-"""Reading MMLU questions from a folder of CSV files or from the hub.
+"""Reads MMLU questions from a folder of CSV files or from the hub.
 
-The original CSV files have no header, and answers A to D. Copies in circulation have a header, or
-answers 0 to 3. Both are understood. Cells stay texts, because a reader that guesses types would
-drop the choice "None" and make 0.5 of "0.50".
+The original CSV files have no header, and answers A to D. Other copies have a header, or answers 0
+to 3. Both are accepted. Cells stay texts, because a reader that guesses types would drop the choice
+"None" and turn "0.50" into 0.5.
 """
 
 import csv
@@ -30,7 +30,7 @@ _ANSWER_HEADS: Final = ("answer", "target", "label")
 class Question:
     """One row.
 
-    index: its place in its file, from 0, headers not counted.
+    index: its index in its file, from 0, not counting headers.
     answer: the letter of the right choice.
     line: its line in the file, from 1.
     """
@@ -44,13 +44,13 @@ class Question:
 
     @property
     def block(self) -> str:
-        """The question and its lettered choices, as all prompts show them."""
+        """The question and its lettered choices, as in all prompts."""
         lettered = zip(LETTERS, self.choices, strict=True)
         return "\n".join([self.text, *(f"{letter}. {choice}" for letter, choice in lettered)])
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The same for rows that differ in spacing or case only."""
+        """A key that ignores differences in spacing and case."""
         return tuple(" ".join(text.split()).casefold() for text in (self.text, *self.choices))
 
 
@@ -58,10 +58,10 @@ class Question:
 class LoadedQuestions:
     """The questions of a data set, by subject in alphabetical order.
 
-    test: questions to ask.
-    dev: questions to show as examples.
+    test: the questions of the run.
+    dev: questions for the solved examples.
     skipped: rows that cannot be used.
-    source: what to call the data set.
+    source: name of the data set.
     """
 
     test: dict[str, list[Question]]
@@ -76,12 +76,14 @@ def load_questions(
     """Read a split, and the dev split for examples.
 
     Args:
+        data: Path of a folder with a folder for each split, or "hf" for the hub.
+        split: The split to read; None for "test".
         subjects: The subjects to read; empty for all.
         with_dev: Whether to read the dev split.
 
     Raises:
-        InputError: no data are given, or there is no such split or subject.
-        DataError: the data cannot be read.
+        InputError: No data are named, or there is no such split or subject.
+        DataError: The data cannot be read.
     """
     if data is None:
         raise InputError(
@@ -117,10 +119,12 @@ def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Qu
     """Return the usable rows of one file.
 
     Args:
-        skipped: The other rows are added to it; if None, such a row is an error.
+        path: Path of the file.
+        subject: Subject of its questions.
+        skipped: Unusable rows are added to this list; if None, such a row is an error.
 
     Raises:
-        DataError: the file cannot be read, counts answers from 1, or has an unusable row.
+        DataError: The file cannot be read, counts answers from 1, or has an unusable row.
     """
     rows = list(_csv_rows(read_text(path), str(path)))
     if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
@@ -178,7 +182,7 @@ def _question(row: dict[str, Any], subject: str, index: int, line: int) -> Quest
     text, choices = text_field(row, "question"), row.get("choices")
     if not isinstance(choices, Sequence) or len(choices) != len(LETTERS):
         raise ValueError("choices must be four texts")
-    # A choice may be empty, but it must be text.
+    # A choice must be text, but may be empty.
     texts = tuple(
         text_field({"choice": f"{choice} "}, "choice")[:-1] if choice else "" for choice in choices
     )

@@ -1,4 +1,4 @@
-"""The 57 subjects of MMLU and the four categories that its authors report."""
+"""The 57 subjects of MMLU and the four categories of its authors."""
 
 from typing import Final
 

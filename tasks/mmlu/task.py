@@ -17,7 +17,7 @@ are the original's):
 
 lm-eval's form has one space there, and no space around a question.
 
-The examples of a subject are nodes above all its questions, so they are computed once.
+The examples of a subject are nodes above all its questions, so they are computed only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ class MMLU(TextTask):
         "form": "whose prompts: hendrycks (the original's, the default) or lm-eval",
         **_ARGUMENTS,
     }
-    # Nothing is sampled. The one sample of a problem is its likeliest choice.
+    # Nothing is sampled. The only sample of a problem is its likeliest choice.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=1), num_samples=1, num_fewshot=_SHOTS
     )
@@ -70,8 +70,8 @@ class MMLU(TextTask):
         """Read the questions, and each subject's examples from the dev split in their order.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: the data cannot be read, or have no usable question.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: The data cannot be read, or have no usable question.
         """
         check_arguments(self.name, options.extra, self.arguments)
         form = one_of(options.extra, "form", _FORMS, _FORMS[0])
@@ -80,11 +80,11 @@ class MMLU(TextTask):
         data = _load(
             self.name, options, choices, block, lambda q: f"{block(q)}\nAnswer: {q.answer}\n\n"
         )
-        # The default form is stored as empty, as in runs from before there was a choice.
+        # The default form is stored as empty, as in runs from versions with only one form.
         return replace(data, form=form if form != _FORMS[0] else "", label=f"{form} form")
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return subject -> examples -> questions."""
+        """Return the tree subject -> examples -> questions."""
         return _tree(
             data,
             num_samples,
@@ -99,9 +99,9 @@ class MMLU(TextTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
         overall = self.overall(scores, options)
-        # Only accuracy means anything here: the likeliest choice is always readable and complete,
-        # and one choice has nothing to vote with. Normalising by length would change nothing,
-        # because all choices are one letter.
+        # Only accuracy is meaningful: the likeliest choice is always readable and complete, and one
+        # sample has no vote. Normalising by length would change nothing, because all choices are
+        # one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
         return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
@@ -110,15 +110,15 @@ class MMLU(TextTask):
 class MMLUGenerate(TextTask):
     """MMLU by generating a letter, in the form of RelayAttention's benchmark.
 
-    Two filters read the same texts. `letter`, the headline, finds the letter that a text settles
-    on; `first-capital` is the original's rule, which finds T in "The answer is B".
+    Two filters read the same texts. `letter`, the headline, finds the letter that a text gives as
+    its answer; `first-capital` is the original's rule, which finds T in "The answer is B".
     """
 
     name = "mmlu-generate"
     version = "2"
     filters = ("letter", "first-capital")
     arguments = _ARGUMENTS
-    # The original has no stop string. What follows this one is a question that the model makes up.
+    # The original has no stop string. This one begins a question that the model makes up.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(
             temperature=0.0, max_tokens=32, stop=("There is a single choice question",)
@@ -131,8 +131,8 @@ class MMLUGenerate(TextTask):
         """Read the questions, and each subject's examples from the dev split in their order.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: the data cannot be read, or have no usable question.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: The data cannot be read, or have no usable question.
         """
         check_arguments(self.name, options.extra, self.arguments)
         return _load(
@@ -144,7 +144,7 @@ class MMLUGenerate(TextTask):
         )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return examples -> questions, for each subject."""
+        """Return the tree examples -> questions of each subject."""
         return _tree(
             data,
             num_samples,
@@ -153,7 +153,7 @@ class MMLUGenerate(TextTask):
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter. The text ends where a stop string began."""
+        """Return a verdict for each filter. The text ends where a stop string began."""
         return {
             "letter": _verdict(letter_answer(text), problem),
             "first-capital": _verdict(first_capital(text), problem),
@@ -178,7 +178,8 @@ def _stripped_block(question: Question) -> str:
 
 
 def _header(subject: str) -> Node:
-    # The original writes a space before each word of the subject, hence two in front of the first.
+    # The original writes a space before each word of the subject, so there are two before the
+    # first.
     words_of = subject.replace("_", " ")
     return Node(
         f"The following are multiple choice questions (with answers) about  {words_of}.\n\n"
@@ -274,7 +275,7 @@ def _tree(
     for subject, leaves in questions_of.items():
         children = leaves
         for shot in reversed(data.fewshot_of[subject]):
-            # An example ends with its letter, before which a space or a newline stands.
+            # An example ends with a space or a newline, and its letter.
             shown = shot.rstrip()
             turn = (shown[:-2], shown[-1])
             children = [with_turns(droppable(Node(shot, children=children)), [turn])]

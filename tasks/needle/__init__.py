@@ -1,1 +1,1 @@
-"""Facts in a long text: needle in a haystack, RULER."""
+"""Facts hidden in a long text: needle in a haystack, RULER."""

@@ -10,7 +10,7 @@ The test was made popular by https://github.com/gkamradt/LLMTest_NeedleInAHaysta
     Answer:
 
 An answer is right if it contains the key facts, whatever else it says. Prompts of all lengths begin
-with the same text, up to the needle. The engine finds what they share.
+with the same text, up to the needle. The engine finds these shared prefixes.
 """
 
 import re
@@ -65,20 +65,20 @@ class NeedleGrid(TextTask):
     }
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Return a problem for each length and depth; its text is the whole prompt.
+        """Return a problem for each length and depth; its question is the whole prompt.
 
         Raises:
-            InputError: an option cannot be used.
-            DataError: the haystack cannot be read.
+            InputError: An option is invalid.
+            DataError: The haystack cannot be read.
         """
-        own = NeedleOptions(options, self.name, self.arguments)
+        arguments = NeedleOptions(options, self.name, self.arguments)
         self.check_no_examples(options)
-        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
-        depths = own.wholes("depths", _DEPTHS, 0, 100)
-        needle, question, facts = _needle(own)
+        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
+        depths = arguments.wholes("depths", _DEPTHS, 0, 100)
+        needle, question, facts = _needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         problems = [
             Problem(
                 id=f"{self.name}-{length}-{depth}",
@@ -103,7 +103,7 @@ class NeedleGrid(TextTask):
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether the text contains every key fact. The answer is the facts that it has."""
+        """Return whether the text contains every key fact. The answer is the facts in it."""
         read = _plain(text)
         facts = problem.answer.split("|")
         found = [fact for fact in facts if _contains(read, _plain(fact))]
@@ -148,9 +148,9 @@ class NeedleGrid(TextTask):
 
 def _needle(own: NeedleOptions) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
-    given = [name for name in ("needle", "question", "facts") if name in own]
-    if given and len(given) < 3:
-        raise InputError(f"give needle, question and facts together; only {given[0]} is given")
+    present = [name for name in ("needle", "question", "facts") if name in own]
+    if present and len(present) < 3:
+        raise InputError(f"give needle, question and facts together; only {present[0]} is given")
     needle = " ".join(own.text("needle", _NEEDLE).split())
     question = " ".join(own.text("question", _QUESTION).split())
     facts = [fact.strip() for fact in own.text("facts", _FACTS).split("|")]
@@ -173,12 +173,19 @@ def _documents(
 ) -> list[tuple[int, Document]]:
     """Return a text of one length for each depth.
 
+    Args:
+        haystack: The filler text.
+        needle: The sentence to hide.
+        depths: Depths of the needle, in percent.
+        measure: The unit of `length`.
+        length: Length of the text with the needle.
+
     Raises:
-        InputError: the text is too short, so that two depths are the same place.
+        InputError: The text is too short, so that two depths fall on the same place.
     """
 
     def hide(size: int, depth: float) -> Document:
-        # A needle moves back to the end of a sentence, but not as far as the needle one depth up.
+        # A needle moves back to the end of a sentence, but never as far as the next higher needle.
         step = min((b - a for a, b in pairwise(depths)), default=100)
         reach = min(500, step * size // 200)
         return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)
@@ -196,10 +203,11 @@ def _documents(
 
 
 def _plain(text: str) -> str:
-    """Return a text in lower case, without punctuation, its words one space apart."""
+    """Return a text in lower case, without punctuation, with one space between words."""
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 
 
 def _contains(text: str, fact: str) -> bool:
-    # A number must stand alone: 42 is not in 1425. A word need not: "sandwich" is in "sandwiches".
+    # A number must not be part of a longer one: 42 is not in 1425. A word may: "sandwich" is in
+    # "sandwiches".
     return re.search(rf"(?<!\d){re.escape(fact)}(?!\d)", text) is not None

@@ -1,4 +1,4 @@
-"""How long a text is, and how much filler makes one as long as was asked for.
+"""Measures the length of a text, and finds how much filler makes a text of a given length.
 
 Lengths are characters, which need no model, or tokens of a tokenizer that the user names.
 """
@@ -14,7 +14,7 @@ ARGUMENT: Final = (
     "checkpoint or hub name; lengths are then tokens of its tokenizer (default: characters)"
 )
 SHORTER: Final = "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
-# Characters of a token, to convert lengths. English has a little over four.
+# Characters per token, to convert lengths. English has a little over four.
 _CHARS_PER_TOKEN: Final = 4
 _MAX_TRIES: Final = 40
 
@@ -25,7 +25,7 @@ class Measure:
 
     unit: its name, in the plural.
     count: returns the length of a text.
-    per_token: how many units a token takes, about.
+    per_token: approximate number of units per token.
     """
 
     unit: str
@@ -34,15 +34,15 @@ class Measure:
 
 
 def measure_of(options: NeedleOptions) -> Measure:
-    """Return the unit of a task's lengths: tokens if its option `tokenizer` is given.
+    """Return the unit of a task's lengths: tokens if its option `tokenizer` is set.
 
     Raises:
-        ModelError: the tokenizer cannot be loaded.
+        ModelError: The tokenizer cannot be loaded.
     """
     if "tokenizer" not in options:
         return Measure("characters", len, _CHARS_PER_TOKEN)
     name = options.text("tokenizer").strip()
-    # This imports torch and transformers, which are not needed otherwise to make the problems.
+    # This imports torch and transformers, which are not needed to make problems of characters.
     from treegen.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(name)
@@ -56,16 +56,17 @@ def measure_of(options: NeedleOptions) -> Measure:
 def fit_length(
     build: Callable[[int], str], measure: Measure, length: int, *, what: str, start: int = 0
 ) -> int:
-    """Return a filler size, in characters, with which a text is close to `length` but not above.
+    """Return a filler size, in characters, that makes a text close to `length` but not longer.
 
     Args:
         build: Makes the text for a filler size.
         measure: The unit of `length`.
+        length: Maximum length of the text.
         what: The name of the text, for the error.
         start: A size to try first, such as that of a similar text.
 
     Raises:
-        InputError: the text is longer than `length` without any filler.
+        InputError: The text is longer than `length` without any filler.
     """
     empty = measure.count(build(0))
     if empty > length:
@@ -75,7 +76,7 @@ def fit_length(
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
     # the text without filler through the last try. It stays between the largest size that is known
-    # to fit and the smallest that is known not to.
+    # to fit and the smallest size that is known to be too long.
     close = max(16, length // 1000)
     fits, used = 0, empty
     too_long: int | None = None

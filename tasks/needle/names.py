@@ -1,4 +1,4 @@
-"""Names of dogs, no one of which begins another, and colours of fur."""
+"""Names of dogs, none of which is a prefix of another, and colours of fur."""
 
 import random
 from typing import Final
@@ -46,13 +46,13 @@ SECOND_NAMES: Final = tuple(_SECOND_NAMES.split())
 
 
 def draw_names(draw: random.Random, num: int) -> list[str]:
-    """Return `num` different names in random order, no one of which begins another.
+    """Return `num` different names in random order, none of which is a prefix of another.
 
-    If there are enough single names, these are taken. Otherwise every dog has two names, and the
-    first names are spread as evenly as can be.
+    If there are enough single names, these are used. Otherwise every dog has two names, and the
+    first names are spread as evenly as possible.
 
     Raises:
-        InputError: there are too few names.
+        InputError: There are too few names.
     """
     if num <= len(NAMES):
         return draw.sample(NAMES, num)
@@ -72,7 +72,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
 
 
 def draw_colours(draw: random.Random, num: int) -> list[str]:
-    """Return `num` colours in random order. How often they occur differs by one at most."""
+    """Return `num` colours in random order. Their counts differ by at most one."""
     order = draw.sample(COLOURS, len(COLOURS))
     colours = [order[index % len(order)] for index in range(num)]
     draw.shuffle(colours)

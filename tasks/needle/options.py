@@ -10,7 +10,7 @@ from treegen.evals.task import TaskOptions
 
 _WHOLE: Final = re.compile(r"[0-9]{1,12}")
 _STEPS: Final = re.compile(r"([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,4})")
-# General options that no needle task has a use for, because it makes its own problems.
+# General options that no needle task uses, because it makes its own problems.
 _OTHERS: Final = ("split", "fewshot_file", "fewshot_data")
 
 
@@ -18,10 +18,10 @@ class NeedleOptions:
     """A needle task's own options. Names are checked at once, a value when it is read.
 
     known: the task's `arguments`.
-    unused: further general options that the task has no use for.
+    unused: further general options that the task does not use.
 
     Raises:
-        InputError: there is no such option, or the task has no use for it.
+        InputError: There is no such option, or the task does not use it.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class NeedleOptions:
         self._task = task
 
     def __contains__(self, name: str) -> bool:
-        """Whether the option was given."""
+        """Return whether the option was set."""
         return name in self._extra
 
     def text(self, name: str, default: str = "") -> str:
         """Return a text that is not blank.
 
         Raises:
-            InputError: the argument is blank.
+            InputError: The argument is blank.
         """
         value = self._extra.get(name, default)
         if not value.strip():
@@ -52,19 +52,31 @@ class NeedleOptions:
         return value
 
     def whole(self, name: str, default: int, low: int, high: int) -> int:
-        """Return a whole number from low to high.
+        """Return a whole number.
+
+        Args:
+            name: Name of the argument.
+            default: The number if the argument is not set.
+            low: The lowest allowed number.
+            high: The highest allowed number.
 
         Raises:
-            InputError: the argument is no such number.
+            InputError: The argument is not such a number.
         """
         (number,) = _numbers(name, [self._extra.get(name, str(default))], low, high)
         return number
 
     def wholes(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
-        """Return ascending whole numbers: "1000,2000", or "1000-16000/16" for 16 even steps.
+        """Return ascending whole numbers from "1000,2000", or "1000-16000/16" for 16 even steps.
+
+        Args:
+            name: Name of the argument.
+            default: The numbers if the argument is not set.
+            low: The lowest allowed number.
+            high: The highest allowed number.
 
         Raises:
-            InputError: the argument is no such list.
+            InputError: The argument is not such a list.
         """
         if name not in self._extra:
             return tuple(default)
@@ -86,7 +98,7 @@ class NeedleOptions:
 
 
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
-    # Only plain ASCII digits count. int() would also take 1_000 and the digits of other scripts.
+    # Only plain ASCII digits are valid. int() would also accept 1_000 and digits of other scripts.
     if not all(_WHOLE.fullmatch(word.strip()) for word in words):
         kind = "a whole number" if len(words) == 1 else "whole numbers with commas between"
         raise InputError(f"task argument {name} must be {kind}, got {','.join(words)!r}")

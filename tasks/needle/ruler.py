@@ -9,8 +9,8 @@ prompt, of niah_single_2:
     What is the special magic number for brisk-lantern mentioned in the provided text? The special
     magic number for brisk-lantern mentioned in the provided text is
 
-The last sentence begins the answer. With a chat template it stands in the assistant's turn. The
-length counts the prompt and the 128 tokens that are generated.
+The last sentence begins the answer. With a chat template it is part of the assistant's turn. The
+length includes the prompt and the 128 generated tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,10 +36,10 @@ _LENGTHS: Final = (16_000,)
 
 
 class Ruler(TextTask):
-    """One of RULER's needle tests; the classes below say which.
+    """One of RULER's needle tests; the subclasses define which.
 
-    An answer is right if it holds every value that was asked for, at any place. RULER's own metric,
-    string_match_all, is the share of the values that it holds.
+    An answer is right if it contains every requested value, at any place. RULER's own metric,
+    string_match_all, is the share of the values that it contains.
     """
 
     variant: Variant
@@ -57,33 +57,33 @@ class Ruler(TextTask):
     }
 
     def __init_subclass__(cls) -> None:
-        """Name the test."""
+        """Set the name of the test."""
         cls.name = f"ruler-niah-{cls.variant.name}"
 
     def load(self, options: TaskOptions) -> TaskData:
         """Return the problems of each length. Each has keys, values and places of its own.
 
         Raises:
-            InputError: an option cannot be used.
-            DataError: the haystack cannot be read.
+            InputError: An option is invalid.
+            DataError: The haystack cannot be read.
         """
         unused = () if self.variant.haystack == "essay" else ("data",)
-        own = NeedleOptions(options, self.name, self.arguments, unused)
+        arguments = NeedleOptions(options, self.name, self.arguments, unused)
         self.check_no_examples(options)
-        lengths = own.wholes("lengths", _LENGTHS, 1, 10**9)
-        num = own.whole("questions", 100, 1, 100_000)
+        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
+        num = arguments.whole("questions", 100, 1, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         problems = [
             problem
             for length in lengths
             for problem in self._problems(length, num, haystack, measure, options.seed)
         ]
-        told = haystack.source if self.variant.haystack == "essay" else self.variant.haystack
+        text_name = haystack.source if self.variant.haystack == "essay" else self.variant.haystack
         return TaskData(
             problems=select(problems, options),
-            source=f"{num:,} prompts of each of {len(lengths)} lengths in {told}",
+            source=f"{num:,} prompts of each of {len(lengths)} lengths in {text_name}",
         )
 
     def _problems(
@@ -114,7 +114,7 @@ class Ruler(TextTask):
             )
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return all prompts beside each other. Below each stands the beginning of its answer."""
+        """Return all prompts as siblings, each with the beginning of its answer as a child."""
         return Node(
             children=[
                 Node(
@@ -133,7 +133,7 @@ class Ruler(TextTask):
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether all values are in the text. The credit is the share that is."""
+        """Return whether the text contains all values. The credit is the share that it contains."""
         wanted = problem.answer.split(" ")
         read = text.casefold()
         found = [value for value in wanted if value.casefold() in read]
@@ -189,7 +189,7 @@ class Single3(Ruler):
 
 
 class MultiKey1(Ruler):
-    """Four needles in an essay, one of which is asked for."""
+    """Four needles in an essay, one of which is requested."""
 
     variant = Variant("multikey-1", num_keys=4)
 
@@ -207,12 +207,12 @@ class MultiKey3(Ruler):
 
 
 class MultiValue(Ruler):
-    """Four numbers for one key, all of which are asked for."""
+    """Four numbers for one key, all of which are requested."""
 
     variant = Variant("multivalue", num_values=4)
 
 
 class MultiQuery(Ruler):
-    """Four keys, all of which are asked for."""
+    """Four keys, all of which are requested."""
 
     variant = Variant("multiquery", num_keys=4, num_queries=4)

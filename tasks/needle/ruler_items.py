@@ -24,7 +24,7 @@ _MANY: Final = (
     "What are all the special magic {kind} for {query} mentioned in the provided text?"
 )
 _MANY_REPLY: Final = " The special magic {kind} for {query} mentioned in the provided text are"
-# Where one value is asked for.
+# Templates for a single requested value.
 _ONE: Final = (
     "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the {kind} afterwards.\n{context}\n"
@@ -32,7 +32,7 @@ _ONE: Final = (
 )
 _ONE_REPLY: Final = " The special magic {kind} for {query} mentioned in the provided text is"
 
-# Needles lie at some of 40 depths, the first at the start and the last at the end.
+# Needles are at some of 40 depths, the first at the start and the last at the end.
 _NUM_DEPTHS: Final = 40
 
 _FOUND: Final[Mapping[Values, re.Pattern[str]]] = {
@@ -43,14 +43,14 @@ _FOUND: Final[Mapping[Values, re.Pattern[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Which of the tests: what the text is, how many needles, and how many are asked for.
+    """One of the tests: the kind of text, the number of needles, and how many are requested.
 
     name: the end of the task's name.
-    haystack: what the text is.
-    keys, values: what keys and values look like.
-    num_keys: how many keys there are; each has a needle for each of its values.
-    num_values: values of each key.
-    num_queries: keys that are asked for.
+    haystack: the kind of text.
+    keys, values: the kinds of keys and values.
+    num_keys: number of keys; each has a needle for each of its values.
+    num_values: values per key.
+    num_queries: number of requested keys.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Variant:
 
 
 def find_values(text: str, values: Values) -> list[str]:
-    """Return every different value that a text names, in ascending order."""
+    """Return every different value in a text, in ascending order."""
     return sorted(set(_FOUND[values].findall(text.casefold())))
 
 
 class RulerItem:
-    """One problem, whose filler may still be of any size.
+    """One problem, whose filler can still have any size.
 
-    values: the values that are asked for.
+    values: the requested values.
     reply: the beginning of the answer.
     """
 
@@ -86,13 +86,13 @@ class RulerItem:
         needles: list[tuple[str, str]] = [
             (key, next(values)) for key in self._own_keys for _ in range(variant.num_values)
         ]
-        asked = draw.sample(self._own_keys, variant.num_queries)
-        self.values = [value for wanted in asked for key, value in needles if key == wanted]
+        queries = draw.sample(self._own_keys, variant.num_queries)
+        self.values = [value for wanted in queries for key, value in needles if key == wanted]
         draw.shuffle(needles)
         self._needles = [self._say(key, value) for key, value in needles]
         places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
         self._depths = [place / (_NUM_DEPTHS - 1) for place in places]
-        *first, last = asked
+        *first, last = queries
         self._query = f"{', '.join(first)}, and {last}" if first else last
         self.reply = self._fill(_ONE_REPLY if self._is_one else _MANY_REPLY)
 
@@ -106,7 +106,7 @@ class RulerItem:
         return self.question(size) + self.reply
 
     def depth(self, size: int) -> float | None:
-        """Return how far down the needle is, from 0 to 1; None if there are several."""
+        """Return the depth of the needle, from 0 to 1; None if there are several."""
         return self._document(size).depth(0) if len(self._needles) == 1 else None
 
     @property
@@ -131,7 +131,7 @@ class RulerItem:
         return _insert_lines(lines, needles)
 
     def _distractors(self, size: int) -> list[str]:
-        """Return needles that are not asked for. A larger size has the same ones and more."""
+        """Return needles that are not requested. A larger size only adds needles."""
         draw = random.Random(f"{self._seed} distractors")
         keys = _keys(draw, self._variant)
         lines: list[str] = []
@@ -171,7 +171,7 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
     """Yield different keys.
 
     Raises:
-        InputError: all keys that words can make are used up.
+        InputError: All keys that the words can make are used up.
     """
     if variant.keys == "uuids":
         while True:

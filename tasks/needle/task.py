@@ -1,10 +1,10 @@
-"""Needle in a haystack, in Hydragen's form: many dogs in one long text, and what colour they are.
+"""Needle in a haystack, in Hydragen's form: many dogs in one long text, and their colours.
 
-The text is any file, or filler that comes with treegen. Sentences such as
+The text is any file, or the bundled filler. Sentences such as
 
     The dog named Biscuit has fur that is brown.
 
-stand in it at even distances, from its first sentence to its last. The prompt:
+are inserted at even distances, from its first sentence to its last. The prompt:
 
     Start of document:
     {text}
@@ -19,8 +19,8 @@ stand in it at even distances, from its first sentence to its last. The prompt:
     Answer:
 
 The text and the solved questions are one node above all questions, so a document of any length is
-computed and stored once. Some things differ from the original: no name begins another, no dog is
-asked for twice, all colours are equally frequent, and the length is that of the whole text.
+computed and stored once. Differences from the original: no name is a prefix of another, no dog is
+asked about twice, all colours are equally frequent, and the length is that of the whole text.
 """
 
 import random
@@ -50,12 +50,12 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class _Dogs:
-    """The dogs, numbered in the order in which they stand in the text.
+    """The dogs, numbered in their order in the text.
 
     names: their names.
     colours: the colour of each number.
     shots: the numbers of dogs in solved questions.
-    asked: the numbers of dogs that are asked for.
+    asked: the numbers of dogs in the questions of the run.
     """
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ class _Dogs:
         ]
 
     def question(self, index: int) -> str:
-        """Return what is asked about a dog."""
+        """Return the question about a dog."""
         return f"What color is the fur of the dog named {self.names[index]}?"
 
     def answer(self, index: int) -> str:
@@ -80,22 +80,21 @@ class _Dogs:
         return self.colours[index].title()
 
     def build_example(self, index: int) -> Turn:
-        """Return question and answer as an example."""
+        """Return question and answer as a solved example."""
         return _ask(self.question(index)), f"###{self.answer(index)}###"
 
 
 class Needle(TextTask):
     """Dogs and the colours of their fur, all in one document.
 
-    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: it takes what
-    stands between the first two ###, letter for letter. `flexible-extract` takes the first colour
-    that the answer names.
+    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: it uses the exact
+    text between the first two ###. `flexible-extract` uses the first colour in the answer.
     """
 
     name = "needle"
     filters = ("strict-match", "flexible-extract")
-    # Greedy and ten tokens, as published: there is room for a colour, not for a chain of thought.
-    # What follows a stop string is a question that the model makes up, which no filter reads.
+    # Greedy and ten tokens, as published: enough for a colour, but not for a chain of thought. A
+    # stop string begins a question that the model makes up, which no filter reads.
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.0, max_tokens=10, stop=("\n\n", "Question:")),
         num_samples=1,
@@ -109,15 +108,15 @@ class Needle(TextTask):
     }
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Hide the needles in the text. The seed decides which dogs, colours and places.
+        """Hide the needles in the text. The seed decides the dogs, colours and places.
 
         Raises:
-            InputError: an option cannot be used.
-            DataError: the haystack cannot be read, or speaks of named dogs itself.
+            InputError: An option is invalid.
+            DataError: The haystack cannot be read, or mentions named dogs itself.
         """
-        own = NeedleOptions(options, self.name, self.arguments)
-        num = own.whole("questions", 256, 1, 10_000)
-        length = own.whole("length", 80_000, 1, 10**9)
+        arguments = NeedleOptions(options, self.name, self.arguments)
+        num = arguments.whole("questions", 256, 1, 10_000)
+        length = arguments.whole("length", 80_000, 1, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot
@@ -129,13 +128,13 @@ class Needle(TextTask):
         def hide(size: int) -> Document:
             return insert(haystack.take(size), needles)
 
-        measure = measure_of(own)
+        measure = measure_of(arguments)
         what = f"a text with {len(needles):,} needles"
         size = fit_length(lambda size: hide(size).text, measure, length, what=what)
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
         solved = [dogs.build_example(index) for index in dogs.shots]
-        shown = "".join(f"{asked} {answered}\n\n" for asked, answered in solved)
+        shown = "".join(f"{question} {answered}\n\n" for question, answered in solved)
         problems = [
             Problem(
                 id=f"needle-{number}",
@@ -145,15 +144,17 @@ class Needle(TextTask):
             )
             for number, index in enumerate(dogs.asked)
         ]
-        told = "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
+        length_text = (
+            "" if measure.unit == "characters" else f", {measure.count(document.text):,} tokens"
+        )
         return TaskData(
             problems=select(problems, options),
-            source=f"{len(needles):,} needles in {haystack.describe(size)}{told}",
+            source=f"{len(needles):,} needles in {haystack.describe(size)}{length_text}",
             fewshot=f"{text}{shown}",
             num_fewshot=num_shots,
             turns=tuple(
-                (f"{text}{asked}" if number == 0 else asked, answered)
-                for number, (asked, answered) in enumerate(solved)
+                (f"{text}{question}" if number == 0 else question, answered)
+                for number, (question, answered) in enumerate(solved)
             ),
         )
 
@@ -162,10 +163,10 @@ class Needle(TextTask):
         return _ask(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return a verdict per filter."""
+        """Return a verdict for each filter."""
         marked = _MARKED.search(text)
         strict = marked[1].strip().replace(",", "") if marked else ""
-        # A question that a base model goes on to ask is no answer.
+        # A question that a base model adds after the answer is not part of the answer.
         named = _COLOUR.search(text.partition("Question:")[0].casefold())
         flexible = named[0].title() if named else ""
         return {
@@ -174,7 +175,7 @@ class Needle(TextTask):
         }
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy, also by depth, and what the most frequent answer would have scored.
+        """Return accuracy, also by depth, and the score of always giving the most frequent answer.
 
         The error bars are for other questions on this one document.
         """
@@ -208,8 +209,8 @@ def _draw_dogs(draw: random.Random, num: int, num_shots: int) -> _Dogs:
     names = draw_names(draw, num + num_shots)
     order = draw.sample(range(len(names)), len(names))
     shots, asked = order[:num_shots], order[num_shots:]
-    # Shown and asked dogs are balanced apart, so that what is asked does not follow from what is
-    # shown.
+    # Balance the colours of solved and unsolved questions separately, so that answers do not follow
+    # from the colours in the solved questions.
     colours = dict(zip(shots, draw_colours(draw, num_shots), strict=True))
     colours |= zip(asked, draw_colours(draw, num), strict=True)
     return _Dogs(tuple(names), colours, tuple(shots), tuple(asked))

@@ -1,4 +1,4 @@
-"""Haystacks: where filler text comes from, and how sentences are hidden in it."""
+"""Haystacks: sources of filler text, and how sentences are hidden in it."""
 
 import re
 from bisect import bisect_right
@@ -13,8 +13,8 @@ from treegen.errors import DataError
 from treegen.tasks.common.files import read_text
 from treegen.tasks.needle.filler import filler
 
-# A stop that ends a sentence, with the quotes and brackets that it closes. A full stop after a
-# short word with a capital ends none, because that is rather Mr. or St. or an initial.
+# The end of a sentence, with closing quotes and brackets. A full stop after a short capitalised
+# word does not end a sentence, because it is more likely Mr. or St. or an initial.
 _END: Final = re.compile(
     r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})"
     r"[.!?]+[\"'\u2019\u201d)\]]*(?= |$)|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d]*"
@@ -28,7 +28,7 @@ _STOPS: Final = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 class Haystack:
     """Filler text in one line.
 
-    source: what to call it.
+    source: its name.
     """
 
     text: str
@@ -37,7 +37,7 @@ class Haystack:
     def take(self, size: int) -> str:
         """Return at most `size` characters from the start.
 
-        They are whole words and end like a sentence. A text that is too short is repeated.
+        The text has whole words and ends like a sentence. A text that is too short is repeated.
         """
         if size < 2:
             return ""
@@ -62,27 +62,27 @@ class Haystack:
 class Document:
     """Filler with needles in it.
 
-    starts: where each needle begins, in characters.
+    starts: index of the first character of each needle.
     """
 
     text: str
     starts: tuple[int, ...]
 
     def depth(self, index: int) -> float:
-        """Return how far down a needle begins, from 0 to 1."""
+        """Return the depth at which a needle begins, from 0 to 1."""
         return self.starts[index] / len(self.text)
 
 
 def load_haystack(data: str | None) -> Haystack:
-    """Read a text file, or all *.txt of a directory in the order of their names.
+    """Read a text file, or all *.txt files of a directory in the order of their names.
 
     Any run of spaces and line ends becomes one space.
 
     Args:
-        data: The path; None for the text that comes with treegen.
+        data: The path; None for the bundled text.
 
     Raises:
-        DataError: there is no text, or it cannot be read.
+        DataError: There is no text, or it cannot be read.
     """
     if data is None:
         return Haystack(filler(), "bundled filler")
@@ -97,7 +97,7 @@ def load_haystack(data: str | None) -> Haystack:
 
 
 def check_absent(haystack: Haystack, phrase: str) -> None:
-    """Raise DataError if the filler already says what a needle is to say."""
+    """Raise DataError if the filler already contains the phrase of a needle."""
     if phrase.casefold() in haystack.text.casefold():
         raise DataError(
             f"{haystack.source} already contains {phrase!r}; take another text as haystack"
@@ -105,13 +105,15 @@ def check_absent(haystack: Haystack, phrase: str) -> None:
 
 
 def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500) -> Document:
-    """Return the text with needles put in.
+    """Return the text with needles inserted.
 
-    Each is put behind the last sentence that ends before its depth, or behind the last word if
-    that sentence is more than `reach` characters away.
+    Each needle is put behind the last sentence that ends before its depth, or behind the last word
+    if that sentence is more than `reach` characters away.
 
     Args:
-        needles: (depth, sentence); depths are from 0 to 1 and must not descend.
+        text: The filler.
+        needles: (depth, sentence) of each needle; depths are from 0 to 1 and must not descend.
+        reach: Maximum distance in characters to the end of a sentence.
     """
     ends = _ends(text)
     cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]
@@ -134,10 +136,10 @@ def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500)
     return Document(" ".join(parts), tuple(starts))
 
 
-# The same filler is used again and again, with needles in other places.
+# The same filler is used repeatedly, with needles in other places.
 @lru_cache(maxsize=4)
 def _ends(text: str) -> tuple[int, ...]:
-    """Return where sentences end, and the start and the end of the text."""
+    """Return the ends of sentences, and the start and the end of the text."""
     return (*dict.fromkeys([0, *(match.end() for match in _END.finditer(text)), len(text)]),)
 
 
@@ -148,7 +150,7 @@ def _cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
     space = text.rfind(" ", max(end, target - _LONGEST_WORD), target + 1)
     if space >= 0:
         return space
-    # Scripts without spaces are cut anywhere.
+    # Cut scripts without spaces anywhere.
     return target if target - end > _LONGEST_WORD else end
 
 

@@ -1,4 +1,4 @@
-"""Words that keys are made of: an adjective and a noun, as in brisk-lantern."""
+"""Words that keys consist of: an adjective and a noun, as in brisk-lantern."""
 
 from typing import Final
 

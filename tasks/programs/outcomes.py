@@ -1,4 +1,4 @@
-"""What was found of one program, as a run directory stores it and as a report takes it."""
+"""Outcomes of programs, as run directories store them and as reports read them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ _VERDICTS: Final = {letter: verdict for verdict, letter in _LETTERS.items()}
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """What was found of one program.
+    """The outcome of one program.
 
     program: its short hash; None if the sample has no program.
-    verdict: accepted, or how it failed first.
+    verdict: accepted, or its first kind of failure.
     tests: a letter for each test, A for accepted.
     seconds: CPU seconds of its longest test.
     detail: one line on the first failure.
@@ -42,13 +42,13 @@ class ProgramOutcome:
 
     @property
     def verdicts(self) -> ProgramVerdict:
-        """The verdict as a report takes it."""
+        """The verdict for reports."""
         credit = self.tests.count(_LETTERS[ProgramStatus.ACCEPTED]) / max(1, len(self.tests))
         correct = self.verdict == ProgramStatus.ACCEPTED
         return ProgramVerdict(self.program, correct, credit, self.verdict)
 
     def first(self, num_tests: int) -> ProgramVerdict:
-        """The verdict by the first `num_tests` tests alone."""
+        """Return the verdict by the first `num_tests` tests alone."""
         accepted = _LETTERS[ProgramStatus.ACCEPTED]
         failed = next((each for each in self.tests[:num_tests] if each != accepted), None)
         verdict = self.verdict if failed else str(ProgramStatus.ACCEPTED)
@@ -61,7 +61,7 @@ class ProgramOutcome:
 
 
 def program_hash(program: str) -> str:
-    """Return the short hash that stands for a program."""
+    """Return the short hash that identifies a program."""
     data = program.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -72,7 +72,14 @@ NO_OUTCOME: Final = ProgramOutcome(None, NO_PROGRAM, "")
 def outcome_of(
     program: str, results: Sequence[TestResult], num_tests: int, sandbox: str
 ) -> ProgramOutcome:
-    """Return the outcome of a program's results. Tests that were not run count as failed."""
+    """Return the outcome of a program's results. Tests that did not run count as failed.
+
+    Args:
+        program: Short hash of the program.
+        results: Results of its tests, in their order.
+        num_tests: Number of tests of the problem.
+        sandbox: Tier of the sandbox.
+    """
     failed = next((test for test in results if test.verdict is not ProgramStatus.ACCEPTED), None)
     letters = "".join(_LETTERS[test.verdict] for test in results)
     return ProgramOutcome(

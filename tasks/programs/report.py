@@ -1,4 +1,4 @@
-"""Metrics over judged programs."""
+"""Metrics of programs that ran on tests."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from treegen.tasks.sandbox import ProgramStatus
 
 NO_PROGRAM: Final = "no_program"
 
-# How a program can fail. Judge errors are not among them, because they are no score.
+# How a program can fail. Judge errors are left out, because they are not a score.
 _RATES: Final = (
     ProgramStatus.WRONG_ANSWER,
     ProgramStatus.RUNTIME_ERROR,
@@ -37,7 +37,7 @@ class ProgramVerdict(Verdict):
 
     answer: a short hash of the program.
     credit: the share of its tests that passed.
-    outcome: accepted, or how it failed first.
+    outcome: accepted, or its first kind of failure.
     """
 
     outcome: str = ""
@@ -56,23 +56,26 @@ def report_programs(
 ) -> Report:
     """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.
 
-    Accuracy is the share of samples that pass all tests, which is pass@1. Failures and tables are
-    by the first filter.
+    Accuracy is the share of samples that pass all tests, which is pass@1. Failure rates and tables
+    use the first filter.
 
     Args:
-        headline: The name of the accuracy.
-        difficulties: The order in which the table has them.
-        by_test: whether each program was run on all tests, so that the share of them that it passes
-        is
-            known.
+        scores: Scores of the samples.
+        options: Options of the report.
+        task: Name of the task.
+        version: Version of the task.
+        filters: Names of the task's filters.
+        difficulties: Difficulties in the order of the table's rows.
+        headline: Name of the accuracy metric.
+        by_test: Whether each program ran on all tests, so that the share of passed tests is known.
     """
     pass_ks = options.pass_ks
     if pass_ks is None:
         pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
     if headline == "pass@1":
         pass_ks = tuple(k for k in pass_ks if k != 1)
-    asked = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
-    overall = summarise(scores, asked, task=task, version=version, filters=tuple(filters))
+    summary_options = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
+    overall = summarise(scores, summary_options, task=task, version=version, filters=tuple(filters))
     rows = [_rename_headline(row, headline) for row in overall.metrics if row.metric != "invalid"]
     cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
     grouped: dict[str, list[ProgramVerdict]] = {}
@@ -82,6 +85,13 @@ def report_programs(
         grouped.setdefault(sample.problem_id, []).append(verdict)
 
     def row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
+        """Return the row of a metric.
+
+        Args:
+            metric: Name of the metric.
+            values: Its value for each problem.
+            higher_is_better: Whether a higher value is better.
+        """
         return MetricRow(
             task=task,
             version=version,
@@ -128,7 +138,7 @@ def _share(group: Sequence[ProgramVerdict], outcome: str) -> float:
 def _by_difficulty(
     options: ReportOptions, difficulties: Sequence[str]
 ) -> list[tuple[str, list[str]]]:
-    """Return the problems of each difficulty that the data have."""
+    """Return the problem ids of each difficulty in the data."""
     ids_of: dict[str, list[str]] = {}
     for problem in options.problems:
         if "difficulty" in problem.metadata:

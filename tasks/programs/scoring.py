@@ -1,6 +1,6 @@
-"""Judges the samples of a run in the background and stores each verdict as it comes.
+"""Runs the samples of a run in the background and stores each verdict when it is ready.
 
-A judge error is no verdict. It is not stored, and the sample is judged again next time.
+A judge error is not a verdict. It is not stored, and the sample runs again next time.
 """
 
 import time
@@ -30,25 +30,25 @@ from treegen.tasks.sandbox import (
 if TYPE_CHECKING:
     from treegen.runs import RunDir
 
-# Programs handed over for each that can run at once, so that no core waits for the next poll.
+# Programs to submit for each worker, so that no core waits for the next poll.
 _AHEAD: Final = 4
-# Tests of a program that are handed over at once. Ending a run waits for them.
+# Maximum tests of a program to submit at once. The end of a run waits for them.
 _SLICE: Final = 8
 _SHOWN_ERRORS: Final = 5
-# Packages that programs may import besides the standard library.
+# Packages that programs may import in addition to the standard library.
 PACKAGES: Final = ("numpy",)
 
 
 @dataclass(slots=True)
 class _PendingProgram:
-    """A program to judge, once for all samples that are this program.
+    """A program to run, once for all samples with the same program.
 
     program: its short hash.
     source: its text.
-    keys: the samples that are this program.
+    keys: the samples with this program.
     cases: the tests of its problem, once they are read.
     results: the results so far.
-    future: the tests that are being run; None if none are.
+    future: the tests that are running; None if none are.
     """
 
     problem_id: str
@@ -61,18 +61,20 @@ class _PendingProgram:
 
 
 class SandboxScoring(AccuracyCounter):
-    """The verdicts on one run's samples: those stored, and those still to come.
+    """The verdicts on one run's samples: stored ones and those still to come.
 
-    Only one thread uses it. The judge's own threads only run programs. Equal programs for one
-    problem are judged once.
+    Only one thread may use it; the sandbox's own threads only run programs. Equal programs for one
+    problem run once.
     """
 
     def __init__(
         self, task: ProgramTask, run: "RunDir", execution: ExecutionOptions | None
     ) -> None:
-        """Read the stored verdicts. The judge itself starts when it is needed.
+        """Read the stored verdicts. The sandbox starts when it is needed.
 
         Args:
+            task: The task of the run.
+            run: The run directory.
             execution: How programs may run; None if they may not.
         """
         super().__init__()
@@ -86,7 +88,7 @@ class SandboxScoring(AccuracyCounter):
         self._queued: dict[tuple[str, str], _PendingProgram] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
-        # Finding out that a problem's reference solution fails may take its whole time limit.
+        # Remember failures, because a failing reference solution may take its whole time limit.
         self._no_cases: dict[str, str] = {}
         self._file = VerdictFile(task, run.path, execution)
         for key, outcome in self._file.read_stored():
@@ -95,10 +97,10 @@ class SandboxScoring(AccuracyCounter):
             self._outcomes[key] = outcome
 
     def prepare(self) -> list[str]:
-        """Start the judge, which tries its sandbox out. Returns lines to tell the user.
+        """Start the sandbox, which tests itself. Return lines for the user.
 
         Raises:
-            SandboxError: no sandbox that may be used holds on this machine.
+            SandboxError: No allowed sandbox holds on this machine.
         """
         if self._execution is None or self._judge is not None:
             return []
@@ -111,7 +113,7 @@ class SandboxScoring(AccuracyCounter):
         return self._judge.report.lines()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Queue a stored sample to be judged; returns at once."""
+        """Queue a stored sample for scoring; return at once."""
         key = (record["problem_id"], record["sample_index"])
         if key in self._added:
             return
@@ -136,7 +138,7 @@ class SandboxScoring(AccuracyCounter):
             self._waiting.append(flight)
 
     def poll(self) -> None:
-        """Take the verdicts that have come, and hand more programs to the judge."""
+        """Collect finished verdicts, and submit more programs."""
         for name, flight in list(self._flights.items()):
             if flight.future is not None and flight.future.done():
                 self._take_result(flight, flight.future.result())
@@ -156,10 +158,10 @@ class SandboxScoring(AccuracyCounter):
                 self._flights[name] = flight
 
     def finish(self, stop: Callable[[], object] = lambda: None) -> Iterator[RunProgress]:
-        """Wait for the verdicts on all samples added, and yield how far judging is.
+        """Wait for the verdicts on all added samples, and yield the progress.
 
         Args:
-            stop: Is asked again and again; when it returns true, waiting ends.
+            stop: Called repeatedly; waiting ends when it returns true.
         """
         start, started = time.monotonic(), self.num_judged
         glance, interval = UpdateTimer(), None
@@ -185,25 +187,25 @@ class SandboxScoring(AccuracyCounter):
         self._file.sync()
 
     def verdicts(self, record: Mapping[str, Any]) -> dict[str, ProgramVerdict] | None:
-        """Return the verdict on a sample by filter; None as long as there is none."""
+        """Return the verdict on a sample by filter; None if there is none yet."""
         outcome = self._outcomes.get((record["problem_id"], record["sample_index"]))
         return None if outcome is None else self._task.verdicts(record["problem_id"], outcome)
 
     @property
     def missing(self) -> int:
-        """How many of the samples added have no verdict, those with judge errors included."""
+        """Number of added samples without a verdict, including those with judge errors."""
         return len(self._added) - self.num_judged
 
     def summary(self) -> dict[str, Any]:
-        """Return how the samples were judged, as JSON holds it."""
+        """Return how the samples were scored, as JSON values."""
         tiers = Counter(each.sandbox for each in self._outcomes.values() if each.sandbox)
-        # Of the verdicts, whichever command stored them: this one may have run no program.
+        # Count stored verdicts of all commands, because this one may have run no program.
         unprotected = {
             name: {"samples": tiers[name], "gaps": list(list_gaps(name))}
             for name in sorted(tiers)
             if list_gaps(name)
         }
-        # In an order that does not depend on which sample was judged first.
+        # Sort the errors, so that their order does not depend on which sample finished first.
         shown = sorted(self._errors.items())[:_SHOWN_ERRORS]
         return {
             **self._file.settings(),
@@ -216,7 +218,7 @@ class SandboxScoring(AccuracyCounter):
         }
 
     def close(self) -> None:
-        """End every program. Samples without a stored verdict are judged another time."""
+        """End every program. Samples without a stored verdict are scored next time."""
         try:
             if self._judge is not None:
                 self._judge.close()
@@ -225,7 +227,7 @@ class SandboxScoring(AccuracyCounter):
             self._file.close()
 
     def _submit(self, flight: _PendingProgram) -> None:
-        """Hand the next tests to the judge. Without tests the flight has no future afterwards."""
+        """Submit the program's next tests; its future stays None if the tests cannot be read."""
         assert self._judge is not None
         if flight.cases is None and flight.problem_id not in self._no_cases:
             try:
@@ -244,7 +246,7 @@ class SandboxScoring(AccuracyCounter):
         )
 
     def _take_result(self, flight: _PendingProgram, result: ProgramResult) -> None:
-        """Add the results that came. Then go on with the tests that are left, or settle it."""
+        """Add the new results. Then submit the remaining tests, or store the verdict."""
         flight.future = None
         flight.results += result.tests
         last = flight.results[-1]

@@ -1,4 +1,4 @@
-"""What tasks share whose samples are programs, which are judged by running them."""
+"""Base class of tasks whose samples are programs, which are scored by running them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,27 +15,31 @@ from treegen.tasks.sandbox import Compare, Limits, Program, SandboxPool, TestCas
 
 
 class ProgramCases(Protocol):
-    """What the judge is given beside a program's source."""
+    """The tests of a problem, and how a program runs on them."""
 
     @property
-    def tests(self) -> Sequence[TestCase]: ...
+    def tests(self) -> Sequence[TestCase]:
+        """The test cases."""
+        ...
 
     @property
-    def compare(self) -> Compare: ...
+    def compare(self) -> Compare:
+        """The function that decides whether an output is right."""
+        ...
 
     def program(self, source: str) -> Program:
-        """Return a program as the judge runs it."""
+        """Return the program that runs for a source."""
         ...
 
 
 class ProgramTask(TextTask, ABC):
     """Programs in a sandbox. Sampling needs no permission; scoring runs the programs.
 
-    limits: of each program.
-    max_timeouts: after this many the other tests of a program fail without being run.
-    all_tests: whether the tests after the first that fails are run as well.
+    limits: limits of each run of a program.
+    max_timeouts: after this many timeouts the remaining tests of a program fail without running.
+    all_tests: whether the tests after the first failure run as well.
     extract: how the program is found in a sample.
-    cases_kept: problems whose tests are kept. Samples of one problem are judged at about the same
+    cases_kept: problems whose tests are cached. Samples of one problem are scored at about the same
         time, so few are enough.
     """
 
@@ -47,12 +51,12 @@ class ProgramTask(TextTask, ABC):
     cases_kept: ClassVar[int] = 64
 
     def __init__(self) -> None:
-        """Take the default options until `load` says otherwise."""
+        """Use the default options until `load` sets others."""
         self._kept = lru_cache(maxsize=self.cases_kept)(self.read_cases)
 
     @property
     def judged_by(self) -> str:
-        """The name of the rule by which output counts as right: that of the headline's filter."""
+        """The rule that decides whether output is right, named by the headline's filter."""
         return self.filters[0]
 
     @abstractmethod
@@ -68,21 +72,25 @@ class ProgramTask(TextTask, ABC):
         """Return the verdict on a program by filter."""
 
     def cases(self, problem_id: str, judge: SandboxPool) -> ProgramCases:
-        """Return the tests of a problem; the judge may run a reference solution to find them.
+        """Return the tests of a problem, which may need a run of its reference solution.
+
+        Args:
+            problem_id: Id of a loaded problem.
+            judge: The sandbox in which a reference solution runs.
 
         Raises:
-            SandboxError: that fails.
+            SandboxError: The reference solution cannot be run.
         """
         return self._kept(problem_id, judge)
 
     def forget_cases(self) -> None:
-        """Read tests anew from now on."""
+        """Drop cached tests, so that they are read anew."""
         self._kept.cache_clear()
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Refuse, because a program has to be run to be scored.
+        """Raise InputError, because a program must run to be scored.
 
         Raises:
-            InputError: always; use `judging`.
+            InputError: Always; use `judging`.
         """
         raise InputError(f"programs are scored by running them: with judging of {self.name}")

@@ -1,8 +1,8 @@
-"""The stored verdicts on a run's samples: a file in the run directory for each way of judging.
+"""The stored verdicts on a run's samples: one file in the run directory for each way of scoring.
 
     verdicts-strict-1f0c8a2d.jsonl      {"problem_id": ..., "sample_index": ..., "verdict": ...}
 
-So sampling, judging and judging in another way can each stop and go on at any time.
+So sampling, scoring and scoring in another way can each stop and resume at any time.
 """
 
 import hashlib
@@ -26,12 +26,17 @@ _VERSION: Final = 3
 
 
 class VerdictFile:
-    """The verdicts of one way of judging. path: the file."""
+    """The verdicts of one way of scoring.
+
+    path: the file.
+    """
 
     def __init__(self, task: ProgramTask, folder: Path, execution: ExecutionOptions | None) -> None:
         """Open the verdicts stored in a run directory, for writing if programs may run.
 
         Args:
+            task: The task of the run.
+            folder: The run directory.
             execution: How programs may run; None if they may not.
         """
         self._task, self._execution = task, execution
@@ -40,7 +45,7 @@ class VerdictFile:
         self._file = self._open(folder)
 
     def read_stored(self) -> Iterator[tuple[Key, ProgramOutcome]]:
-        """The verdicts that are stored, and the sample that each is on."""
+        """Yield the stored verdicts with the keys of their samples."""
         for record in self._file.records() if self._file else ():
             key = (record.pop("problem_id"), record.pop("sample_index"))
             yield key, ProgramOutcome(**record)
@@ -51,12 +56,12 @@ class VerdictFile:
         self._file.append({"problem_id": key[0], "sample_index": key[1], **asdict(outcome)})
 
     def sync(self) -> None:
-        """Have what is stored survive a loss of power."""
+        """Write stored verdicts to disk, so that they survive a loss of power."""
         if self._file is not None:
             self._file.sync()
 
     def close(self) -> None:
-        """Close the file; another process may judge then."""
+        """Close the file, so that another process may write it."""
         try:
             if self._file is not None:
                 self._file.close()
@@ -65,7 +70,7 @@ class VerdictFile:
                 self._lock.release()
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that a verdict depends on, beside the program and its tests."""
+        """Return everything that a verdict depends on, except the program and its tests."""
         task, execution = self._task, self._execution
         return {
             "judge": _VERSION,
@@ -74,7 +79,7 @@ class VerdictFile:
             "limits": {**asdict(task.limits), "wall_seconds": task.limits.wall},
             "max_timeouts": task.max_timeouts,
             "python": ".".join(map(str, sys.version_info[:2])),
-            # Without protection a program can forge its verdict, so such verdicts are kept apart.
+            # Without protection a program can forge its verdict, so such verdicts are stored apart.
             "protected": execution is None or execution.sandbox != "none",
         }
 

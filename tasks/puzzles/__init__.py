@@ -1,1 +1,1 @@
-"""Number puzzles that are solved in steps: countdown, game of 24."""
+"""Number puzzles that are solved in steps: countdown and the game of 24."""

@@ -1,4 +1,4 @@
-"""What the tasks about make-the-target puzzles share: examples, prompts, scores, and search."""
+"""Base class of the make-the-target puzzle tasks: examples, prompts, scores, and search."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treegen.search.propose import Propose
     from treegen.search.tree.node import SearchNode
 
-# Longer puzzles take minutes to decide, and their lines no longer fit a step.
+# Deciding longer puzzles takes minutes, and their lines exceed the length of a step.
 MAX_NUMBERS: Final = 6
 _LARGEST: Final = 10**6
 _LIST_TOKENS: Final = 320
@@ -61,8 +61,8 @@ class Puzzle:
 class PuzzleTask(TextTask):
     """Combine numbers step by step until the target alone is left.
 
-    A sample's answer is the number that its steps end in. A sample has no answer if a step is
-    illegal or more than one number is left.
+    A sample's answer is the number that is left after its steps. A sample has no answer if a step
+    is illegal or more than one number is left.
     """
 
     filters = ("solved",)
@@ -88,16 +88,16 @@ class PuzzleTask(TextTask):
         worth=WORTH["sure"],
         propose=("list",),
         evaluate=("judge", "judge-sampled"),
-        # A state that is "likely" to reach the target is worth three times this.
+        # A state that is "likely" to reach the target has three times this score.
         prune_below=WORTH["likely"] / 3,
     )
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read puzzles and examples. A puzzle is never among its own examples.
+        """Read puzzles and examples. A puzzle is never one of its own examples.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: puzzles or examples cannot be read, or an example is a problem.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Puzzles or examples cannot be read, or an example is a problem.
         """
         loaded, skipped, source = self.read(options)
         problems = select(loaded, options)
@@ -112,7 +112,7 @@ class PuzzleTask(TextTask):
         )
 
     def head(self, puzzle: Puzzle) -> str:
-        """Return a puzzle as the prompt has it, up to where its solution begins."""
+        """Return the prompt's text of a puzzle, up to where its solution begins."""
         return solve_head(puzzle.numbers, puzzle.target)
 
     def example(self, puzzle: Puzzle) -> str:
@@ -120,11 +120,11 @@ class PuzzleTask(TextTask):
         return solve_block(puzzle.numbers, puzzle.target, puzzle.steps)
 
     def ask(self, problem: Problem) -> str:
-        """Return a problem up to where its solution begins."""
+        """Return the text of a problem, up to where its solution begins."""
         return self.head(puzzle_of(problem))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the number that the steps of a text end in, and whether it is the target."""
+        """Return the number left after the steps of a text, and whether it is the target."""
         answer = self.answer(problem, text)
         return {"solved": Verdict(answer, answer == problem.answer)}
 
@@ -149,7 +149,7 @@ class PuzzleTask(TextTask):
         return left is not None and len(left) == 1
 
     def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the one number that is left, if it is one."""
+        """Return the number that is left if there is only one; otherwise None."""
         left = self._remaining_numbers(problem, text)
         return str(left[0]) if left is not None and len(left) == 1 else None
 
@@ -158,10 +158,11 @@ class PuzzleTask(TextTask):
         return self.answer(problem, text) == problem.answer
 
     def propose(self, problem: Problem, how: str) -> "Propose":
-        """Return the proposer that asks for a list of steps.
+        """Return the proposer that asks the model for a list of steps.
 
         Args:
-            how: "list".
+            problem: The puzzle.
+            how: Name of the proposer: "list".
         """
         from treegen.search.propose import propose_lines
 
@@ -181,11 +182,13 @@ class PuzzleTask(TextTask):
         return propose
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
-        """Return the evaluator that asks whether the numbers can reach the target.
+        """Return the evaluator that asks the model whether the numbers can reach the target.
 
         Args:
-            how: "judge" weighs the three judgements by how likely the model finds them.
-                "judge-sampled" draws three judgements, as the tree-of-thoughts paper does.
+            problem: The puzzle.
+            how: Name of the evaluator. "judge" weighs the three judgements by the model's
+                probabilities. "judge-sampled" draws three judgements, as the tree-of-thoughts paper
+                does.
         """
         from treegen.search import evaluate
 
@@ -204,8 +207,8 @@ class PuzzleTask(TextTask):
         found = []
         for number, puzzle in enumerate(examples):
             head = self.head(puzzle)
-            asked = head if number else prompt(SOLVE_HEADER, (), head)
-            found.append((asked, self.example(puzzle).removeprefix(head).lstrip(" ")))
+            question = head if number else prompt(SOLVE_HEADER, (), head)
+            found.append((question, self.example(puzzle).removeprefix(head).lstrip(" ")))
         return tuple(found)
 
     def _remaining_numbers(self, problem: Problem, text: str) -> PuzzleState | None:
@@ -236,7 +239,7 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
     """Return a row's numbers and target.
 
     Raises:
-        ValueError: the row is no puzzle that can be used.
+        ValueError: The row is not a usable puzzle.
     """
     numbers, target = row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
@@ -249,12 +252,19 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
 
 
 def as_problem(problem_id: str, numbers: PuzzleState, target: int, **metadata: Any) -> Problem:
-    """Return a puzzle as a problem."""
+    """Return a puzzle as a problem.
+
+    Args:
+        problem_id: Id of the problem.
+        numbers: The numbers to combine.
+        target: The number to reach.
+        metadata: Metadata of the problem.
+    """
     return Problem(problem_id, numbers_text(numbers), str(target), metadata)
 
 
 def puzzle_of(problem: Problem) -> Puzzle:
-    """Return the puzzle that a problem is."""
+    """Return the puzzle of a problem."""
     return Puzzle(tuple(map(int, problem.question.split(" "))), int(problem.answer))
 
 
@@ -263,5 +273,5 @@ def _is_whole(value: object) -> bool:
 
 
 def _ends_a_step(text: str) -> bool:
-    # A blank line is no step. After it the model has given up.
+    # A blank line is not a step. It means that the model has given up.
     return text.endswith("\n") and not text.endswith("\n\n") and text != "\n"

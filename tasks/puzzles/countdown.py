@@ -4,7 +4,8 @@ Data: JSON Lines, such as the puzzles that come with treegen:
 
     {"id": "countdown-0", "numbers": [4, 6, 6], "target": 18}
 
-The prompt shows solved puzzles, one step a line with what is left after it (see countdown_text).
+The prompt shows solved puzzles, one step per line with the numbers left after it (see
+countdown_text).
 """
 
 from typing import Any, Final
@@ -27,7 +28,7 @@ class Countdown(PuzzleTask):
     examples = "countdown_fewshot.jsonl"
 
     def read(self, options: TaskOptions) -> Loaded:
-        """Return the puzzles of a file, or those that come with treegen."""
+        """Return the puzzles of a file, or the bundled ones."""
         rows, source = _SOURCE.read(options.data, options.split)
         return *problems_of(rows, source, _problem, noun="puzzle"), source
 

@@ -1,6 +1,6 @@
-r"""How make-the-target puzzles are written, for few-shot prompts and training, and read back.
+r"""Writes make-the-target puzzles as text, for few-shot prompts and training, and reads them back.
 
-A puzzle to solve, whose block ends with what the model writes, and a state to judge:
+A puzzle to solve, whose block ends with the model's steps, and a state to judge:
 
     Input: 4 6 10 13                     Numbers: 4 9
     Target: 24                           Target: 24
@@ -9,9 +9,9 @@ A puzzle to solve, whose block ends with what the model writes, and a state to j
     10 - 6 = 4 (left: 4 9)
     ...
 
-Numbers stand in ascending order. A prompt is a header line and solved blocks, each with a blank
-line after it, and then the block of the puzzle up to "Steps:\n" or "Judge:". A puzzle is solved
-when the target alone is left.
+Numbers are in ascending order. A prompt is a header line and solved blocks, each followed by a
+blank line, and then the block of the puzzle up to "Steps:\n" or "Judge:". A puzzle is solved when
+the target alone is left.
 """
 
 import re
@@ -31,7 +31,7 @@ from treegen.tasks.puzzles.puzzle import (
 SOLVE_HEADER: Final = "Combine the numbers to reach the target. Use each number once."
 VALUE_HEADER: Final = "Can the numbers reach the target?"
 
-# Repeats are bounded, so no text is read more than once, and no number is too long for int().
+# Repeats are bounded, so texts are read only once, and no number is too long for int().
 _NUMBER: Final = r"-?[0-9]{1,9}(?:/[0-9]{1,9}|\.[0-9]{1,9})?"
 _STEP: Final = re.compile(
     rf"({_NUMBER}) ([-+*/]) ({_NUMBER}) = ({_NUMBER}) \(left: ({_NUMBER}(?: {_NUMBER}){{0,15}})\)"
@@ -39,45 +39,68 @@ _STEP: Final = re.compile(
 
 
 def numbers_text(numbers: Sequence[Number]) -> str:
-    """Return numbers in ascending order with spaces between; fractions are written as 8/3."""
+    """Return numbers in ascending order with spaces between them; fractions are written as 8/3."""
     return " ".join(map(str, state_of(numbers)))
 
 
 def step_line(step: PuzzleStep) -> str:
-    """Return a step as its line, without the newline."""
+    """Return the line of a step, without the newline."""
     return f"{step.a} {step.op} {step.b} = {step.c} (left: {numbers_text(step.left)})"
 
 
 def solve_head(numbers: Sequence[Number], target: Number) -> str:
-    """Return a puzzle's block up to where its steps begin."""
+    """Return the block of a puzzle, up to where its steps begin."""
     return f"Input: {numbers_text(numbers)}\nTarget: {target}\nSteps:\n"
 
 
 def solve_block(numbers: Sequence[Number], target: Number, steps: Iterable[PuzzleStep]) -> str:
-    """Return a solved puzzle's block; no newline at its end."""
+    """Return the block of a solved puzzle, without a newline at its end.
+
+    Args:
+        numbers: The numbers to combine.
+        target: The number to reach.
+        steps: Steps of the solution.
+    """
     return solve_head(numbers, target) + "\n".join(map(step_line, steps))
 
 
 def value_head(numbers: Sequence[Number], target: Number) -> str:
-    """Return the block of a state to judge, up to where the judgement and its space begin."""
+    """Return the block of a state to judge, up to the space before the judgement."""
     return f"Numbers: {numbers_text(numbers)}\nTarget: {target}\nJudge:"
 
 
 def value_block(numbers: Sequence[Number], target: Number, judgement: str) -> str:
-    """Return a judged state's block; no newline at its end."""
+    """Return the block of a judged state, without a newline at its end.
+
+    Args:
+        numbers: The numbers that are left.
+        target: The number to reach.
+        judgement: "sure", "likely" or "impossible".
+    """
     return f"{value_head(numbers, target)} {judgement}"
 
 
 def prompt(header: str, blocks: Iterable[str], head: str = "") -> str:
-    """Return a few-shot prompt: header, solved blocks, and the block that is begun."""
+    """Return a few-shot prompt: header, solved blocks, and the beginning of the block to complete.
+
+    Args:
+        header: First line of the prompt.
+        blocks: Solved blocks.
+        head: Beginning of the block to complete; by default there is none.
+    """
     return "".join(f"{block}\n\n" for block in (header, *blocks)) + head
 
 
 def value_label(numbers: Sequence[Number], target: Number, *, whole: bool = True) -> str:
     """Return the right judgement of a state.
 
-    A state that cannot reach the target is "impossible". Otherwise a state of two numbers or one is
-    "sure", and one of more numbers "likely".
+    A state that cannot reach the target is "impossible". Otherwise a state of one or two numbers is
+    "sure", and a state of more numbers is "likely".
+
+    Args:
+        numbers: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
     """
     if not reachable(state_of(numbers), target, whole):
         return "impossible"
@@ -85,7 +108,7 @@ def value_label(numbers: Sequence[Number], target: Number, *, whole: bool = True
 
 
 def read_step(line: str) -> PuzzleStep | None:
-    """Return the step that a line states, right or wrong; None if it states none."""
+    """Return the step on a line, right or wrong; None if the line is not a step."""
     match = _STEP.fullmatch(line.rstrip())
     if match is None:
         return None
@@ -99,9 +122,10 @@ def read_step(line: str) -> PuzzleStep | None:
 
 
 def read_number(text: str) -> Number | None:
-    """Return the number that a text is: whole, a fraction such as 8/3, or an exact decimal.
+    """Return the number in a text: whole, a fraction such as 8/3, or an exact decimal.
 
-    Returns None if it is no number.
+    Returns:
+        None if the text is not a number.
     """
     if text.isascii() and text.isdigit() and len(text) < 10:
         return int(text)
@@ -117,7 +141,10 @@ def read_number(text: str) -> Number | None:
 def apply_steps(numbers: Sequence[Number], text: str, *, whole: bool = True) -> PuzzleState | None:
     """Return the numbers that are left after the steps of a text; None if a step is not legal.
 
-    Each line is a step. A blank line ends the steps.
+    Args:
+        numbers: The numbers at the start.
+        text: Steps, one per line. A blank line ends the steps.
+        whole: Whether every result must be a whole number from 0 on.
     """
     state = state_of(numbers)
     for line in text.split("\n"):

@@ -1,4 +1,4 @@
-"""Arithmetic expressions in model text, read without eval: total, exact, and in linear time."""
+"""Parses arithmetic expressions in model text without eval: total, exact, and in linear time."""
 
 import re
 from collections import Counter
@@ -10,7 +10,7 @@ from typing import Final
 from treegen.tasks.puzzles.countdown_text import read_number
 from treegen.tasks.puzzles.puzzle import Number, PuzzleStep, combine
 
-# A number may be longer here than any number of a puzzle. `read_number` refuses it then.
+# This also matches numbers longer than any number of a puzzle; `read_number` rejects these.
 _TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")
 _SIGNS: Final = {"\u00d7": "*", "\u00f7": "/", "\u2212": "-"}
 _BINDING: Final = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -28,7 +28,7 @@ class Expression:
         return [item for item in self.postfix if not isinstance(item, str)]
 
     def value(self) -> Number | None:
-        """Return the exact value; None where it divides by zero."""
+        """Return the exact value; None for a division by zero."""
         stack: list[Number] = []
         for item in self.postfix:
             if not isinstance(item, str):
@@ -43,7 +43,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression | None:
-    """Return the expression that the whole text is; None if it is none. It has no unary signs."""
+    """Return the expression if the whole text is one, without unary signs; otherwise None."""
     output: list[Number | str] = []
     waiting: list[str] = []
     operand_next, at = True, 0
@@ -86,11 +86,12 @@ def parse(text: str) -> Expression | None:
 def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
     """Return the value of a text that is an expression, or an equation of one with its value.
 
-    Returns None unless it uses each of the numbers exactly once and is true.
+    Returns:
+        None unless the text uses each of the numbers exactly once and is true.
     """
     left, equals, right = text.partition("=")
     expression = parse(left)
-    # The numbers are compared before anything is computed, so that no calculation can be long.
+    # Compare the numbers before computing anything, so that no calculation can be long.
     if expression is None or Counter(expression.numbers) != Counter(numbers):
         return None
     value = expression.value()
@@ -100,7 +101,7 @@ def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
 
 
 def of_steps(steps: Sequence[PuzzleStep]) -> str:
-    """Return the expression that steps amount to. Results that later steps use are in brackets."""
+    """Return the expression of a list of steps. Results that later steps use are in brackets."""
     made: list[tuple[Number, str]] = []
     text = ""
     for step in steps:
@@ -111,7 +112,7 @@ def of_steps(steps: Sequence[PuzzleStep]) -> str:
 
 
 def _take(made: list[tuple[Number, str]], number: Number) -> str:
-    """Return the text of a number that a step made, and remove it; else the number itself."""
+    """Return and remove the text of a number that a step made; without one, return the number."""
     for index, (value, text) in enumerate(made):
         if value == number:
             del made[index]

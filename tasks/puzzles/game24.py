@@ -7,7 +7,7 @@ A solution is steps, as in the countdown task, or one line with `--task-arg form
 
     Input: 4 9 10 13\nTarget: 24\nAnswer: (10 - 4) * (13 - 9) = 24
 
-Results on the way may be any numbers. A solution in either form counts, whichever was asked for.
+Intermediate results may be any numbers. A solution in either form counts, whichever form is set.
 """
 
 from pathlib import Path
@@ -37,15 +37,15 @@ class Game24(PuzzleTask):
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
 
     def __init__(self) -> None:
-        """Write steps until `load` says otherwise."""
+        """Use the form "steps" until `load` sets another."""
         self._form = "steps"
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read puzzles and examples, as `PuzzleTask.load` does.
 
         Raises:
-            InputError: an option cannot be used, or there are too few examples.
-            DataError: puzzles or examples cannot be read, or an example is a problem.
+            InputError: An option is invalid, or there are too few examples.
+            DataError: Puzzles or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
         self._form = one_of(options.extra, "form", FORMS, "steps")
@@ -55,8 +55,8 @@ class Game24(PuzzleTask):
         """Return the puzzles of a split.
 
         Raises:
-            InputError: no file is given, or there is no such split.
-            DataError: the file cannot be read, or has no puzzle of the split.
+            InputError: There is no file, or no such split.
+            DataError: The file cannot be read, or has no puzzle of the split.
         """
         if options.data is None:
             raise InputError("game24 has no puzzles of its own; give --data the paper's 24.csv")
@@ -69,7 +69,7 @@ class Game24(PuzzleTask):
         path = path / "24.csv" if path.is_dir() else path
         problems: list[Problem] = []
         skipped: list[Skipped] = []
-        # The header is line 1, so the first puzzle is rank 1 in line 2.
+        # The header is line 1, so the puzzle of rank 1 is in line 2.
         for rank, numbers in enumerate(_read_csv(path), start=1):
             if rank not in _SPLITS[split]:
                 continue
@@ -91,7 +91,7 @@ class Game24(PuzzleTask):
         return problems, tuple(skipped), f"{path}, ranks {_ranks(split)}"
 
     def head(self, puzzle: Puzzle) -> str:
-        """Return a puzzle up to where its steps, or its expression, begin."""
+        """Return the text of a puzzle, up to where its steps, or its expression, begin."""
         if self._form == "steps":
             return super().head(puzzle)
         return f"Input: {numbers_text(puzzle.numbers)}\nTarget: {puzzle.target}\nAnswer:"
@@ -106,14 +106,14 @@ class Game24(PuzzleTask):
         """Return the prompt up to where the steps begin.
 
         Raises:
-            InputError: the form asked for has no steps.
+            InputError: The form of solutions is not "steps".
         """
         if self._form != "steps":
             raise InputError("only steps can be searched; leave --task-arg form=expression out")
         return super().root(data, problem)
 
     def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the number that steps end in, or the value of an expression."""
+        """Return the number left after the steps, or the value of an expression."""
         reached = super().answer(problem, text)
         if reached is not None:
             return reached

@@ -1,4 +1,4 @@
-"""Asking a model for possible next steps of a puzzle, and for what a state is worth."""
+"""Prompts that ask a model for possible next steps of a puzzle, and for the value of a state."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +15,7 @@ from treegen.tasks.puzzles.countdown_text import (
 )
 from treegen.tasks.puzzles.puzzle import Number, PuzzleState, is_legal, moves
 
-# What a judgement is worth, as in the tree-of-thoughts paper.
+# Score of each judgement, as in the tree-of-thoughts paper.
 WORTH: Final = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
 
 _PROPOSE_HEADER: Final = "List steps that may help to reach the target, one a line."
@@ -36,7 +36,13 @@ _JUDGED: Final[tuple[tuple[PuzzleState, int], ...]] = (
 
 
 def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
-    """Return the prompt that ends where a judgement of a state begins."""
+    """Return the prompt for a judgement of a state, which ends where the judgement begins.
+
+    Args:
+        state: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
+    """
     blocks = [
         value_block(left, goal, value_label(left, goal, whole=whole)) for left, goal in _JUDGED
     ]
@@ -44,24 +50,36 @@ def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> s
 
 
 def read_judgement(text: str) -> float:
-    """Return what a judgement is worth; 0 for a text that is no judgement."""
+    """Return the score of a judgement; 0 for a text that is not a judgement."""
     words = text.split(None, 1)
     return WORTH.get(words[0].rstrip(".").lower(), 0.0) if words else 0.0
 
 
 def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
-    """Return the prompt that ends where a list of possible next steps begins."""
+    """Return the prompt for a list of possible next steps, which ends where the list begins.
+
+    Args:
+        state: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
+    """
     blocks = []
     for left, goal in _PROPOSED:
         steps = moves(left, whole=whole)
-        # The steps shown are spread over all, since the first ones combine the same two numbers.
+        # Show steps from the whole list, because the first ones all combine the same two numbers.
         shown = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
         blocks.append(_propose_head(left, goal) + "\n".join(map(step_line, shown)))
     return prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
 
 
 def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
-    """Return the legal steps of an answer as lines with their newlines, each once."""
+    """Return the legal steps of an answer as lines with their newlines, without repeats.
+
+    Args:
+        text: The model's answer.
+        state: The numbers that are left before the step.
+        whole: Whether every result must be a whole number from 0 on.
+    """
     found: dict[str, None] = {}
     for line in text.split("\n"):
         step = read_step(line.strip())

@@ -1,8 +1,8 @@
-"""Make-the-target puzzles: numbers are combined two by two until one is left, the target.
+"""Make-the-target puzzles: two numbers at a time are combined until only the target is left.
 
 A state is the sorted tuple of the numbers that are left. Arithmetic is exact: whole numbers are
-ints, others Fractions. Under the rule `whole`, every result must be a whole number from 0 on.
-Without it, as in the Game of 24, any result is allowed, and only division by zero is not.
+ints, all others Fractions. Under the rule `whole`, every result must be a whole number from 0 on.
+Without it, as in the Game of 24, everything except division by zero is allowed.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ PuzzleState = tuple[Number, ...]
 
 @dataclass(frozen=True, slots=True)
 class PuzzleStep:
-    """`a op b = c`, and all numbers that are left then, sorted."""
+    """The step `a op b = c`, and all numbers that are left after it, sorted."""
 
     a: Number
     op: str
@@ -27,12 +27,18 @@ class PuzzleStep:
 
 
 def state_of(numbers: Sequence[Number]) -> PuzzleState:
-    """Return the state in which these numbers are left."""
+    """Return the state with these numbers left."""
     return tuple(sorted(numbers))
 
 
 def combine(a: Number, op: str, b: Number) -> Number | None:
-    """Return the exact result of an operation; None for a division by zero."""
+    """Return the exact result of an operation; None for a division by zero.
+
+    Args:
+        a: Left operand.
+        op: Operator: one of + - * /.
+        b: Right operand.
+    """
     if op == "+":
         return _plain(a + b)
     if op == "-":
@@ -48,7 +54,13 @@ def is_allowed(number: Number, *, whole: bool) -> bool:
 
 
 def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
-    """Return whether a step is right arithmetic, keeps the rules, and leaves what it says."""
+    """Return whether a step is right arithmetic, follows the rules, and leaves the stated numbers.
+
+    Args:
+        state: The numbers that are left before the step.
+        step: The step.
+        whole: Whether the result must be a whole number from 0 on.
+    """
     left = _without(state, step.a, step.b)
     if left is None or step.c != combine(step.a, step.op, step.b):
         return False
@@ -77,7 +89,13 @@ def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
 
 @lru_cache(maxsize=1 << 18)
 def reachable(state: PuzzleState, target: Number, whole: bool) -> bool:
-    """Return whether steps lead from a state to the target alone."""
+    """Return whether steps lead from a state to the target alone.
+
+    Args:
+        state: The numbers that are left.
+        target: The number to reach.
+        whole: Whether every result must be a whole number from 0 on.
+    """
     if len(state) == 1:
         return state[0] == target
     return any(reachable(left, target, whole) for left in _next_states(state, whole))

@@ -1,7 +1,7 @@
-"""Runs model-written programs where they can do no harm, and says whether they are right.
+"""Runs model-written programs in isolation, and decides whether their output is right.
 
 The process that runs a program never holds the expected answer and never decides the verdict. The
-sandbox is no boundary against exploits of the kernel itself.
+sandbox does not protect against exploits of the kernel itself.
 """
 
 from treegen.tasks.sandbox.canaries import SandboxReport

@@ -1,7 +1,7 @@
-"""Tries to break out of a sandbox before it is used. One that lets a canary out is never used.
+"""Tests a sandbox by trying to break out of it. A sandbox that any attempt escapes is never used.
 
-The same canary first runs without any sandbox. An attempt that fails even there proves nothing, and
-is listed as not checked.
+The same attempts ("canaries") first run without a sandbox. An attempt that fails even there proves
+nothing, and is listed as not checked.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ thread.join()
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """Which sandbox is used, what it leaves open, and what was tried against it.
+    """The chosen sandbox, what it does not protect against, and the attempts made against it.
 
     tier: the name of the sandbox's tier.
     missing: what it does not protect against.
-    held: the attempts that succeed outside the sandbox and failed inside.
+    held: the attempts that succeed outside of the sandbox and failed inside.
     not_checked: the attempts that fail on this machine even outside.
     refused: stronger sandboxes, and why they are not used.
     """
@@ -148,7 +148,7 @@ class SandboxReport:
     refused: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """The report for people, one thing a line."""
+        """Return the report for people, one item per line."""
         lines = [f"sandbox: {self.tier}"]
         lines += [f"not protected: {item}" for item in self.missing]
         lines += [f"not used: {item}" for item in self.refused]
@@ -157,11 +157,15 @@ class SandboxReport:
 
 
 def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxReport]:
-    """Pick the tier of a sandbox, and prove that it holds.
+    """Choose the tier of a sandbox, and prove that it holds.
+
+    Args:
+        sandbox: Name of a tier, or "auto" for the strongest one that works here.
+        runtime: The interpreter and the files that programs may read.
 
     Raises:
-        InputError: there is no tier of this name.
-        SandboxError: none that may be taken holds here; the message says what is missing.
+        InputError: There is no tier of this name.
+        SandboxError: No allowed tier holds here; the message says what is missing.
     """
     if sandbox != "auto" and sandbox not in TIERS:
         raise InputError(f"sandbox must be auto, {', '.join(TIERS)}; got {sandbox!r}")
@@ -178,7 +182,7 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
             try:
                 held, not_checked = unless_killed(functools.partial(verify_tier, tier, runtime))
             except HelperKilledError:
-                raise  # a weaker sandbox must not take its place because of that
+                raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
                 why = str(error)
             else:
@@ -194,10 +198,11 @@ def choose_tier(sandbox: str, runtime: Runtime) -> tuple[SandboxTier, SandboxRep
 def verify_tier(tier: SandboxTier, runtime: Runtime) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Run the canaries without and with the tier.
 
-    Returns the names of the attempts that the tier stopped, and of those that prove nothing here.
+    Returns:
+        The names of the attempts that the tier stopped, and of those that fail even outside.
 
     Raises:
-        SandboxError: an attempt succeeds inside, or the canaries do not run.
+        SandboxError: An attempt succeeds inside, or the canaries do not run.
     """
     _check_works(tier, runtime)
     with _bait() as bait:
@@ -253,10 +258,10 @@ def _run(tier: SandboxTier, runtime: Runtime, source: str, stdin: str) -> str:
 
 @contextlib.contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """Make things that a program must not get at: a file, a variable, two servers, a process."""
+    """Create targets that a program must not reach: a file, a variable, two servers, a process."""
     token = secrets.token_hex(16)
     above = Path(tempfile.gettempdir())
-    sweep(above, "treegen-canary-*")  # processes that were killed may have left some
+    sweep(above, "treegen-canary-*")  # killed processes may have left folders
     folder = above / f"treegen-canary-{secrets.token_hex(8)}"
     try:
         with (

@@ -1,7 +1,7 @@
-"""Runs one program in a confined child. Nothing that comes from here can be trusted.
+"""Runs one program in a confined child process, whose output cannot be trusted.
 
-The report on descriptor 3 is one line for each stage. Lines up to "compiled" were written before
-the program's first instruction. Later lines may be the program's own invention.
+The report on descriptor 3 has one line for each stage. Lines up to "compiled" were written before
+the program's first instruction. The program itself may have written later lines.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ def report(line: str) -> None:
 
 
 def run(source: str, prelude: str, call: str | None, *, may_return: bool) -> NoReturn:
-    """Run a program as Python would run a script, or call a function of it. Never returns.
+    """Run a program as Python runs a script, or call one of its functions. Never returns.
 
     Args:
-        call: The function and its arguments, as `values.encode` writes them; None runs a script.
-        may_return: If the source is no script but would be the body of a function, it runs as one.
+        source: Source of the program.
+        prelude: Source that runs first in the same namespace.
+        call: Name and arguments of the function to call, as `value_json.dumps` writes them; None
+            runs a script.
+        may_return: Whether a source that is not a valid script may run as the body of a function.
     """
     _fresh_streams()
     module = types.ModuleType("__main__" if call is None else "solution")
@@ -81,7 +84,7 @@ def _run(
 
 def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
     try:
-        # The source is a str, so a coding cookie in it means nothing.
+        # The source is a str, so a coding cookie in it has no effect.
         return compile(source, _NAME, "exec", 0, True)
     except SyntaxError as error:
         if may_return:
@@ -91,10 +94,10 @@ def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
 
 
 def _as_function(source: str) -> ast.Module:
-    """Make a source the body of a function that is called: `return` and `nonlocal` are legal there.
+    """Wrap a source in a function that is called, so that `return` and `nonlocal` are legal.
 
-    The imports that the source begins with stay outside, where `*` is legal. Names that a function
-    in the source declares global are global in the body too.
+    The imports at the start of the source stay outside, where `*` is legal. Names that a function
+    in the source declares global are also global in the body.
     """
     tree = ast.parse(source, _NAME)
     places = (i for i, line in enumerate(tree.body) if not _is_import(line))
@@ -114,7 +117,7 @@ def _is_import(line: ast.stmt) -> bool:
 
 
 def _exit_status(error: SystemExit) -> int:
-    """What Python would make of `sys.exit(code)`."""
+    """Return the exit status that Python would use for `sys.exit(code)`."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -124,10 +127,10 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _finish(module: types.ModuleType, status: int) -> NoReturn:
-    """End as the interpreter would, but without taking all its modules apart, which takes time.
+    """End as the interpreter would, but skip its slow teardown of all modules.
 
-    It waits for threads, runs exit handlers, drops the program's globals (so that open files among
-    them are written), and flushes.
+    Waits for threads, runs exit handlers, drops the program's globals (which flushes open files
+    among them), and flushes the streams.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -146,7 +149,7 @@ def _finish(module: types.ModuleType, status: int) -> NoReturn:
 
 
 def _call(module: types.ModuleType, fn_name: str, arguments: list[Any]) -> None:
-    """Call the function and report what it returned."""
+    """Call the function and report its return value."""
     function = getattr(module, fn_name, None)
     if function is None and hasattr(module, "Solution"):
         function = getattr(module.Solution(), fn_name, None)
@@ -166,7 +169,7 @@ def _report_failure(error: BaseException) -> None:
         report("memory")
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != _NAME:
-        trace = trace.tb_next  # leave out the judge's own frames
+        trace = trace.tb_next  # leave out treegen's own frames
     traceback.print_exception(type(error), error, trace, limit=20)
 
 
@@ -177,7 +180,7 @@ def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _fresh_streams() -> None:
-    """Open the standard streams anew, because the parent's streams hold what it has read."""
+    """Reopen the standard streams, because the parent's streams hold buffered input."""
     streams: Any = sys  # the names are read-only to a type checker
     streams.stdin = streams.__stdin__ = _builtin_open(0, encoding="utf-8", closefd=False)
     streams.stdout = streams.__stdout__ = _builtin_open(1, "w", encoding="utf-8", closefd=False)
@@ -192,7 +195,7 @@ _builtin_open: Final[Any] = builtins.open
 
 @functools.wraps(builtins.open)
 def _open(file: Any, *arguments: Any, **keywords: Any) -> Any:
-    # Without /proc this link leads nowhere, but some honest programs read their input by this name.
+    # Without /proc this link is dangling, but some honest programs read their input by this name.
     if isinstance(file, str) and file == "/dev/stdin":
         file = os.dup(0)
     return _builtin_open(file, *arguments, **keywords)

@@ -1,4 +1,4 @@
-"""What a freshly forked child does to itself before it runs a program."""
+"""Confines a freshly forked child before it runs a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treegen.tasks.sandbox import landlock, seccomp
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _CAP_DAC_READ_SEARCH: Final = 1 << 2
 _CAPABILITY_VERSION: Final = 0x20080522
-_MAIN_STACK: Final = 128 << 20  # the kernel leaves this much room below the stack anyway
+_MAIN_STACK: Final = 128 << 20  # the kernel reserves this much below the stack anyway
 
 
 def confine(
@@ -29,16 +29,19 @@ def confine(
     """Give up every right that the program must not have.
 
     Args:
+        setup: The helper's setup, as `tiers` builds it: "uid", "keep_read" and "other_threads" are
+            read.
+        limits: Limits of the program, by their names in `Limits`.
         code: The filter of system calls, if any.
         rules: The descriptor of Landlock's rules, if any.
         parent: The process id of the helper.
 
     Raises:
-        OSError: a right cannot be given up.
+        OSError: A right cannot be given up.
     """
     if setup["uid"] is not None:
         _become(setup["uid"], keep_read=setup["keep_read"])
-    # These come after the change of user, which resets both.
+    # Set these after the change of user, which resets both.
     seccomp.prctl(_PR_SET_DUMPABLE, 0)
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the helper died before its death could end this process
@@ -51,12 +54,13 @@ def confine(
 
 
 def _become(uid: int, *, keep_read: bool) -> None:
-    """Turn from root into a user that owns nothing.
+    """Change from root to a user that owns nothing.
 
     Args:
-        keep_read: Keep the right to read past file modes, for an interpreter that lives below a
-            directory of root's (such as /root/.pyenv). It is safe with Landlock only, which decides
-            what may be read.
+        uid: Id of the user.
+        keep_read: Keep the right to read past file modes, for an interpreter below a directory that
+            only root can enter (such as /root/.pyenv). This is safe only with Landlock, which then
+            decides what may be read.
     """
     if keep_read:
         seccomp.prctl(_PR_SET_KEEPCAPS, 1)
@@ -74,7 +78,7 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
     cpu = math.ceil(limits["cpu_seconds"]) + 1
     hard = {
         resource.RLIMIT_AS: limits["memory"],
-        resource.RLIMIT_CPU: cpu,  # the parent stops it earlier; this is for a parent that died
+        resource.RLIMIT_CPU: cpu,  # the helper stops it earlier; this works if the helper died
         resource.RLIMIT_FSIZE: limits["scratch"],
         resource.RLIMIT_NOFILE: limits["open_files"],
         resource.RLIMIT_CORE: 0,
@@ -88,8 +92,9 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         if ceiling != resource.RLIM_INFINITY:
             limit = min(limit, ceiling)
         resource.setrlimit(what, (limit, limit))
-    # Only the soft limit is set, because programs may raise it. It is set only now, because threads
-    # got their default stack size when Python started. Stacks are memory, which is limited above.
+    # Only the soft limit is set, because programs may raise it. Setting it now does not change the
+    # default stack size of threads, which was read when Python started. RLIMIT_AS limits stacks
+    # too.
     ceiling = resource.getrlimit(resource.RLIMIT_STACK)[1]
     stack = _MAIN_STACK if ceiling == resource.RLIM_INFINITY else min(_MAIN_STACK, ceiling)
     resource.setrlimit(resource.RLIMIT_STACK, (stack, ceiling))

@@ -1,7 +1,8 @@
 """The helper inside the sandbox: forks a child for each program and watches it.
 
-It trusts its parent, and answers one message for each job. It holds no program text and no input:
-these go from the parent to the child as sealed descriptors. No expected output ever comes here.
+It trusts its parent, and answers one message for each job. It never holds the text or the input of
+a program: the parent passes these to the child as sealed descriptors. Expected outputs never enter
+the sandbox.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from treegen.tasks.sandbox import child, confine, landlock, seccomp
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
 _TICK = 0.02
-# Files are looked at more often, because several threads fill a disk fast; and looking takes a
-# share of this process's time only, however many they are.
+# Seconds between checks of files: short, because several threads fill a disk fast. Up to _TICK, the
+# pause is at least _TIMES_LOOK times the duration of a check, which bounds the share of time spent.
 _FILES_TICK, _TIMES_LOOK = 0.002, 20
-# A program for which all others wait has to work for a quarter of the time, after so many seconds.
+# A program for which all others wait must use the CPU for a quarter of the time after _IDLE
+# seconds.
 _IDLE, _TIMES_CPU = 1.0, 4
 _children: list[int] = []
 
 
 class _Job(NamedTuple):
-    """What a child needs. Nothing here comes from earlier programs."""
+    """Everything a child needs. Nothing here comes from earlier programs."""
 
     setup: dict[str, Any]
     limits: dict[str, Any]
@@ -47,8 +49,12 @@ class _Job(NamedTuple):
 
 
 def main(descriptor: int) -> None:
-    """Serve jobs until the parent hangs up. In a child, run the program of its job."""
-    # The frames of serving are gone when a program runs, because it can read those that called it.
+    """Serve jobs until the parent hangs up. In a child, run the program of its job.
+
+    Args:
+        descriptor: The helper's end of the control socket.
+    """
+    # Return from serving before a program runs, because a program can read the frames above it.
     job = _serve_until_over(descriptor)
     if job is not None:
         _run(job)
@@ -64,14 +70,14 @@ def _serve_until_over(descriptor: int) -> _Job | None:
     job = None
     try:
         job = _serve(control, setup)
-    finally:  # the parent may be gone before it could be told anything
+    finally:  # clean up also if the parent is gone before the helper could answer
         if job is None:
             _leave(setup["scratch"])
     return job
 
 
 def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
-    """Serve jobs. Returns None at the end, and in each child the child's job."""
+    """Serve jobs. Return None at the end; in each child, return the child's job."""
     code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
     rules = _prepare(setup)
     wake, signalled = os.pipe()
@@ -81,12 +87,12 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     own_pid = os.getpid()
     control.send(b"{}")
-    gc.freeze()  # children share these pages as long as nobody touches them
+    gc.freeze()  # children share these pages while nothing writes to them
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, NUM_DESCRIPTORS)
         if not message:
             return None
-        if message == KILL:  # the child had ended before the message came
+        if message == KILL:  # the child had ended before the message arrived
             continue
         limits = json.loads(message)
         started = time.monotonic()
@@ -102,7 +108,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
 
 
 def _prepare(setup: dict[str, Any]) -> int | None:
-    """Set up what all programs share. Returns the descriptor of Landlock's rules, if any."""
+    """Set up what all programs share. Return the descriptor of Landlock's rules, if any."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if setup["parent"] not in (None, os.getppid()):
@@ -119,27 +125,28 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     for name in setup["preload"]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Loaded packages find their own parts without this path. Others there count as not installed.
+    # Loaded packages find their submodules without this path. Other packages there must look as if
+    # they were not installed.
     sys.path[:] = [path for path in sys.path if path not in setup["packages_path"]]
     os.environ.clear()
-    # site.main() would do this. It did not run, because it also reads site-packages.
+    # site.main() would do this, but it must not run, because it also reads site-packages.
     site.setquit()
     site.setcopyright()
     site.sethelper()
     sys.argv[:] = ["program.py"]
-    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: nobody can attach to this process
-    os.listdir(setup["scratch"])  # sets the time of access, which later listings do not change
+    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: no process can attach to this one
+    os.listdir(setup["scratch"])  # sets the access time, so that later listings do not change it
     if not setup["landlock"]:
         return None
     places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
     rules = landlock.ruleset(*places)
-    high = _dup_above(rules)  # its number must not be that of a program's stream
+    high = _dup_above(rules)  # its number must differ from those of a program's streams
     os.close(rules)
     return high
 
 
 def _has_leftovers(scratch: str) -> bool:
-    """Whether a program left files, or changed the directory's time by files that it removed."""
+    """Return whether a program left files, or created and removed some."""
     return os.stat(scratch).st_mtime_ns != 0 or bool(os.listdir(scratch))
 
 
@@ -151,7 +158,7 @@ def _run(job: _Job) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         texts = [_read_all(handle) for handle in (source, call)]
-        # Descriptors move twice, because a target may be the number of a stream not yet moved.
+        # Move descriptors twice, because a target may be the number of a stream not yet moved.
         high = [_dup_above(handle) for handle in streams]
         for target, handle in enumerate(high):
             os.dup2(handle, target, inheritable=False)
@@ -163,7 +170,8 @@ def _run(job: _Job) -> NoReturn:
         confine.confine(job.setup, job.limits, job.code, job.rules, job.parent)
         child.report("ready")
     except BaseException as error:
-        # The report may be on either descriptor by now. An empty report is a failure too.
+        # The report may be on either descriptor by now. The parent treats an empty report as a
+        # failure.
         for target in (child.REPORT, streams[-1]):
             with contextlib.suppress(OSError):
                 os.write(target, f"broken {type(error).__name__}: {error}\n".encode())
@@ -173,7 +181,7 @@ def _run(job: _Job) -> NoReturn:
         prelude, source_text, may_return = json.loads(texts[0])
         child.run(source_text, prelude, texts[1] or None, may_return=may_return)
     finally:
-        os._exit(1)  # whatever fails, a child must not go on as if it were the helper
+        os._exit(1)  # whatever fails, a child must never continue as the helper
 
 
 def _dup_above(handle: int) -> int:
@@ -193,7 +201,20 @@ def _watch(
     control: socket.socket,
     wake: int,
 ) -> dict[str, Any]:
-    """Wait for the child. Kill it at the first limit that it reaches, or when the parent asks."""
+    """Wait for the child. Kill it at the first limit that it reaches, or when the parent asks.
+
+    Args:
+        pid: Process id of the child.
+        started: Time of the fork, as `time.monotonic` returns it.
+        limits: Limits of the program.
+        setup: The helper's setup.
+        control: Socket to the parent; any message asks to kill the child.
+        wake: Descriptor that becomes readable when a child ends.
+
+    Returns:
+        Exit status, CPU and wall seconds, peak resident bytes, and what killed the child (None if
+        nothing did).
+    """
     killed = None
     clock = (~pid << 3) | 2  # the CPU clock of that process, as clock_getcpuclockid makes it
     while True:
@@ -229,8 +250,15 @@ def _watch(
 def _limit_reached(
     clock: int, wall: float, limits: dict[str, Any], setup: dict[str, Any]
 ) -> tuple[str | None, bool]:
-    """Return the first limit that is reached, and whether there are files that may grow."""
-    with contextlib.suppress(OSError):  # it has just ended
+    """Return the first limit that is reached, and whether there are files that may grow.
+
+    Args:
+        clock: CPU clock of the child.
+        wall: Seconds since the start of the child.
+        limits: Limits of the program.
+        setup: The helper's setup.
+    """
+    with contextlib.suppress(OSError):  # the child may just have ended
         cpu = time.clock_gettime(clock)
         if cpu > limits["cpu_seconds"]:
             return "cpu", False
@@ -246,22 +274,22 @@ def _limit_reached(
 def _scratch_use(scratch: str, *, own_filesystem: bool) -> tuple[int, int]:
     """Return the number of files and of bytes in the scratch directory.
 
-    A file system of its own limits the bytes itself, and counts files that no directory shows. Then
-    the bytes are returned as 0. Elsewhere the directory is flat and nothing in it can be removed,
-    so a listing shows everything.
+    A separate file system limits the bytes itself, and also counts files that no directory shows.
+    The bytes are then returned as 0. Otherwise the directory is flat and nothing in it can be
+    removed, so a listing shows everything.
     """
     if own_filesystem:
         space = os.statvfs(scratch)
         return space.f_files - space.f_ffree - 1, 0
     with os.scandir(scratch) as entries:
         found = [entry.stat(follow_symlinks=False) for entry in entries]
-    # The greater number counts. A hole has a size and no blocks; what is allocated beyond the end
-    # of a file has blocks and no size.
+    # Use the larger of both numbers: a hole has a size and no blocks; space allocated beyond the
+    # end of a file has blocks and no size.
     return len(found), sum(max(each.st_size, 512 * each.st_blocks) for each in found)
 
 
 def _stop(scratch: str, code: int = 1) -> NoReturn:
-    """End the running program and this process at once, leaving nothing."""
+    """End the running program and this process at once, leaving no files."""
     _leave(scratch)
     os._exit(code)
 
@@ -269,8 +297,8 @@ def _stop(scratch: str, code: int = 1) -> NoReturn:
 def _leave(scratch: str) -> None:
     """End the running program, and remove the files that it left."""
     for pid in _children:
-        # The child may be gone. The parent's end is noticed twice: on its socket, and as a signal,
-        # which can come at any line.
+        # The child may be gone, because this can run twice: the parent's end is noticed on the
+        # socket and as a signal, which can arrive at any line.
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

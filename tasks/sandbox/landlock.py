@@ -1,4 +1,4 @@
-"""Landlock: what a process may open, enforced by the kernel without root and without mounts."""
+"""Landlock: the kernel limits what a process may open, without root and without mounts."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _MAKE_REG, _TRUNCATE = 1 << 8, 1 << 14
 _LOOK = _EXECUTE | _READ | _READ_DIR
 _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
-# How many kinds of file access each version knows, from version 1 (Linux 5.13).
+# Number of kinds of file access in each version of Landlock, from version 1 (Linux 5.13).
 _NUM_RIGHTS: Final = (13, 14, 15, 15, 16)
 
 
 def version() -> int:
-    """The version of Landlock that the kernel offers; 0 for none."""
+    """Return the version of Landlock that the kernel offers; 0 for none."""
     try:
         return syscall(_CREATE, "landlock_create_ruleset", None, ctypes.c_size_t(0), 1)
     except OSError:
@@ -38,17 +38,17 @@ def ruleset(
     devices: Sequence[str],
     scratch: str,
 ) -> int:
-    """Return a descriptor of rules. Nothing is allowed but what they allow.
+    """Return a descriptor of rules, which forbid everything that they do not allow.
 
-    Directories, links, sockets and devices cannot be made even in `scratch`, and its files cannot
-    be removed. So it stays flat, and what is in it can be counted from outside.
+    Even in `scratch`, directories, links, sockets and devices cannot be created and files cannot be
+    removed. So the directory stays flat, and its content can be counted from outside.
 
     Args:
-        read: What is below these paths may be read.
+        read: Everything below these paths may be read.
         hidden: Files below these may not be read, but their names may.
-        shown: What is below these may be read all the same.
-        devices: These may be read and written.
-        scratch: Files may be made and written here.
+        shown: Everything below these may be read, even if it is below a hidden path.
+        devices: Devices that may be read and written.
+        scratch: Directory in which files may be created and written.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
@@ -76,17 +76,17 @@ def ruleset(
 
 
 def restrict(rules: int) -> None:
-    """Put this process under the rules for good, and close their descriptor."""
+    """Restrict this process by the rules, permanently, and close their descriptor."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     syscall(_RESTRICT, "landlock_restrict_self", ctypes.c_int(rules), 0)
     os.close(rules)
 
 
 def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield (path, right) to allow, so that all of `paths` can be read but what is hidden.
+    """Yield (path, right) to allow, so that everything below `paths` can be read except `hidden`.
 
-    A right holds for all that is below a path, and no rule takes one away. So only the entries
-    beside what is hidden get the right to be read. The directories above can be listed.
+    A right holds for everything below a path, and no rule can take it away. So only the siblings of
+    hidden paths get the right to be read, and the directories above can be listed.
     """
     for path in paths:
         if os.path.islink(path) or path in hidden:  # the target of a link has a rule of its own

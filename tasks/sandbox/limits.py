@@ -1,4 +1,4 @@
-"""What one program may use on one test."""
+"""Limits on one run of a program."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MIB = 1 << 20
 class Limits:
     """Limits of one run of a program. The first one reached decides the verdict.
 
-    cpu_seconds: seconds of CPU time. The verdict `timeout` goes by it, so that scores do not depend
+    cpu_seconds: seconds of CPU time. The verdict `timeout` depends on it, so scores do not depend
     on load.
     wall_seconds: a safety net against programs that wait; by default three times the CPU time.
     memory: bytes of address space. The interpreter itself takes about 50 MiB.
-    output: bytes of stdout, or of the JSON of a returned value, beside four times those of the
-    expected answer. Of stderr a program may write 64 times as many; the last few are kept.
+    output: bytes of stdout, or of the JSON of a returned value, in addition to four times the
+    length of the expected answer. On stderr 64 times as many are allowed; only the end is kept.
     threads: threads at once.
     scratch: bytes in the scratch directory.
     files: files in the scratch directory.
     open_files: open files at once.
 
     Raises:
-        InputError: a limit is too low.
+        InputError: A limit is too low.
     """
 
     cpu_seconds: float = 4.0

@@ -1,4 +1,4 @@
-"""The judge: many programs at once on all cores, each in a sandbox that nobody else uses."""
+"""Runs many programs at once on all cores, each in a sandbox that nothing else uses."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from treegen.tasks.sandbox.programs import (
 from treegen.tasks.sandbox.runtime import find_runtime
 from treegen.tasks.sandbox.status import decide
 
-# CPU seconds that starting takes. A program that used no more has waited for something other than a
-# core.
+# CPU seconds that starting takes. A program that used no more was waiting for something other than
+# a core.
 _STARTING_SECONDS = 0.05
-# Programs are judged again alone while the others have waited for that for less than this share of
-# the time in which they were judged. A program can look as if it was kept from a core.
+# A program is run again alone only while the other programs have spent less than this share of
+# their running time on waiting for such runs, because a program can pretend to be starved.
 _ALONE_SHARE = 0.1
 
 
 class SandboxPool:
-    """Judges programs in a sandbox that has shown, at the start, that it holds.
+    """Runs programs in a sandbox that was tested at the start.
 
-    Its threads only wait for sandboxes. So judging leaves the interpreter to sampling.
+    Its threads only wait for sandboxes, so they leave the interpreter to sampling.
 
-    sandbox: "auto" takes the strongest that works here. "bubblewrap" and "landlock" take these.
-    "none" is no protection, and must be asked for by name.
+    sandbox: "auto" uses the strongest sandbox that works here. "bubblewrap" and "landlock" use
+    these. "none" gives no protection, and is used only on request.
     limits: the limits of each run.
-    workers: programs that are judged at once; by default one for each core.
-    packages: installed packages, such as "numpy", that programs may import besides the standard
-    library.
-    report: which sandbox is used. It belongs in every record.
+    workers: maximum programs that run at once; by default one for each core.
+    packages: installed packages, such as "numpy", that programs may import in addition to the
+    standard library.
+    report: the sandbox in use and its gaps. Every record must include it.
 
     Raises:
-        InputError: there is no such sandbox or package, or `workers` is below 1.
-        SandboxError: no sandbox that may be used holds here. The message says what is missing.
+        InputError: There is no such sandbox or package, or `workers` is below 1.
+        SandboxError: No allowed sandbox holds here. The message says what is missing.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SandboxPool:
         self._tier, self.report = choose_tier(sandbox, self._runtime)
         self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="judge")
         self._quiet = _ExclusiveGate(self.workers)
-        self._least_seconds = 0.0  # of CPU time, of programs that were accepted; 0 before the first
+        self._least_seconds = 0.0  # least CPU time of an accepted program; 0 before the first
         self._local = threading.local()
         self._cells: set[SandboxProcess] = set()
         self._lock = threading.Lock()
@@ -89,16 +89,19 @@ class SandboxPool:
         *,
         stop_at_failure: bool = False,
     ) -> Future[ProgramResult]:
-        """Judge a program as soon as a worker is free.
+        """Run a program on its tests as soon as a worker is free.
 
-        If the judge itself fails, the result's verdict is `judge_error`, and its `accepted` raises.
+        If the sandbox itself fails, the result's verdict is `judge_error`, and its `accepted`
+        raises.
 
         Args:
-            compare: (output, expected): whether an output is right; see `Compare`.
-            stop_at_failure: Leave out the tests after the first that fails.
+            program: The program.
+            tests: Its test cases, at least one.
+            compare: Returns whether an output is right, given (output, expected); see `Compare`.
+            stop_at_failure: Whether to skip the tests after the first failure.
 
         Raises:
-            InputError: there are no tests, or program and tests do not fit each other.
+            InputError: There are no tests, or they do not fit the program.
         """
         check_program(program, tests)
         return self._executor.submit(self._judge, program, tuple(tests), compare, stop_at_failure)
@@ -111,11 +114,17 @@ class SandboxPool:
         *,
         stop_at_failure: bool = False,
     ) -> ProgramResult:
-        """Judge one program and wait for it; see `submit`.
+        """Run one program on its tests and wait for the result.
+
+        Args:
+            program: The program.
+            tests: Its test cases, at least one.
+            compare: Returns whether an output is right, given (output, expected); see `Compare`.
+            stop_at_failure: Whether to skip the tests after the first failure.
 
         Raises:
-            SandboxError: the judge fails.
-            InputError: there are no tests, or program and tests do not fit each other.
+            SandboxError: The sandbox fails.
+            InputError: There are no tests, or they do not fit the program.
         """
         future = self.submit(program, tests, compare, stop_at_failure=stop_at_failure)
         result = future.result()
@@ -126,7 +135,7 @@ class SandboxPool:
         return result
 
     def close(self) -> None:
-        """Drop programs that have not started, wait for the others, and end every sandbox."""
+        """Drop programs that have not started, wait for running ones, and end every sandbox."""
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
             for cell in self._cells:
@@ -144,16 +153,16 @@ class SandboxPool:
             if result.verdict is ProgramStatus.ACCEPTED:
                 self._least_seconds = min(self._least_seconds or result.seconds, result.seconds)
             if may_retry and _is_starved(result, self.limits, self._least_seconds):
-                # Load may be to blame, so the test runs again, once for each program: alone, or
-                # beside others where these have waited long enough. Alone it has to work, because
-                # one that works and then sleeps would stop all others.
+                # High load may be the cause, so the test runs again, once for each program: alone,
+                # or next to others if these have already waited long. A program that runs alone
+                # must use the CPU, because one that sleeps would stop all others.
                 may_retry = False
                 with self._quiet.alone_if_cheap() as alone:
                     result = self._test(program, test, compare, alone=alone)
                 result = dataclasses.replace(result, retried=True)
             results.append(result)
             if result.verdict is ProgramStatus.COMPILE_ERROR:
-                results = [result] * len(tests)  # the source is the same for each, so is the error
+                results = [result] * len(tests)  # all tests share the source and so the error
             failed = result.verdict is not ProgramStatus.ACCEPTED
             if result.verdict is ProgramStatus.JUDGE_ERROR or (stop_at_failure and failed):
                 break
@@ -164,9 +173,12 @@ class SandboxPool:
     def _test(
         self, program: Program, test: TestCase, compare: Compare, *, alone: bool = False
     ) -> TestResult:
-        """Run one test. A helper that fails is replaced, and the test is tried once more.
+        """Run one test. If the helper fails, replace it and run the test once more.
 
         Args:
+            program: The program.
+            test: The test case.
+            compare: Returns whether an output is right.
             alone: See `SandboxProcess.run`.
         """
         for attempt in range(2):
@@ -181,7 +193,7 @@ class SandboxPool:
                 result = TestResult(ProgramStatus.JUDGE_ERROR, detail=str(error))
             except TreegenError:
                 raise
-            except Exception as error:  # a bug of treegen must not end the judging of all others
+            except Exception as error:  # a bug of treegen must not stop all other programs
                 self._discard()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
                 result = TestResult(ProgramStatus.JUDGE_ERROR, detail=detail)
@@ -190,7 +202,7 @@ class SandboxPool:
         return result
 
     def _cell(self) -> SandboxProcess:
-        """The sandbox of this thread."""
+        """Return the sandbox of this thread."""
         cell: SandboxProcess | None = getattr(self._local, "cell", None)
         if cell is None:
             cell = self._local.cell = SandboxProcess(self._tier, self._runtime, self.limits)
@@ -208,10 +220,13 @@ class SandboxPool:
 
 
 def _is_starved(result: TestResult, limits: Limits, least_seconds: float) -> bool:
-    """Whether a program ran out of wall time though it had work to do, and CPU time left.
+    """Return whether a program hit the wall time though it had work to do and CPU time left.
 
     Args:
-        least_seconds: CPU time of the program that took the least. With half of it none has begun.
+        result: Result of the program's test.
+        limits: Limits of the program.
+        least_seconds: The least CPU time of an accepted program. A program that used less than half
+            of it cannot have started its work.
     """
     if result.verdict is not ProgramStatus.TIMEOUT or result.seconds > limits.cpu_seconds:
         return False
@@ -219,15 +234,17 @@ def _is_starved(result: TestResult, limits: Limits, least_seconds: float) -> boo
 
 
 class _ExclusiveGate:
-    """Lets many run together, or one alone, and knows for how long."""
+    """Lets many run together, or one alone, and measures for how long."""
 
     def __init__(self, workers: int) -> None:
         self._condition = threading.Condition()
         self._workers = workers
         self._running = 0
         self._waiting = 0
-        self._shared_seconds = 0.0  # of all workers together
-        self._alone_seconds = 0.0  # in which the others waited, for their turn or for its end
+        self._shared_seconds = 0.0  # sum over all workers
+        self._alone_seconds = (
+            0.0  # during which the others waited for a run alone to begin or to end
+        )
 
     @contextlib.contextmanager
     def run_shared(self) -> Iterator[None]:
@@ -245,11 +262,11 @@ class _ExclusiveGate:
 
     @contextlib.contextmanager
     def alone_if_cheap(self) -> Iterator[bool]:
-        """Be alone if the others have waited little so far, else beside them. Yields which."""
+        """Run alone if the others have waited little so far, else with them. Yield which."""
         with self._condition:
             started = time.monotonic()
             judged = self._shared_seconds / self._workers
-            taken = self._waiting or self._running < 0  # another is, or is about to be
+            taken = self._waiting or self._running < 0  # another program is or will be alone
             alone = not taken and self._alone_seconds <= _ALONE_SHARE * judged
             self._waiting += alone
         if not alone:

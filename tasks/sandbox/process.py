@@ -1,4 +1,4 @@
-"""One sandbox with its helper: the trusted side, which feeds a program and takes its output."""
+"""One sandbox with its helper, seen from the trusted side: sends a program and reads its output."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from treegen.tasks.sandbox.tiers import SandboxTier, helper_sources
 
 _STDERR_KEPT = 4096
 _START_SECONDS = 60.0
-_HANG_UP_SECONDS = 2.0  # for a helper to end once it has hung up, or the judge has
-_GRACE_SECONDS = 10.0  # for the helper to report, after the wall time that it enforces
+_HANG_UP_SECONDS = 2.0  # for a helper to end after either side has closed the socket
+_GRACE_SECONDS = 10.0  # for the helper to report after the wall time limit, which it enforces
 _CHUNK = 1 << 16
 _AGAIN = "`treegen score RUN` judges its sample again"
 _PIPE_CHUNKS = 4
-# A program may write so many times as much to stderr as to stdout. Reading it costs CPU time here,
-# of which a program must not take much.
+# A program may write this many times as much to stderr as to stdout. The limit bounds the CPU time
+# that reading stderr costs in this process.
 _TIMES_STDERR = 64
-# Each waking costs CPU time here too. After so many with less than half a pipe to take, what a
-# program writes is left to gather for so many seconds, in which a pipe need not fill.
+# Each wake-up costs CPU time in this process too. After _SMALL_WAKES wake-ups with less than half a
+# pipe to read, output is left to gather for _GATHER_SECONDS, in which a pipe need not become full.
 _SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
-# A right answer may be longer than the expected one by white space and digits after the point. It
-# may be this many times as long, and longer by `Limits.output`.
+# A right answer may be longer than the expected one through white space and decimals. It may be
+# this many times as long, plus `Limits.output`.
 _TIMES_EXPECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """What was seen of one run. `ended` comes from the helper, and the rest from the program.
+    """Everything observed of one run. `ended` comes from the helper, the rest from the program.
 
     ended: status, cpu, wall, memory, killed, dirty.
     stdout: what the program printed, up to the cap.
-    stderr: the end of what it wrote there.
-    report: the lines on the descriptor for reports.
-    cap: how many bytes of stdout it was allowed to write.
-    overflow: whether it wrote more than it may.
+    stderr: the end of its output on stderr.
+    report: the lines on the report descriptor.
+    cap: maximum bytes of stdout.
+    overflow: whether the program wrote more than allowed.
     """
 
     ended: dict[str, Any]
@@ -65,7 +65,7 @@ class SandboxProcess:
     """A running helper, which runs one program at a time. Only one thread may use it.
 
     Raises:
-        SandboxError: the helper does not start.
+        SandboxError: The helper does not start.
     """
 
     def __init__(self, tier: SandboxTier, runtime: Runtime, limits: Limits) -> None:
@@ -79,7 +79,7 @@ class SandboxProcess:
             if not launch.setup["own_filesystem"]:
                 self._scratch = launch.setup["scratch"]
             self._control.settimeout(_START_SECONDS)
-            # The message is sent before there is a helper. So the helper finds it, and removes its
+            # Send the message before the helper starts. So the helper finds it, and removes its
             # directory, even if this process ends now.
             self._control.send(json.dumps(launch.setup).encode())
             # No preexec_fn: this process may hold a CUDA context and must not run after a fork.
@@ -120,39 +120,47 @@ class SandboxProcess:
         """Run a program once.
 
         Args:
-            alone: Whether all others wait for it. It is ended then if it waits for most of its
-                time.
+            program: The program.
+            test: The test case.
+            alone: Whether all other programs wait for this one. It is then ended if it spends most
+                of its time waiting.
 
         Raises:
-            SandboxError: the helper fails.
-            InputError: the args of the test are not plain data.
+            SandboxError: The helper fails.
+            InputError: The args of the test are not plain data.
         """
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
         cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
-        given = [
+        handles = [
             _make_sealed_file(data) for data in (_source(program), _call(program, test), stdin)
         ]
         pipes = [os.pipe(), os.pipe(), _one_way()]
         ours = [reader for reader, _ in pipes]
-        given += [writer for _, writer in pipes]
+        handles += [writer for _, writer in pipes]
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
-            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], given)
-            for handle in given:
+            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], handles)
+            for handle in handles:
                 os.close(handle)
-            given = []
+            handles = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
             raise self._death(f"while it was told of a program ({error})") from error
         finally:
-            for handle in (*given, *ours):
+            for handle in (*handles, *ours):
                 os.close(handle)
 
     def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> ProcessOutcome:
-        """Read everything as it comes, up to the caps, until the helper says that the run is over.
+        """Read all output as it comes, up to the caps, until the helper reports the end of the run.
 
-        The end of file does not end the reading, because the program could put it off.
+        Reading does not wait for the end of file, because the program could delay it.
+
+        Args:
+            stdout: Descriptor of the program's stdout.
+            stderr: Descriptor of its stderr.
+            report: Descriptor of its report.
+            cap: Maximum bytes of stdout.
         """
         caps = {stdout: cap, report: cap + 4096}
         unread = _TIMES_STDERR * self.limits.output
@@ -193,9 +201,9 @@ class SandboxProcess:
             for _ in range(_PIPE_CHUNKS):
                 if not _take(handle, data, caps.get(handle)):
                     break
-        output, errors, told = (bytes(taken[handle]) for handle in (stdout, stderr, report))
+        output, errors, report_bytes = (bytes(taken[handle]) for handle in (stdout, stderr, report))
         overflow = unread < 0 or _overflow(taken, caps)
-        return ProcessOutcome(ended, output, errors, told, cap, overflow)
+        return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
 
     def _last_words(self) -> str:
         self._log.seek(0)
@@ -206,7 +214,7 @@ class SandboxProcess:
         """Return the error that says why a helper has hung up.
 
         Args:
-            when: what it was doing.
+            when: For the message: what the helper was doing.
         """
         try:
             code = self._process.wait(_HANG_UP_SECONDS)
@@ -230,7 +238,7 @@ class SandboxProcess:
         self._drop_scratch()
 
     def _drop_scratch(self) -> None:
-        if self._scratch is not None:  # mostly the helper has removed it
+        if self._scratch is not None:  # usually the helper has removed it
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -260,14 +268,14 @@ def _size(program: Program, test: TestCase) -> int:
 
 
 def _one_way() -> tuple[int, int]:
-    """Return the ends of a channel that nobody can read at the end for writing.
+    """Return the ends (reader, writer) of a channel that cannot be read at the writer's end.
 
-    A program could open a pipe again for reading, through /proc/self/fd, and empty it. It cannot
-    do so with a socket.
+    A program could reopen a pipe for reading, through /proc/self/fd, and empty it. It cannot do so
+    with a socket.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     ours.shutdown(socket.SHUT_WR)
-    # As much as a pipe holds, whatever the system's default.
+    # Use the capacity of a pipe, whatever the system's default is.
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
     return ours.detach(), theirs.detach()
 
@@ -279,7 +287,7 @@ def _limits(limits: Limits, *, alone: bool) -> bytes:
 
 
 def _make_sealed_file(data: bytes) -> int:
-    """Return a descriptor that reads `data`. Nobody can write to it, even if it is opened again."""
+    """Return a descriptor that reads `data` and that no process can write to, even if reopened."""
     handle = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(handle, "wb", closefd=False) as file:
         file.write(data)
@@ -290,10 +298,12 @@ def _make_sealed_file(data: bytes) -> int:
 
 
 def _take(handle: int, data: bytearray, cap: int | None) -> int:
-    """Read once; returns how many bytes. 0 is the end of file, or nothing to read now.
+    """Read once and return the number of bytes; 0 means end of file, or nothing to read now.
 
     Args:
-        cap: Bytes to keep, and one more to show that there were more; None keeps the last ones.
+        handle: Descriptor to read.
+        data: Output so far, which is extended.
+        cap: Maximum bytes to keep, plus one that shows an overflow; None keeps the last bytes.
     """
     try:
         chunk = os.read(handle, _CHUNK)

@@ -1,4 +1,4 @@
-"""What is judged, and the eight things that can be said about it."""
+"""Programs, test cases and results; a result has one of eight statuses."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ input, in time about linear in the size of its input."""
 
 
 class SandboxError(TreegenError):
-    """The judge itself failed; nothing is known about the program."""
+    """The sandbox itself failed; nothing is known about the program."""
 
 
 class HelperKilledError(SandboxError):
-    """Something else than the judge has ended a helper, which says nothing about its sandbox."""
+    """Something other than treegen ended a helper; this says nothing about its sandbox."""
 
 
 class ProgramStatus(StrEnum):
-    """The outcome of one program on one test. `judge_error` is about the judge, and no score."""
+    """The status of one program on one test. `judge_error` means that the sandbox failed."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -41,14 +41,14 @@ class Program:
     """Python source as a model wrote it.
 
     A program without `fn_name` reads stdin and runs as `__main__`. A call-based program runs as a
-    module named `solution`, so that its main guard stays shut.
+    module named `solution`, so code under its `__main__` guard does not run.
 
     source: the source.
     fn_name: the function to call. It is looked up in the module, then as a method of a class
     `Solution`. None for a stdin program.
-    prelude: source that runs first in the same namespace, such as the usual imports.
-    may_return: whether a stdin program may run as the body of a function, if it is no script
-    because it has a `return` or `nonlocal` at its top level.
+    prelude: source that runs first in the same namespace, such as common imports.
+    may_return: whether a stdin program may run as the body of a function if it is not a valid
+    script because it has a `return` or `nonlocal` at its top level.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class TestCase:
-    """One input and the answer expected for it.
+    """One input and its expected answer.
 
     stdin: the input of a stdin program.
     args: the positional arguments of a call-based program: None, bool, int, float, complex, str
@@ -67,7 +67,7 @@ class TestCase:
     expected: the expected answer. Only the trusted process ever sees it.
     """
 
-    __test__ = False  # not something for pytest to collect
+    __test__ = False  # pytest must not collect this class
 
     stdin: str | bytes = b""
     args: Sequence[Any] = ()
@@ -79,10 +79,10 @@ class TestResult:
     """The verdict of one test.
 
     seconds: CPU seconds.
-    wall_seconds: seconds by the clock, with waiting.
+    wall_seconds: elapsed seconds, including waiting.
     memory: peak resident bytes.
-    detail: one line for people: exit status, last line of stderr. The text is not to be trusted.
-    retried: whether it was judged a second time, after a timeout by wall time only.
+    detail: one line for people: exit status, last line of stderr. The text cannot be trusted.
+    retried: whether the test was run a second time, after a timeout by wall time only.
     """
 
     __test__ = False
@@ -99,7 +99,7 @@ class TestResult:
         """Whether the test passed.
 
         Raises:
-            SandboxError: that is not known, because the judge failed.
+            SandboxError: This is unknown, because the sandbox failed.
         """
         if self.verdict is ProgramStatus.JUDGE_ERROR:
             raise SandboxError(
@@ -112,10 +112,9 @@ class TestResult:
 class ProgramResult:
     """The results of one program.
 
-    tests: results in the order of the tests. There are fewer if judging stopped early: at the first
-    failure if that was asked for, and always at a judge error. A compile error is repeated for
-    every test.
-    num_tests: how many tests there are.
+    tests: results in the order of the tests. There are fewer if running stopped early: at the first
+    failure if requested, and always at a judge error. A compile error is repeated for every test.
+    num_tests: number of tests.
     sandbox: the tier of the sandbox.
     """
 
@@ -125,7 +124,7 @@ class ProgramResult:
 
     @property
     def verdict(self) -> ProgramStatus:
-        """A judge error if there is one; else the first failure; else accepted."""
+        """A judge error if there is one, otherwise the first failure, otherwise accepted."""
         verdicts = [test.verdict for test in self.tests]
         if ProgramStatus.JUDGE_ERROR in verdicts:
             return ProgramStatus.JUDGE_ERROR
@@ -138,7 +137,7 @@ class ProgramResult:
         """Whether every test ran and passed.
 
         Raises:
-            SandboxError: that is not known, because the judge failed.
+            SandboxError: This is unknown, because the sandbox failed.
         """
         if self.verdict is ProgramStatus.JUDGE_ERROR:
             raise SandboxError(
@@ -148,10 +147,10 @@ class ProgramResult:
 
 
 def check_program(program: Program, tests: Sequence[TestCase]) -> None:
-    """Refuse what cannot be judged. A program without tests would pass for nothing.
+    """Raise InputError for a program that cannot be tested. Without tests it would always pass.
 
     Raises:
-        InputError: there are no tests, or program and tests do not fit each other.
+        InputError: There are no tests, or they do not fit the program.
     """
     if not tests:
         raise InputError("no tests: a program without tests cannot be judged; leave it out")

@@ -1,4 +1,4 @@
-"""What of the host a program may read: the Python runtime, and nothing else."""
+"""Host paths that sandboxed programs may read: the Python runtime only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treegen.errors import InputError
 from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 from treegen.tasks.sandbox.signals import FROM_OUTSIDE, name_of, signal_of, unless_killed
 
-# The helper imports these once, so that programs which use them pay nothing.
+# The helper imports these once, so that programs get them without cost.
 PRELOAD: Final = (
     "abc",
     "array",
@@ -56,13 +56,13 @@ PRELOAD: Final = (
     "traceback",
     "typing",
 )
-# /dev/zero is not among them: a shared mapping of it is memory that no limit counts.
+# /dev/zero is left out: a shared mapping of it is memory that no limit counts.
 DEVICES: Final = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
-# Packages are installed here, and tests and expected answers could be among them.
+# Packages are installed here, and may include tests and expected answers.
 _PACKAGES: Final = ("site-packages", "dist-packages")
-# Prints the directories of the standard library and of every shared library in use. These need not
-# be the system's.
+# Prints the directories of the standard library and of every shared library in use, which may lie
+# outside of the system's directories.
 _PROBE: Final = (
     "import importlib,os,sys\n"
     "for name in [*sys.argv[1:], 'ssl', 'sqlite3', 'zlib', 'bz2', 'lzma']:\n"
@@ -76,15 +76,15 @@ _PROBE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The interpreter and what programs may read.
+    """The interpreter and the paths that programs may read.
 
     python: the path of the interpreter.
-    read: files and directories; programs may read all that is below them.
-    hidden: directories below `read` that they may not read.
-    shown: directories below `hidden` that they may read all the same.
-    library_path: where the interpreter's own library is, if in no standard place.
+    read: files and directories; programs may read everything below them.
+    hidden: directories below `read` that programs may not read.
+    shown: directories below `hidden` that programs may read nevertheless.
+    library_path: directory of the interpreter's own library if it is in no standard place.
     packages: the extra packages that programs may import.
-    packages_path: the directories that hold these packages.
+    packages_path: the directories that contain these packages.
     """
 
     python: str
@@ -97,17 +97,17 @@ class Runtime:
 
     @property
     def keep_read(self) -> bool:
-        """Whether some of the files can be reached by root only."""
+        """Whether only root can reach some of the files."""
         return any(not _reachable(path) for path in self.read + self.shown)
 
 
 @functools.cache
 def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
-    """Find what the base interpreter of this process needs, with some extra packages.
+    """Find the files that the base interpreter of this process needs, with some extra packages.
 
     Raises:
-        InputError: a package is not installed.
-        SandboxError: the interpreter does not run.
+        InputError: A package is not installed.
+        SandboxError: The interpreter does not run.
     """
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     library_path = ""
@@ -126,7 +126,7 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
 
 
 def _find_hidden(roots: Sequence[str]) -> list[str]:
-    """Return the directories below `roots` that hold installed packages, treegen's among them."""
+    """Return the directories below `roots` with installed packages, treegen's among them."""
     found = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
     left = [root for root in roots if not os.path.islink(root)]
     while left:
@@ -141,27 +141,27 @@ def _find_hidden(roots: Sequence[str]) -> list[str]:
 
 
 def _parts(python: str) -> list[str]:
-    """Return the directories of the standard library and of the shared libraries that it loads."""
+    """Return the directories of the standard library and of the shared libraries in use."""
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
-    # The caller's library path is kept, because without it the interpreter may not start at all.
+    # Keep the caller's library path: without it the interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
     done = subprocess.run(
         command, env=keep, capture_output=True, text=True, check=False, timeout=60
     )
     if done.returncode:
         ended = signal_of(done.returncode)
-        told = (
+        reason = (
             f"was ended by {name_of(ended)}" if ended else f"failed: {done.stderr[-300:].strip()}"
         )
         kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
         raise kind(
-            f"the interpreter for programs, {python}, {told}; see that it runs, and try again"
+            f"the interpreter for programs, {python}, {reason}; see that it runs, and try again"
         )
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
 
 def _package(name: str) -> list[str]:
-    """Return the directories of an installed package: its own, and its wheel's libraries."""
+    """Return the directories of an installed package and of its wheel's libraries."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(
@@ -172,7 +172,7 @@ def _package(name: str) -> list[str]:
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
-    """Drop paths that lie inside others of the list; symbolic links such as /lib stay."""
+    """Drop paths inside other paths of the list; symbolic links such as /lib stay."""
     unique = list(dict.fromkeys(os.path.normpath(path) for path in paths))
     folders = [path for path in unique if not os.path.islink(path)]
     return [
@@ -183,6 +183,6 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 
 
 def _reachable(path: str) -> bool:
-    """Whether everybody may pass through all directories above a path."""
+    """Return whether every user may pass through all directories above a path."""
     parents = Path(os.path.realpath(path)).parents
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in parents)

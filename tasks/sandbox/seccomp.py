@@ -1,4 +1,4 @@
-"""The allow-list of system calls as a seccomp filter, assembled here: no library is needed."""
+"""The allow-list of system calls as a seccomp filter, assembled here without a library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ALLOW: Final = 0x7FFF0000
 _KILL: Final = 0x80000000
 _REFUSE: Final = 0x00050000 | errno.EPERM
 _MISSING: Final = 0x00050000 | errno.ENOSYS
-_PRETEND: Final = 0x00050000  # an error number of 0 is success
+_PRETEND: Final = 0x00050000  # error number 0 means success
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_X32_BIT: Final = 0x40000000  # set in the numbers of x32 calls, which are other calls of x86_64
+_X32_BIT: Final = 0x40000000  # set in the numbers of x32 calls, another set of calls on x86_64
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 
 libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -28,12 +28,12 @@ class _Filter(ctypes.Structure):
 
 
 def machines() -> tuple[str, ...]:
-    """The machines that a filter can be built for."""
+    """Return the machines for which a filter can be built."""
     return tuple(_ARCHITECTURES)
 
 
 def assemble(machine: str) -> bytes:
-    """Return the filter for a machine. OWN_PID stands in it where the process id belongs."""
+    """Return the filter for a machine, with OWN_PID as the placeholder of the process id."""
     code = [_op(_LOAD, 4), _op(_EQUAL, _ARCHITECTURES[machine], 1, 0), _op(_RETURN, _KILL)]
     code.append(_op(_LOAD, 0))
     if machine == "x86_64":
@@ -42,7 +42,7 @@ def assemble(machine: str) -> bytes:
         code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
     for name, number in SOMETIMES[machine].items():
         if name == "clone3":
-            # Its flags lie in memory, where a filter cannot look. ENOSYS makes libc use clone.
+            # Its flags lie in memory, which a filter cannot read. ENOSYS makes libc use clone.
             code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _MISSING)]
             continue
         block = [line for check in CHECKS[name] for line in _check(check)]
@@ -52,7 +52,7 @@ def assemble(machine: str) -> bytes:
 
 
 def _check(check: Check) -> list[bytes]:
-    """Return code that falls through if the argument is one of the values, and else refuses."""
+    """Return code that falls through if the argument is one of the values, otherwise refuses."""
     low, high = 16 + 8 * check.index, 20 + 8 * check.index  # both machines are little endian
     code = [_op(_LOAD, high), _op(_EQUAL, 0, 1, 0), _op(_RETURN, _REFUSE)] if check.wide else []
     code.append(_op(_LOAD, low))
@@ -61,7 +61,7 @@ def _check(check: Check) -> list[bytes]:
     for value in check.pretended:
         code += [_op(_EQUAL, value, 0, 1), _op(_RETURN, _PRETEND)]
     num_left = len(check.values)
-    for value in check.values:  # a hit jumps over the values left and the refusal
+    for value in check.values:  # a match jumps over the remaining values and the refusal
         code.append(_op(_EQUAL, value, num_left, 0))
         num_left -= 1
     return [*code, _op(_RETURN, _REFUSE)]
@@ -72,10 +72,14 @@ def _op(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def install(code: bytes, pid: int) -> None:
-    """Put this thread, and what it starts, behind the filter for good.
+    """Apply the filter, permanently, to this thread and everything that it starts.
+
+    Args:
+        code: Filter from `assemble`.
+        pid: Process id that replaces OWN_PID in the filter.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: The kernel refuses the filter.
     """
     code = code.replace(struct.pack("=I", OWN_PID), struct.pack("=I", pid))
     program = _Filter(len(code) // 8, code)
@@ -86,21 +90,28 @@ def install(code: bytes, pid: int) -> None:
 def prctl(option: int, first: int, second: int = 0) -> None:
     """Call prctl.
 
+    Args:
+        option: The operation.
+        first: Its second argument.
+        second: Its third argument.
+
     Raises:
-        OSError: it fails.
+        OSError: The call fails.
     """
     numbers = [ctypes.c_ulong(number) for number in (first, second, 0, 0)]
     check(libc.prctl(ctypes.c_int(option), *numbers), f"prctl({option})")
 
 
 def syscall(number: int, what: str, *arguments: object) -> int:
-    """Make a system call that libc has no function for.
+    """Make a system call for which libc has no function.
 
     Args:
-        what: Its name, for the error.
+        number: Number of the call.
+        what: Name of the call, for the error.
+        arguments: Arguments of the call, as ctypes values.
 
     Raises:
-        OSError: it fails.
+        OSError: The call fails.
     """
     return check(libc.syscall(ctypes.c_long(number), *arguments), what)
 
@@ -109,7 +120,7 @@ def check(result: int, what: str) -> int:
     """Return the result of a call.
 
     Raises:
-        OSError: the result is negative; errno says why.
+        OSError: The result is negative; errno has the reason.
     """
     if result < 0:
         number = ctypes.get_errno()

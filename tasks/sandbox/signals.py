@@ -1,4 +1,4 @@
-"""Processes of the judge that signals end, and which of these say nothing about a sandbox."""
+"""Signals that end the processes of a sandbox, and which of them say nothing about the sandbox."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _T = TypeVar("_T")
 _ATTEMPTS = 3
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 """Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
-not work ends its helper by others, such as SIGSYS."""
+not work ends its helper by other signals, such as SIGSYS."""
 
 
 def signal_of(code: int) -> int:
     """Return the signal that ended a process; 0 if it ended by itself.
 
     Args:
-        code: what `subprocess` says of it. bwrap adds 128 to the signal of what it started.
+        code: Return code from `subprocess`. bwrap adds 128 to the signal that ended its child.
     """
     return -code if code < 0 else max(code - 128, 0)
 
@@ -34,11 +34,11 @@ def name_of(number: int) -> str:
 
 
 def unless_killed(check: Callable[[], _T]) -> _T:
-    """Return what a check returns, and try again where something has killed its processes.
+    """Return the result of a check, and repeat the check if something kills its processes.
 
     Raises:
-        HelperKilledError: they were killed each time.
-        SandboxError: the sandbox does not hold, or does not work here.
+        HelperKilledError: The processes were killed each time.
+        SandboxError: The sandbox does not hold, or does not work here.
     """
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(HelperKilledError):
@@ -46,8 +46,8 @@ def unless_killed(check: Callable[[], _T]) -> _T:
     try:
         return check()
     except HelperKilledError as error:
-        told = str(error).partition(";")[0]
+        reason = str(error).partition(";")[0]
         raise HelperKilledError(
-            f"no sandbox can be tried here: {told}, and so were those before it; find out what "
+            f"no sandbox can be tried here: {reason}, and so were those before it; find out what "
             "ends processes here (the kernel's out-of-memory killer writes to dmesg), and try again"
         ) from error

@@ -1,4 +1,4 @@
-"""From what was seen of a run to its verdict. Runs in the trusted process only."""
+"""Turns the observations of a run into its verdict. Runs in the trusted process only."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ _STAGES = 3
 def decide(
     program: Program, test: TestCase, outcome: ProcessOutcome, limits: Limits, compare: Compare
 ) -> TestResult:
-    """Return the verdict of one run. Its output is compared if it has one.
+    """Return the verdict of one run; compare its output if it has one.
+
+    Args:
+        program: The program.
+        test: The test case.
+        outcome: What was observed of the run.
+        limits: Limits of the run.
+        compare: Returns whether an output is right.
 
     Raises:
-        SandboxError: the comparer failed.
+        SandboxError: The comparer failed.
     """
     ended = outcome.ended
     report = outcome.report.decode("utf-8", "replace").split("\n")
@@ -47,7 +54,7 @@ def decide(
 def _failure(
     outcome: ProcessOutcome, report: list[str], limits: Limits
 ) -> tuple[ProgramStatus | None, str]:
-    """Return why the run gives no answer, or None. Limits come first: the helper saw them."""
+    """Return why the run gives no answer, or None. Limits come first: the helper measured them."""
     ended, status = outcome.ended, outcome.ended["status"]
     if outcome.overflow:
         return ProgramStatus.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
@@ -61,7 +68,7 @@ def _failure(
         reason = report[0] or f"the child ended early with status {status}"
         return ProgramStatus.JUDGE_ERROR, reason
     if report[1] != "compiled" and -status in FROM_OUTSIDE:
-        # Nothing of the program runs while it is compiled, so it has not sent this itself.
+        # No code of the program runs while it is compiled, so the program did not send the signal.
         return ProgramStatus.JUDGE_ERROR, f"the compiler was ended by {_name(status)}"
     if report[1] != "compiled":
         reason = report[1].removeprefix("compile_error ") or f"the compiler died: {_name(status)}"
@@ -70,7 +77,7 @@ def _failure(
         return None, ""
     lines = outcome.stderr.decode("utf-8", "replace").strip().splitlines()
     detail = f"{_name(status)}: {lines[-1]}" if lines else _name(status)
-    # An allocation that Python cannot report has killed the program near its limit.
+    # A program killed near its memory limit had a failed allocation that Python could not report.
     full = status < 0 and ended["memory"] > 0.9 * limits.memory
     if "memory" in report[2:] or full:
         return ProgramStatus.MEMORY_LIMIT, detail

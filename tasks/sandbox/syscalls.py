@@ -1,12 +1,12 @@
 """The system calls that a program may make, and their numbers on x86_64 and aarch64.
 
-Programs may do what threads, files in the scratch directory, pipes, timers and asyncio need. A call
-is refused with EPERM if it starts a program, reaches the network, shares memory, or changes a file
-in a way that Landlock does not watch (chmod, chown, utime, truncate by path). So is fallocate: it
-takes a disk's room at once, and files are looked at only now and then.
+Allowed are the calls that threads, files in the scratch directory, pipes, timers and asyncio need.
+A call is refused with EPERM if it starts a program, reaches the network, shares memory, or changes
+a file in a way that Landlock does not control (chmod, chown, utime, truncate by path). fallocate is
+refused too, because it fills a disk at once and files are checked only at intervals.
 
-Locks on files are answered as if they were taken, but none is. In the scratch directory there is
-nobody to lock out. On a file of the host there is, and a program must not.
+File locks are pretended: the call succeeds but takes no lock. In the scratch directory there is no
+other process to lock out. On a file of the host a program must not lock others out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# Stands for the program's own process id, known only after the fork.
+# Placeholder of the program's own process id, which is known only after the fork.
 OWN_PID: Final = 0x7EDC0DE5
 
 _ALWAYS: Final = """
@@ -70,11 +70,11 @@ SOMETIMES: Final = _table(_SOMETIMES)
 class Check:
     """A check of one argument of a call.
 
-    index: which argument, from 0.
-    values: the argument, masked, must be one of these.
-    mask: the bits that count.
-    wide: compare all 64 bits.
-    pretended: with one of these the call does nothing and returns 0.
+    index: index of the argument, from 0.
+    values: allowed values of the masked argument.
+    mask: the bits to compare.
+    wide: whether all 64 bits are compared.
+    pretended: values for which the call does nothing and returns 0.
     """
 
     index: int
@@ -85,15 +85,15 @@ class Check:
 
 
 # Any access mode is allowed. O_TRUNC needs write access, because Landlock before version 3 does not
-# see it. O_TMPFILE is refused, because a file without a name cannot be counted.
+# check it. O_TMPFILE is refused, because a file without a name cannot be counted.
 _OPEN_MODES = (0, 1, 2, 0o1001, 0o1002)
 _OPEN_MASK = 0o20001003
-# The flags of pthread_create in glibc and in musl (which adds CLONE_DETACHED). They make a thread
-# of this process and nothing else.
+# The flags of pthread_create in glibc and in musl (which adds CLONE_DETACHED). They only allow
+# creating a thread of this process.
 _THREAD = (0x3D0F00, 0x7D0F00)
-# A mapping may be of a shared file, private, or private and anonymous. It may not be shared and
+# A mapping may be a shared file, private, or private and anonymous. It may not be shared and
 # anonymous: a part of such a mapping keeps all of it in memory, but only the part counts as address
-# space. Huge pages are refused, because they are a store of the host's.
+# space. Huge pages are refused, because they use a pool of the host.
 _MAPPINGS = (0x01, 0x02, 0x22)
 _MAPPING_MASK = 0x4002F
 _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other processes
@@ -101,13 +101,13 @@ _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other proc
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "open": (Check(1, _OPEN_MODES, _OPEN_MASK),),
     "openat": (Check(2, _OPEN_MODES, _OPEN_MASK),),
-    # Allowed are F_DUPFD, flags and asking who locks; F_SETLK and F_SETLKW are pretended. F_SETOWN
-    # and F_SETSIG are refused, because they send signals to others.
+    # F_DUPFD, flags and F_GETLK are allowed; F_SETLK and F_SETLKW are pretended. F_SETOWN and
+    # F_SETSIG are refused, because they send signals to other processes.
     "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
     "flock": (Check(1, (), mask=0, pretended=(0,)),),  # every request is pretended
     "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
     # NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, and the guards of
-    # thread stacks. Others merge, poison or page out memory of the host.
+    # thread stacks. Other advice merges, poisons or pages out memory of the host.
     "madvise": (Check(2, (0, 1, 2, 3, 4, 8, 14, 15, 102, 103)),),
     # SO_TYPE, SO_ERROR, SO_ACCEPTCONN, SO_PROTOCOL, SO_DOMAIN. SO_PEERPIDFD is refused: it gives a
     # handle to the process at the other end.
@@ -126,9 +126,10 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "clock_gettime": (Check(0, _OWN_CLOCKS),),
     "clock_getres": (Check(0, _OWN_CLOCKS),),
     "clock_nanosleep": (Check(0, _OWN_CLOCKS),),
-    # asyncio wakes itself up through a pair of sockets. A stream pair cannot be pointed elsewhere.
+    # asyncio wakes itself up through a pair of sockets. A stream pair cannot be connected
+    # elsewhere.
     "socketpair": (Check(0, (1,)), Check(1, (1,), mask=0xF), Check(2, (0,))),
-    # MSG_DONTWAIT and MSG_NOSIGNAL, but not MSG_OOB and others; no address: only to the other end.
+    # MSG_DONTWAIT and MSG_NOSIGNAL only, and no address, so data go only to the other end.
     "sendto": (Check(3, (0,), mask=~0x4040 & 0xFFFFFFFF), Check(4, (0,), wide=True)),
     # MSG_PEEK, MSG_DONTWAIT, MSG_WAITALL.
     "recvfrom": (Check(3, (0,), mask=~0x142 & 0xFFFFFFFF),),

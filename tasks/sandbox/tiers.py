@@ -1,4 +1,4 @@
-"""The tiers of the sandbox: how each is started, and what it does not protect against."""
+"""The tiers of the sandbox: how each starts, and what it does not protect against."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from treegen.tasks.sandbox.limits import Limits
 from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime
 
 _INSIDE: Final = "/scratch"
-_UIDS: Final = range(30_000, 60_000)  # given to nobody by Debian's and systemd's rules
+_UIDS: Final = range(30_000, 60_000)  # ids that Debian and systemd assign to nobody
 _SPARE_THREADS: Final = 2048
 _USER_CAPABILITIES: Final = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # chown, kill, setgid, setuid
 # The helper's modules, in the order of their imports.
@@ -46,10 +46,11 @@ sys.modules["treegen.tasks.sandbox.helper"].main(int(sys.argv[1]))
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A helper that is about to be started.
+    """Everything needed to start a helper.
 
-    command, environment: what to start it with.
-    setup: its first message.
+    command: the command line.
+    environment: its environment variables.
+    setup: the first message to the helper.
     """
 
     command: list[str]
@@ -61,10 +62,10 @@ class Launch:
 class SandboxTier:
     """One way to confine programs.
 
-    launch: (runtime, limits, control, sources): how to start a helper. The last two are
-    descriptors.
-    unavailable: why it cannot be used here; empty if it can.
-    missing: what it does not protect against here, in words.
+    launch: returns how to start a helper, given (runtime, limits, control, sources). The last two
+    are descriptors.
+    unavailable: returns why the tier cannot be used here; empty if it can.
+    missing: returns what the tier does not protect against here, in words.
     gaps: the same for any machine, for verdicts that may come from another one.
     """
 
@@ -89,7 +90,7 @@ def _python(runtime: Runtime, control: int, sources: int) -> list[str]:
 
 
 def _environment(runtime: Runtime) -> dict[str, str]:
-    """The interpreter's environment. The helper empties it before any program runs."""
+    """Return the interpreter's environment. The helper empties it before any program runs."""
     variables = {"PYTHONHASHSEED": "0"}
     if runtime.library_path:
         variables["LD_LIBRARY_PATH"] = runtime.library_path
@@ -112,7 +113,7 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
         "other_threads": 16,
         "preload": [*PRELOAD, *runtime.packages],
         "packages_path": runtime.packages_path,
-        # Arithmetic libraries that start a thread for each core would spend the memory limit.
+        # Linear algebra libraries that start a thread for each core would use up the memory limit.
         "setenv": ["OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"],
     } | changes
 
@@ -123,8 +124,9 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
     root = _can_change_user()
     if root:
-        # In a user namespace the real user 0 would stay 0. So none is made, and the child turns
-        # into an unused user for good. The helper needs these capabilities to change user and kill.
+        # In a user namespace the real user 0 would stay 0. So no namespace is made, and the child
+        # changes to an unused user permanently. The helper needs these capabilities to change the
+        # user and to kill the child.
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
             command += ["--cap-add", capability]
     else:
@@ -142,7 +144,7 @@ def _bubblewrap(runtime: Runtime, limits: Limits, control: int, sources: int) ->
     command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
     command += ["--remount-ro", "/", "--chdir", _INSIDE, "--"]
     uid = _unused_uid() if root else None
-    # The helper's parent there is bwrap, which ends it.
+    # The helper's parent is bwrap, which ends the helper with itself.
     setup = _setup(runtime, _INSIDE, uid=uid, own_filesystem=True, parent=None)
     # bwrap's own environment is empty, because pid 1 of the sandbox would show it.
     return Launch(command + _python(runtime, control, sources), {}, setup)
@@ -159,7 +161,7 @@ def _mounts(paths: Sequence[str]) -> list[str]:
 
 
 def _folders(paths: Sequence[str]) -> list[str]:
-    """Options that make the directories above some paths. bwrap would make them for root alone."""
+    """Return options that make the directories above paths. bwrap's own would be for root alone."""
     above = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
     return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
 
@@ -182,19 +184,19 @@ def _launch_unconfined(runtime: Runtime, limits: Limits, control: int, sources: 
 
 
 def _new_scratch() -> str:
-    """Name a directory. The helper makes and removes it, however early this process ends."""
+    """Return a new path. The helper makes and removes the directory, even if this process ends."""
     return os.path.join(tempfile.gettempdir(), f"treegen-judge-{secrets.token_hex(8)}")
 
 
 def _can_change_user() -> bool:
-    """Whether this process is root and may also become another user, and end that user's."""
+    """Return whether this process is root and may become another user and kill its processes."""
     status = Path("/proc/self/status").read_text()
     capabilities = int(status.split("CapEff:")[1].split()[0], 16)
     return os.geteuid() == 0 and capabilities & _USER_CAPABILITIES == _USER_CAPABILITIES
 
 
 def _unused_uid() -> int:
-    """Return a user id that nobody has, so that its limits and signals concern one helper only."""
+    """Return an unused user id, so that its limits and signals affect only one helper."""
     taken = {entry.pw_uid for entry in pwd.getpwall()}
     # A process can only take ids that exist in its user namespace.
     spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -243,8 +245,8 @@ _LANDLOCK_GAPS: Final = (
 def _landlock_missing() -> tuple[str, ...]:
     if _can_change_user():
         return _LANDLOCK_GAPS
-    own = "programs run as your own user, so their threads are limited only roughly"
-    return (*_LANDLOCK_GAPS, own)
+    gap = "programs run as your own user, so their threads are limited only roughly"
+    return (*_LANDLOCK_GAPS, gap)
 
 
 _NO_TIER_GAPS: Final = (
@@ -268,6 +270,6 @@ TIERS: Final = {
 
 
 def list_gaps(sandbox: str) -> tuple[str, ...]:
-    """Return what a tier leaves open, by its name, as it stands in verdicts."""
+    """Return what a tier does not protect against, by the tier's name in stored verdicts."""
     tier = TIERS.get(sandbox)
     return ("what it leaves open is not known",) if tier is None else tier.gaps

@@ -1,11 +1,12 @@
 """Arguments and return values as JSON that keeps Python's types; used inside and outside a sandbox.
 
-None, bool, float, str, list and small int are themselves. The rest are {"int": hex},
+None, bool, float, str, list and small int are written as they are. Other types are {"int": hex},
 {"complex": [real, imaginary]}, {"fraction": [numerator, denominator]}, {"decimal": digits},
 {"tuple": [...]}, {"set": [...]}, {"dict": [[key, value], ...]} and {"numpy": [type, dimensions,
-item]}, which is a number of numpy if `dimensions` is null, else an array of one element.
-A hostile program may have written the text that `decode` reads. So `decode` is linear and builds
-nothing but plain data.
+item]}, which is a scalar of numpy if `dimensions` is null, otherwise an array of one element.
+
+A hostile program may have written the text that `loads` reads. So `loads` takes linear time and
+builds only plain data.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 _SMALL = 1 << 60
 _MAX_DEPTH = 100
 _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
-_MAX_DIGITS = 4_000  # of a decimal; fractions have as many bits
-# A dict takes quadratic time to build if its keys were chosen to have one hash. By chance few keys
-# do: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share one.
+_MAX_DIGITS = 4_000  # of a decimal; also the maximum bits of a fraction's parts
+# A dict takes quadratic time to build if its keys were chosen to share a hash. Few keys share one
+# by chance: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share a
+# hash.
 _MAX_SAME_HASH = 16
 _MAX_LONG = 64  # characters of a long double
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64")
-# Types of numpy, and what their items are in Python. No item is a list, so no array is larger.
+# Types of numpy and the Python types of their items. No item is a list, so arrays have one element.
 _NUMPY_TYPES: dict[str, Any] = {
     "bool": bool,
     **dict.fromkeys(_INTEGERS, int),
@@ -38,14 +40,15 @@ _NUMPY_TYPES: dict[str, Any] = {
 
 
 def dumps(value: object) -> str:
-    """Write a value as one line of JSON; TypeError for what is not plain data."""
+    """Write a value as one line of JSON; raise TypeError for values that are not plain data."""
     return json.dumps(_pack(value))
 
 
 def loads(text: str) -> Any:
-    """Read what `dumps` wrote; ValueError for anything else."""
+    """Read a text from `dumps`; raise ValueError for any other text."""
     try:
-        # json has one nan for all, and what is the same object counts as equal inside of lists.
+        # json uses one nan object for all, and identical objects count as equal inside of lists. So
+        # each nan is made anew.
         return _unpack(json.loads(text, parse_int=_small_int, parse_constant=float), 0)
     except (RecursionError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"not an encoded value: {type(error).__name__}") from None
@@ -66,12 +69,12 @@ def _pack(value: Any) -> Any:
         return {"set": [_pack(item) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[_pack(key), _pack(item)] for key, item in value.items()]}
-    # A program that has not imported these modules has none of their values.
+    # A program that has not imported these modules cannot have their values.
     if "fractions" in sys.modules and isinstance(value, sys.modules["fractions"].Fraction):
         return {"fraction": [_pack(int(value.numerator)), _pack(int(value.denominator))]}
     if "decimal" in sys.modules and isinstance(value, sys.modules["decimal"].Decimal):
         return {"decimal": str(value)}
-    if hasattr(value, "treegen_numpy"):  # an object that stands for one of numpy
+    if hasattr(value, "treegen_numpy"):  # an object that represents one of numpy
         return {"numpy": [_pack(item) for item in value.treegen_numpy]}
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return _pack(value.tolist())
@@ -137,7 +140,7 @@ def _fraction(numerator: Any, denominator: Any) -> Any:
 
     if type(numerator) is not int or type(denominator) is not int or denominator < 1:
         raise ValueError("not a fraction")
-    # Working out a common divisor takes quadratic time.
+    # Computing a common divisor takes quadratic time.
     if max(numerator.bit_length(), denominator.bit_length()) > _MAX_DIGITS:
         raise ValueError(f"a fraction of more than {_MAX_DIGITS:,} bits")
     return Fraction(numerator, denominator)
@@ -146,7 +149,7 @@ def _fraction(numerator: Any, denominator: Any) -> Any:
 def _decimal(text: Any) -> Any:
     from decimal import Decimal, DecimalException
 
-    if not isinstance(text, str):  # it may be a list of digits too
+    if not isinstance(text, str):  # Decimal would also accept a tuple of digits
         raise ValueError("not a decimal")
     if len(text) > _MAX_DIGITS:
         raise ValueError(f"a decimal of more than {_MAX_DIGITS:,} digits")
@@ -161,7 +164,7 @@ def _decimal(text: Any) -> Any:
 
 def _keys(body: Any, depth: int) -> list[Any]:
     keys = [_unpack(key, depth + 1) for key in body]
-    # Keys whose hashes differ cannot cost much, however they are chosen.
+    # Keys with different hashes are cheap, however they are chosen.
     if max(Counter(map(hash, keys)).values(), default=0) > _MAX_SAME_HASH:
         raise ValueError(f"more than {_MAX_SAME_HASH} keys of one hash")
     return keys

@@ -1,1 +1,1 @@
-"""SimpleQA: short questions of fact, graded by a model."""
+"""SimpleQA: short factual questions, graded by a model."""

@@ -1,4 +1,4 @@
-r"""SimpleQA: short questions of fact with one answer each (Wei et al., 2024).
+r"""SimpleQA: short factual questions with one answer each (Wei et al., 2024).
 
 Data: simple_qa_test_set.csv of https://github.com/openai/simple-evals (MIT), 4,326 questions. `hf`
 is basicv8vc/SimpleQA, the same table. One row:
@@ -6,10 +6,10 @@ is basicv8vc/SimpleQA, the same table. One row:
     {"problem": "Who ...?", "answer": "Ada Lovelace",
      "metadata": "{'topic': 'History', 'answer_type': 'Person', 'urls': [...]}"}
 
-The prompt is the question and nothing else, as published. The published scores are those of a
-grader, a model that calls each answer correct, incorrect or not attempted: `--judge`, which takes
-the rubric simpleqa unless another is named. Samples are drawn as its script draws them from chat
-models: temperature 0.5 and at most 1,024 tokens.
+The prompt is the question alone, as published. The published scores come from a judge, a model that
+grades each answer as correct, incorrect or not attempted: `--judge`, whose default rubric for this
+task is simpleqa. Samples are drawn as in its script for chat models: temperature 0.5 and at most
+1,024 tokens.
 """
 
 import ast
@@ -36,20 +36,20 @@ _SOURCE: Final = Source(
 
 
 class SimpleQA(TextTask):
-    """SimpleQA. Without a judge a sample counts as right if the known answer stands in it."""
+    """SimpleQA. Without a judge a sample counts as right if it contains the known answer."""
 
     name = "simpleqa"
     version = "2"
     filters = ("contains",)
     groups = ("topic", "answer_type")
     rubric: Final = "simpleqa"
-    """What models judge samples by, unless another rubric is named."""
+    """The default rubric of judges."""
     defaults: Final = TaskDefaults(
         sampling=SamplingParams(temperature=0.5, max_tokens=1024), num_samples=1, num_fewshot=0
     )
 
     def __init__(self) -> None:
-        """Ask nothing yet."""
+        """Create the answer type."""
         self._answer = ContainedAnswer(ignore_case=True)
 
     def read(self, options: TaskOptions) -> Loaded:
@@ -58,7 +58,7 @@ class SimpleQA(TextTask):
         return *problems_of(rows, source, _problem), source
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether the known answer stands in a text, in whatever case."""
+        """Return whether a text contains the known answer, ignoring case."""
         return {"contains": self._answer.verdict(text, [problem.answer])}
 
 
@@ -74,7 +74,7 @@ def _problem(row: dict[str, Any], line: int) -> Problem:
 
 
 def _metadata(told: Any) -> Mapping[str, Any]:
-    """What a row tells of its question: a mapping, JSON, or Python's way to write one."""
+    """Return the metadata of a row, which may be a mapping, JSON, or a Python literal."""
     for read in (json.loads, ast.literal_eval):
         if isinstance(told, str):
             try:

@@ -1,1 +1,1 @@
-"""Questions about images, judged as they are published: MMMU, MMMU-Pro, ChartQA, DocVQA."""
+"""Questions about images, scored as published: MMMU, MMMU-Pro, ChartQA, DocVQA."""

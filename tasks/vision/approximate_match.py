@@ -10,8 +10,8 @@ _WORST: Final = 0.5
 def is_relaxed_match(text: str, answer: str) -> bool:
     """Return whether a number is within 5% of the right one; any other text must be equal.
 
-    Case does not count. It is relaxed_correctness of https://github.com/google-research/pix2struct
-    (metrics.py), of section 5.1 of https://arxiv.org/abs/2203.10244.
+    Case is ignored. This is relaxed_correctness of https://github.com/google-research/pix2struct
+    (metrics.py), from section 5.1 of https://arxiv.org/abs/2203.10244.
     """
     found, right = number_of(text), number_of(answer)
     if found is not None and right:
@@ -20,7 +20,7 @@ def is_relaxed_match(text: str, answer: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-    """Return a text as a number, of which "%" makes hundredths; None if it is none."""
+    """Return a text as a number, a percentage as hundredths; None if it is not a number."""
     try:
         return float(text.rstrip("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -30,15 +30,15 @@ def number_of(text: str) -> float | None:
 def anls(text: str, answers: Sequence[str]) -> float:
     """Return the normalised similarity of a text and the closest of some answers.
 
-    It is 1 less the edits for each character. Below 0.5 it is 0. Case and spacing do not count. It
-    is anls of lmms-eval (api/metrics.py), of https://arxiv.org/abs/1907.00490.
+    The similarity is 1 minus the edits per character, and 0 if that is below 0.5. Case and spacing
+    are ignored. This is anls of lmms-eval (api/metrics.py), from https://arxiv.org/abs/1907.00490.
     """
     best = 0.0
     found = " ".join(text.lower().split())
     for answer in answers:
         right = " ".join(answer.lower().split())
         length = max(len(answer.upper()), len(text.upper()))
-        # Long texts need at least so many edits, which spares counting them.
+        # The difference of the lengths bounds the edits, so distant texts need no count.
         if length and 1 - abs(len(right) - len(found)) / length < _WORST:
             continue
         best = max(best, 1 - _edits(right, found) / length if length else 1.0)

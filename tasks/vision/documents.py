@@ -1,8 +1,8 @@
-r"""ChartQA and DocVQA: short answers that are read from charts and from scanned pages.
+r"""ChartQA and DocVQA: questions with short answers on charts and on scanned pages.
 
 Data of ChartQA: https://github.com/vis-nlp/ChartQA (Masry et al., 2022), or HuggingFaceM4/ChartQA
-on the Hugging Face hub. Of DocVQA: https://www.docvqa.org (Mathew et al., 2021), or
-lmms-lab/DocVQA. A row of each; images may be paths, data URLs, or as Parquet has them:
+on the Hugging Face hub. Data of DocVQA: https://www.docvqa.org (Mathew et al., 2021), or
+lmms-lab/DocVQA. A row of each; images may be paths, data URLs, or Parquet's records:
 
     {"imgname": "41699051005347.png", "query": "How many are there?", "label": "14"}
     {"questionId": "337", "question": "What is the date?", "answers": ["1/8/93"], "image": "1.png"}
@@ -33,8 +33,8 @@ _SHORT: Final = replace(VisionTask.defaults.sampling, max_tokens=64)
 class ChartQA(VisionTask):
     """ChartQA by relaxed accuracy: a number may be off by 5%.
 
-    The filter `relaxed` takes the whole text, as published. `final` takes what stands after the
-    last "answer:" in it, for models that explain; without one it takes the whole text.
+    The filter `relaxed` uses the whole text, as published. `final` uses the text after the last
+    "answer:", for models that explain; without one it uses the whole text.
     """
 
     name = "chartqa"
@@ -44,41 +44,48 @@ class ChartQA(VisionTask):
     defaults = TaskDefaults(sampling=_SHORT, num_samples=1, num_fewshot=0)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the table."""
+        """Return the table of the hub."""
         return HubTable("HuggingFaceM4/ChartQA", ("test", "val", "train"))
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row, with the columns of its authors or of the hub."""
+        """Return the problem of a row, with the columns of its authors or of the hub.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
         name = _name(row, line, self.name)
         image = row.get("image")
         if image is None and isinstance(row.get("imgname"), str):
             image = f"png/{row['imgname']}"
-        asked = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
+        question = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
             raise ValueError(f"type is {kind!r:.40}, not a text or a number")
         known = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,
-            asked,
+            question,
             json.dumps(_texts(row, ("answer", "label"))),
             {"line": line, "type": known.get(kind, "")},
             images=images(name, [image]),
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether the text is near a right answer, and whether its last answer is."""
+        """Return whether the text is close to a right answer, and whether its last answer is."""
         answers = json.loads(problem.answer)
         found = _FINAL.findall(text)
-        # A full stop at the start is that of a number, such as .5.
+        # Keep a full stop at the start, because it may begin a number such as .5.
         last = found[-1].strip(" *_").rstrip(".* _") if found else text.strip()
         return {"relaxed": _near(text.strip(), answers), "final": _near(last, answers)}
 
 
 class DocVQA(VisionTask):
-    """DocVQA by ANLS, which forgives some letters; accuracy counts answers that have all."""
+    """DocVQA by ANLS, which tolerates some wrong letters; accuracy counts only exact answers."""
 
     name = "docvqa"
     filters = ("anls",)
@@ -86,22 +93,31 @@ class DocVQA(VisionTask):
     defaults = TaskDefaults(sampling=_SHORT, num_samples=1, num_fewshot=0)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the table."""
+        """Return the table of the hub."""
         return HubTable("lmms-lab/DocVQA", ("validation", "test"), ("DocVQA",))
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row."""
+        """Return the problem of a row.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
         name = _name(row, line, self.name)
-        asked = f"{column(row, ('question',))}\nAnswer the question using a single word or phrase."
+        question = (
+            f"{column(row, ('question',))}\nAnswer the question using a single word or phrase."
+        )
         answers = json.dumps(_texts(row, ("answers", "answer")))
         return Problem(
-            name, asked, answers, {"line": line}, images=images(name, [row.get("image")])
+            name, question, answers, {"line": line}, images=images(name, [row.get("image")])
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return how near a text is to the closest right answer."""
+        """Return the similarity of a text and the closest right answer."""
         near = anls(text, json.loads(problem.answer))
         shown = " ".join(text.lower().split())
         return {"anls": Verdict(shown or None, bool(shown) and near == 1, near)}
@@ -124,7 +140,7 @@ class DocVQA(VisionTask):
 def _near(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
     shown = text.lower()
-    # Where 0 is right, it counts as text: 0.0 is wrong, so it must not vote with 0.
+    # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.
     if number is not None and all(number_of(each) != 0 for each in answers):
         shown = f"{number:.12g}"
     return Verdict(

@@ -1,4 +1,4 @@
-"""Which choice a text settles on, by the rules that MMMU and MMMU-Pro are published with.
+"""Reads the choice in a text by the published rules of MMMU and MMMU-Pro.
 
 They are those of parse_multi_choice_response in mmmu/utils/eval_utils.py and in
 mmmu-pro/evaluate.py of https://github.com/MMMU-Benchmark/MMMU.
@@ -10,13 +10,13 @@ from typing import Final
 
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _STRIPPED: Final = ",.!?;:'"
-_LONG: Final = 5  # words, above which a text may give a choice in its own words
+_LONG: Final = 5  # a text with more words may quote the text of a choice
 
 
 def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
-    """Return the letter that MMMU's parser reads; None where it would guess.
+    """Return the letter that MMMU's parser reads; None where the parser would guess.
 
-    In this order: the last "(B)", the last "B" between spaces, the choice that is quoted last.
+    It is the first of these: the last "(B)", the last "B" between spaces, the choice quoted last.
     """
     text = _bare(text)
     for form in (_in_brackets, _alone):
@@ -26,12 +26,12 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
 
 
 def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
-    """Return the letter that MMMU-Pro's parser reads; None where it would guess.
+    """Return the letter that MMMU-Pro's parser reads; None where the parser would guess.
 
-    The one letter after the last "Answer:" is it, if there is one alone. Otherwise it is as in
-    `mmmu_letter`, but a letter counts that a space or a full stop follows, as the "A" of "FDA
-    approved" does. Of several of these, the last between spaces is meant; if none is, the first in
-    the alphabet.
+    If exactly one letter occurs after the last "Answer:", it is the answer. Otherwise the rules are
+    those of `mmmu_letter`, but a letter also counts before a space or a full stop, as the "A" of
+    "FDA approved". If there are several, the last one between spaces is read; without one between
+    spaces, the first in the alphabet.
     """
     letters = LETTERS[: len(options)]
     _, announced, after = text.rpartition("Answer:")
@@ -47,9 +47,14 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
 
 
 def guess(problem_id: str, text: str, num: int) -> str:
-    """Return one of `num` letters, drawn by a hash, where a parser reads none.
+    """Return one of `num` letters, drawn by a hash, for a text without a readable choice.
 
-    The published parsers draw it too, by an order of calls that is not told.
+    The published parsers also draw it, in an order of calls that is not documented.
+
+    Args:
+        problem_id: Id of the problem.
+        text: Text of the sample.
+        num: Number of choices.
     """
     digest = hashlib.sha256(f"{problem_id}\n{text}".encode("utf-8", "surrogatepass")).digest()
     return LETTERS[int.from_bytes(digest[:8], "big") % num]
@@ -68,7 +73,7 @@ def _alone(letter: str) -> str:
 
 def _bare(text: str) -> str:
     """Return a text without the marks around it, between two spaces."""
-    for mark in _STRIPPED:  # one after the other, so what a mark covers may stay
+    for mark in _STRIPPED:  # strip one mark at a time, as published, so an inner mark may stay
         text = text.strip(mark)
     return f" {text} "
 
@@ -80,7 +85,7 @@ def _find_quoted_option(text: str, options: Sequence[str]) -> str | None:
 
 
 def _last(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
-    """Return the letter whose form begins last in a text; of equal ones the first."""
+    """Return the letter whose form begins last in a text; the first of equal ones."""
     places = {letter: text.rfind(form) for letter, form in forms}
     best = max(places, key=lambda letter: places[letter], default=None)
     return None if best is None or places[best] < 0 else best

@@ -1,13 +1,13 @@
 r"""MMMU and MMMU-Pro: questions of college exams on images, in 30 subjects.
 
-Data: https://mmmu-benchmark.github.io, or MMMU/MMMU and MMMU/MMMU_Pro on the Hugging Face hub. A
-row of each, with more columns, and images as paths, data URLs, or as Parquet has them:
+Data: https://mmmu-benchmark.github.io, or MMMU/MMMU and MMMU/MMMU_Pro on the Hugging Face hub. One
+row, which may have more columns; images may be paths, data URLs, or Parquet's records:
 
     {"id": "validation_Art_1", "question": "Who painted <image 1>?", "options": "['Goya', 'Miro']",
      "question_type": "multiple-choice", "answer": "B", "image_1": "1.png"}
 
-Prompts are those of the authors' scripts (https://github.com/MMMU-Benchmark/MMMU); images stand
-where a question names them. A list of right answers may be written as text, as options are.
+Prompts are those of the authors' scripts (https://github.com/MMMU-Benchmark/MMMU); images are
+placed where a question names them. A list of right answers may be written as text, like options.
 """
 
 import ast
@@ -77,8 +77,8 @@ _PRO: Final = {
 class MMMU(VisionTask):
     """MMMU, by the authors' own parser and score.
 
-    Of a text that it can read no choice from, the filter `mmmu` guesses one, as published. `read`
-    is the same without guesses.
+    If a text has no readable choice, the filter `mmmu` guesses one, as published. `read` is the
+    same without guesses.
     """
 
     name = "mmmu"
@@ -88,49 +88,56 @@ class MMMU(VisionTask):
     groups = ("discipline", "subject", "type")
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the parts of the table that have the subjects."""
+        """Return the table with the parts of the requested subjects."""
         return HubTable("MMMU/MMMU", ("validation", "dev", "test"), _subjects(extra) or SUBJECTS)
 
     def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
-        """Return whether a problem's subject is asked for."""
+        """Return whether a problem's subject is requested."""
         wanted = _subjects(extra)
         return not wanted or problem.metadata["subject"] in wanted
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row, of multiple choice or not."""
-        name, asked = row_id(row, line, self.name), text_field(row, "question")
+        """Return the problem of a row, with choices or with a free answer.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
+        name, question = row_id(row, line, self.name), text_field(row, "question")
         is_choice = (optional(row, ("question_type",)) or "multiple-choice") == "multiple-choice"
         if is_choice:
             options = _options(row)
-            told = "".join(f"({a}) {b}\n" for a, b in zip(LETTERS, options, strict=False))
-            ask = f"{told}\nAnswer with the option's letter from the given choices directly."
+            listing = "".join(f"({a}) {b}\n" for a, b in zip(LETTERS, options, strict=False))
+            ask = f"{listing}\nAnswer with the option's letter from the given choices directly."
             answer = {"answer": _letter(row, options), "options": options}
         else:
             ask = "Answer the question using a single word or phrase."
             answer = {"answer": _answers(row)}
         return Problem(
             name,
-            f"{asked}\n{ask}",
+            f"{question}\n{ask}",
             json.dumps(answer),
             {**_place(row, name, line), "type": "choice" if is_choice else "open"},
             images=images(name, numbered_images(row)),
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the verdict with guesses and that without."""
-        told = json.loads(problem.answer)
-        if "options" in told:
-            letter = mmmu_letter(text, told["options"])
-            return _by_letter(letter, problem, text, told, self.filters)
+        """Return the verdicts with and without guesses."""
+        expected = json.loads(problem.answer)
+        if "options" in expected:
+            letter = mmmu_letter(text, expected["options"])
+            return _by_letter(letter, problem, text, expected, self.filters)
         found = readings(text)
-        right = found.has(told["answer"]) and bool(found.shown)
+        right = found.has(expected["answer"]) and bool(found.shown)
         return dict.fromkeys(self.filters, Verdict(found.shown or None, right))
 
 
 class MMMUPro(VisionTask):
-    """MMMU-Pro, by the authors' own parser and score; filters are those of MMMU."""
+    """MMMU-Pro, by the authors' own parser and score; its filters work like those of MMMU."""
 
     name = "mmmu-pro"
     filters = ("mmmu-pro", "read")
@@ -143,13 +150,20 @@ class MMMUPro(VisionTask):
     groups = ("subject",)
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the part of the table that has the setting."""
+        """Return the table with the part of the requested setting."""
         return HubTable("MMMU/MMMU_Pro", ("test",), (_SETTINGS[_setting(extra)],))
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row."""
+        """Return the problem of a row.
+
+        Args:
+            row: The row.
+            line: Line number of the row, from 1.
+            images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
+        """
         name, options = row_id(row, line, self.name), _options(row)
         prompt = one_of(extra, "prompt", ("cot", "direct"), "cot")
         is_seen = _setting(extra) == "vision"
@@ -157,20 +171,20 @@ class MMMUPro(VisionTask):
         if is_seen:
             if row.get("image") is None:
                 raise ValueError("no image, which has the question in this setting")
-            given = [row["image"]]
+            image_values = [row["image"]]
         else:
-            given = numbered_images(row)
-            told = "\n".join(f"{a}. {b}" for a, b in zip(LETTERS, options, strict=False))
-            question = f"{text_field(row, 'question')}\n{told}\n{question}"
+            image_values = numbered_images(row)
+            listing = "\n".join(f"{a}. {b}" for a, b in zip(LETTERS, options, strict=False))
+            question = f"{text_field(row, 'question')}\n{listing}\n{question}"
         answer = {"answer": _letter(row, options), "options": options}
         place = {"line": line, "subject": optional(row, ("subject",)) or ""}
-        return Problem(name, question, json.dumps(answer), place, images=images(name, given))
+        return Problem(name, question, json.dumps(answer), place, images=images(name, image_values))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the verdict with guesses and that without."""
-        told = json.loads(problem.answer)
-        letter = mmmu_pro_letter(text, told["options"])
-        return _by_letter(letter, problem, text, told, self.filters)
+        """Return the verdicts with and without guesses."""
+        expected = json.loads(problem.answer)
+        letter = mmmu_pro_letter(text, expected["options"])
+        return _by_letter(letter, problem, text, expected, self.filters)
 
 
 def _by_letter(
@@ -197,14 +211,14 @@ def _subjects(extra: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _place(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
-    """Return what tables tell problems apart by; the subject is a part of an id of the authors'."""
+    """Return the fields by which tables group problems. The authors' ids contain the subject."""
     found = _ID.fullmatch(name)
     subject = optional(row, ("subject",)) or (found[1] if found else "")
     return {"line": line, "subject": subject, "discipline": _DISCIPLINE.get(subject, "")}
 
 
 def _parse_list(value: Any, name: str) -> Any:
-    """Return a list as it is, or one that is written as text; anything else as it is."""
+    """Return a list that may be written as text; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             return ast.literal_eval(value.strip())

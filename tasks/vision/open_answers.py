@@ -1,7 +1,7 @@
-"""Whether a text gives a free answer of MMMU, by the rules that it is published with.
+"""Scores free answers of MMMU by its published rules.
 
 They are those of parse_open_response and eval_open in mmmu/utils/eval_utils.py of
-https://github.com/MMMU-Benchmark/MMMU: a text gives many readings, and one that fits is enough.
+https://github.com/MMMU-Benchmark/MMMU: a text has many readings, and one right reading is enough.
 """
 
 import re
@@ -22,27 +22,27 @@ _ANNOUNCING: Final = (
     "result ",
 )
 _TRIVIAL: Final = frozenset(":,.!?;'")
-# Each begins where digits do, or texts of digits alone would take quadratic time.
+# Each match begins at the start of a run of digits; otherwise long runs would take quadratic time.
 _GROUPED: Final = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
 _POWERS: Final = re.compile(r"-?(?<!\d)\d+(?:\.\d+)?[eE][+-]?\d+")
 _PLAIN: Final = re.compile(r"-?(?:(?<!\d)\d+\.\d+|\.\d+|(?<!\d)\d+\b)(?![eE][+-]?\d+)(?![,\d])")
-# The three patterns may each read a part of one number. Votes need it whole: 1,000 is 1000.
+# The three patterns may each match a part of a number. Votes need the whole number: 1,000 is 1000.
 _WHOLE: Final = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswers:
-    """What a text may mean as an answer.
+    """The possible answers in a text.
 
     found: its readings; numbers are rounded to two places.
-    shown: one of them, by which texts vote: the last number, or else the last words.
+    shown: the reading used for votes: the last number, otherwise the last words.
     """
 
     found: frozenset[Reading]
     shown: str
 
     def has(self, answers: Iterable[str]) -> bool:
-        """Whether a reading is one of the right answers, or has one of them in it."""
+        """Return whether a reading is one of the right answers, or contains one of them."""
         right = [each for answer in answers for each in _normal(answer)]
         words = [each for each in right if isinstance(each, str)]
         return any(
@@ -52,13 +52,13 @@ class ParsedAnswers:
 
 
 def readings(text: str) -> ParsedAnswers:
-    """Return what a text may mean as an answer."""
-    told = _find_stated(text)
-    numbers = [number for part in told for number in _numbers(part)]
-    found = frozenset(each for part in (*told, *numbers) for each in _normal(part))
-    last = _WHOLE.findall(told[-1])
-    # Adding 0 makes 0 of -0.
-    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(told[-1].split())
+    """Return the possible answers in a text."""
+    stated = _find_stated(text)
+    numbers = [number for part in stated for number in _numbers(part)]
+    found = frozenset(each for part in (*stated, *numbers) for each in _normal(part))
+    last = _WHOLE.findall(stated[-1])
+    # Adding 0 turns -0 into 0.
+    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
     return ParsedAnswers(found, shown)
 
 
@@ -89,5 +89,5 @@ def _normal(text: str) -> list[Reading]:
         return [round(float(text.replace(",", "")), 2)]
     except ValueError:
         lower = text.lower()
-        # One letter counts as a word alone.
+        # A single letter must be a word of its own.
         return [f" {lower}", f"{lower} "] if len(lower) == 1 else [lower]

@@ -1,4 +1,4 @@
-"""What the tasks on images share: rows with images, no solved examples, greedy samples."""
+"""Base class of the tasks on images: rows with images, no solved examples, greedy samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.common.text_task import Loaded, TextTask
 
 MOST_IMAGES: Final = 7
-"""Columns image_1, image_2 and so on that a row may have."""
+"""Maximum number of columns image_1, image_2 and so on of a row."""
 
 Images = Callable[..., tuple[ImageFile, ...]]
 
@@ -22,8 +22,8 @@ Images = Callable[..., tuple[ImageFile, ...]]
 class VisionTask(TextTask):
     """A question about images, answered by generated text.
 
-    A task of this kind has a name, filters, the table of the hub that it is published in, a file
-    that comes with treegen, and methods that make a problem of a row and score a text.
+    Subclasses define a name, filters, their table on the hub, a bundled file, and methods that make
+    a problem from a row and score a text.
     """
 
     bundled: ClassVar[str]
@@ -32,25 +32,28 @@ class VisionTask(TextTask):
     )
 
     def hub(self, extra: Mapping[str, str]) -> HubTable:
-        """Return the table of the hub that arguments ask for."""
+        """Return the table of the hub that the task's arguments select."""
         raise NotImplementedError
 
     def problem(
         self, row: dict[str, Any], line: int, images: Images, extra: Mapping[str, str]
     ) -> Problem:
-        """Return the problem of a row; raise ValueError, with the reason, if there is none.
+        """Return the problem of a row; raise ValueError with the reason if it has none.
 
         Args:
+            row: The row.
+            line: Line number of the row, from 1.
             images: Reads images of the row, given the problem's id and their values.
+            extra: Arguments of the task.
         """
         raise NotImplementedError
 
     def is_selected(self, problem: Problem, extra: Mapping[str, str]) -> bool:
-        """Return whether arguments ask for a problem."""
+        """Return whether the task's arguments select a problem."""
         return True
 
     def read(self, options: TaskOptions) -> Loaded:
-        """Return the questions and their images that arguments ask for."""
+        """Return the questions that the task's arguments select, with their images."""
         table = self.hub(options.extra)
         files = {each: (f"{each}-00000-of-00001.parquet",) for each in table.splits}
         places = Source(task=self.name, bundled=self.bundled, hub=table, files=files)
@@ -69,7 +72,7 @@ class VisionTask(TextTask):
 
 
 def numbered_images(row: Mapping[str, Any]) -> list[Any]:
-    """Return the images in the columns image_1, image_2 and so on, or in a column of their list."""
+    """Return the images in the columns image_1, image_2 and so on, or in the list `images`."""
     if isinstance(listed := row.get("images"), list):
         return listed
     found = [row.get(f"image_{number}") for number in range(1, MOST_IMAGES + 1)]
