@@ -127,7 +127,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @synchronized
     def take_finished(self) -> list[Completion]:
-        """Return samples that have ended and were not returned yet; call it before abandoning a run."""
+        """Return ended samples that were not returned yet; call it before abandoning a run."""
         rest, self._finished = self._finished[::-1], []
         return rest + self.scheduler.take_finished()
 

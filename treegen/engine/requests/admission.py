@@ -289,7 +289,7 @@ class AdmissionController:
             self.finish(request)
 
     def check(self) -> None:
-        """Assert that each request is in the queue of its phase, and that its rows' phases agree."""
+        """Assert that each request is in the queue of its phase and agrees with its rows."""
         queued = [*self._waiting, *self._open]
         assert len(set(queued)) == len(queued), "a request is in two queues"
         assert set(queued) == set(self._run.requests.values()), "a request is in no queue"
