@@ -43,7 +43,7 @@ _PRIVATE: Final = {
 class RaySession:
     """A Ray session; `close` stops Ray if it was started here.
 
-    It also ends with this process, however the process ends: the kernel stops what it started.
+    Ray also ends with this process, however the process ends: the kernel stops Ray's processes.
 
     ray: the module.
     """

@@ -52,7 +52,7 @@ class Engine:
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
-        """Create the cache of a model, and what else the options need.
+        """Create the cache of a model, and prepare the model as the options require.
 
         Args:
             model: The loaded model.
@@ -146,7 +146,7 @@ class Engine:
         )
 
     def check_fits(self, plan: Plan) -> None:
-        """Raise CacheFullError for a plan with a prompt that the cache cannot hold even alone."""
+        """Raise CacheFullError if a single prompt of a plan is too long for the cache."""
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
 
     def scheduler(

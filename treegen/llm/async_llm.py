@@ -197,7 +197,7 @@ class AsyncLLM(Closeable):
         return max(self._stepper.open_rows - self._stepper.status.rows, 0)
 
     def status(self) -> Status:
-        """Return the status after the last step: what was being decoded and what waited."""
+        """Return the status after the last step: active rows and pages in use."""
         return self._stepper.status
 
     def usages(self) -> list[Usage]:
@@ -206,7 +206,7 @@ class AsyncLLM(Closeable):
 
     @property
     def failure(self) -> Exception | None:
-        """The error because of which no call can be served any more; None while there is none."""
+        """The error that ended all service; None while calls can be served."""
         return self._stepper.failure
 
     def _call(

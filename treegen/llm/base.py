@@ -103,7 +103,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
     @abstractmethod
     def _open_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> Stream:
-        """Start a run of a plan that draws only the samples added by `Stream.deal`."""
+        """Start a run of a plan that draws only the samples added by `Stream.add_work`."""
 
     # Sampling
 
@@ -119,7 +119,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
         Raises:
             TreeError: the tree is malformed.
-            InputError: the tokenizer or the chat template refuses a prompt.
+            InputError: the tokenizer or the chat template rejects a prompt.
             CapacityError: a prompt is too long for the model.
         """
         params = check_tree_params(params)
@@ -152,7 +152,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
 
         Raises:
             InputError: params or skip cannot be used, or another run of this LLM is not finished.
-            CacheFullError: the cache cannot hold a prompt even alone.
+            CacheFullError: a single prompt is too long for the cache.
             TreegenError: as for `plan`.
             NumericsError: from the iterator, logits are not numbers.
             CapacityError: from the iterator, the GPU's memory is full.
@@ -176,14 +176,18 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         before = DrawCounter(None if any(skipped.values()) else self._before)
         requests = before.continue_numbering_flat(requests, [own.seed for own in each])
         stream = self._start(self._plan(requests), each, samples)
-        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         return stream
 
     def open_stream(self, tree: Node, params: Params | Sequence[Params]) -> Stream:
-        """Start a run of a tree that draws only the samples added by `Stream.deal`, at any time.
+        """Start a run of a tree that draws only the samples added by `Stream.add_work`.
 
-        The samples are those of `stream`, in whatever order and parts they are added. Raises what
-        `stream` raises.
+        Work may be added at any time. The samples are those of `stream`, in whatever order and
+        parts they are added. Raises what `stream` raises.
+
+        Args:
+            tree: Root of the prompt tree.
+            params: As for `stream`.
         """
         given = _check_node_params(params)
         requests = build_sample_requests(tree, self.tokenizer, given, self.spec)
@@ -258,7 +262,7 @@ class BaseLLM(SearchCalls, Closeable, NonCopyable):
         requests = before.continue_numbering_flat(requests, [own.seed for own in each])
         samples = [range(request.samples) for request in requests]
         stream = self._start(self._plan(requests), each, samples)
-        self._before.update(before)  # Only now, because a call that is refused draws nothing.
+        self._before.update(before)  # Only now, because a call that fails to start draws nothing.
         result = _run_to_end(stream, progress)
         grouped: list[list[Completion]] = [[] for _ in contents]
         for completion in result.completions:

@@ -27,7 +27,7 @@ class EngineLoop:
     lock: held to read or change the attributes below, and by callers that must exclude a `close`.
     open_rows: samples of all calls that are neither complete nor cancelled.
     closing: whether further calls are rejected.
-    failure: the error because of which no call can be served any more; None while there is none.
+    failure: the error that ended all service; None while calls can be served.
     status: the run's status after the last step.
     """
 

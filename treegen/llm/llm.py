@@ -230,7 +230,7 @@ class LLM(BaseLLM):
         return Stream(plan, scheduler, self.model, self.engine.graphs)
 
     def open_planned_stream(self, plan: Plan, params: Sequence[SamplingParams]) -> OnDemandStream:
-        """Start a run that does only the work added by `OnDemandStream.deal`.
+        """Start a run that does only the work added by `OnDemandStream.add_work`.
 
         The workers of a cluster use it.
 
@@ -239,7 +239,7 @@ class LLM(BaseLLM):
             params: Sampling parameters of each request.
 
         Raises:
-            CacheFullError: the cache cannot hold a prompt even alone.
+            CacheFullError: a single prompt is too long for the cache.
             InputError: another run of this LLM is not finished.
         """
         self.engine.check_fits(plan)
@@ -339,7 +339,7 @@ class LLM(BaseLLM):
         model has been written to.
 
         Args:
-            prefix: Text, or a node, of which the whole paths to its leaves are kept.
+            prefix: Text, or a node; the whole paths to its leaves are then kept.
             name: Name for `drop`. Default: a new name is made up.
 
         Raises:

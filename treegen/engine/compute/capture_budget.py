@@ -22,7 +22,7 @@ _BYTES: Final = 650e12  # bytes of weights with which one row is computed in a s
 
 
 class CaptureBudget:
-    """Counts what padding has cost since the last capture."""
+    """Sums the cost of padding since the last capture."""
 
     def __init__(self, row_seconds: float) -> None:
         """Set up a budget; `row_seconds` is the time of one row in a pass of many."""

@@ -18,14 +18,14 @@ from treegen.ops.cache.pool import Pages
 
 
 class RowPhase(IntEnum):
-    """Where the row in a slot is. Each is in one of these phases, and `RowQueue` moves it.
+    """The phase of the row in a slot, which only `RowQueue` changes.
 
-    Phase     What it is                              What it may become
+    Phase     Meaning                                 Allowed next phases
     FREE      the slot has no row                     DRAWN
     DRAWN     its first token is being drawn          PARKED, ENDED, FREE
-    PARKED    its prompt's keys are not in place      READY, FREE
+    PARKED    its prompt's keys are not computed      READY, FREE
     READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
-    RESUMING  its own keys are computed once more     LIVE, READY, FREE
+    RESUMING  its own keys are computed again         LIVE, READY, FREE
     LIVE      a decode step draws its next token      READY, ENDED, FREE
     ENDED     its sample is over and not reported     FREE
 

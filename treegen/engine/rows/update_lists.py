@@ -128,7 +128,7 @@ class RowUpdateLists:
         return self.own[slots], self.pages[slots][is_own], self.window[slots]
 
     def clear(self) -> None:
-        """Drop all rows; the caller has freed what they own."""
+        """Drop all rows; the caller has freed their slots, pages and windows."""
         self._forget(np.arange(len(self.base)))
 
     def step(self, order: Ints) -> StateInputs:

@@ -16,7 +16,7 @@ class PrefixMatcher:
         self._kept, self._states = kept, states
 
     def match_roots(self, roots: list[LiveSegment]) -> None:
-        """Record for new segments, from roots down, what the longest matching prefix covers."""
+        """Record the longest matching prefix of each new segment, from these roots down."""
         for prefix in self._kept:
             level = list(roots)
             while level:
@@ -28,7 +28,7 @@ class PrefixMatcher:
                         level += segment.children.values()
 
     def match_one(self, segment: LiveSegment) -> None:
-        """Record what the longest matching prefix covers for one segment below other segments."""
+        """Record the longest matching prefix of one segment below other segments."""
         for prefix in self._kept:
             self._note(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
 

@@ -26,15 +26,15 @@ NEVER = 2**62
 
 
 class SegmentPhase(Enum):
-    """Where a segment is. `SegmentStore` alone moves it.
+    """The phase of a segment, which only `SegmentStore` changes.
 
-    Phase   What it is                                  What it may become
+    Phase   Meaning                                     Allowed next phases
     AWAY    it has no pages                             IDLE, OPEN, GONE
     IDLE    it has pages, and no open request needs it  AWAY, OPEN
     OPEN    open requests need it                       IDLE, AWAY (the run ends)
     GONE    nothing refers to it any more
 
-    Only in memory can it be `continued`, and only while it is open `rewound`.
+    A segment can be `continued` only while it has pages, and `rewound` only while it is open.
     """
 
     AWAY = "away"
@@ -44,14 +44,14 @@ class SegmentPhase(Enum):
 
 
 class RequestPhase(Enum):
-    """Where a request is. `AdmissionController` alone moves it.
+    """The phase of a request, which only `AdmissionController` changes.
 
-    Phase    What it is                                        What it may become
-    NEW      it is asked for                                   WAITING
+    Phase    Meaning                                           Allowed next phases
+    NEW      it was submitted                                  WAITING
     WAITING  its segments may have no pages                    UNDRAWN, OPEN, OVER
     UNDRAWN  it is open, its first tokens are to be drawn      OPEN, WAITING, OVER
-    OPEN     it is open, its samples are drawn                 WAITING, OVER
-    OVER     nothing is left to do
+    OPEN     it is open, its samples are being drawn           WAITING, OVER
+    OVER     no work is left
     """
 
     NEW = "new"

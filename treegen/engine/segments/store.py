@@ -212,7 +212,7 @@ class SegmentStore:
         )
 
     def cascade_new(self, segment: LiveSegment) -> None:
-        """Make an untouched segment a cascaded one, so that one pass can compute what is below too.
+        """Cascade an untouched segment, so that its pass can compute segments below it too.
 
         Segments below a folded segment wait for the pass that computes the folded one.
         """
@@ -369,8 +369,8 @@ class SegmentStore:
                 if self.states is not None:
                     self.states.on_idle(segment)
             elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
-                # It is complete for the remaining requests, which may not keep in memory what
-                # computing it again would need.
+                # It is complete for the remaining requests. They may not keep the segments in
+                # memory that are needed to compute it again.
                 unwanted.append(segment)
                 segment.mark_computed(segment.stop)
                 if self.states is not None:
