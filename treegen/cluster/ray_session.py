@@ -125,7 +125,7 @@ class RaySession:
             return "Ray ended it, for its machine had no memory left"
         if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
             return "its process died; the kernel may have ended it for want of memory (see dmesg)"
-        if isinstance(error, exceptions.RayTaskError):  # whose own text is a traceback
+        if isinstance(error, exceptions.RayTaskError):  # its own text is a traceback
             error = error.cause
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 

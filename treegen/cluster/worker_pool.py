@@ -41,7 +41,7 @@ class WorkerSlot:
     life: number of processes so far.
     failures: number of deaths since its last result.
     over: whether the worker is given up or stopped.
-    told: why the last process ended.
+    told: why the last process ended or is not used.
     """
 
     number: int
@@ -178,7 +178,7 @@ class WorkerPool:
             self.begin(slot)
 
     def has_no_room(self) -> bool:
-        """Return whether Ray has placed none of the pending workers for a long time."""
+        """Return whether none of the workers has had a process for a long time."""
         wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
         nobody = bool(placed) and not wait(placed, timeout=0)[0]
         return self._roomless.has_timed_out(goes_on=nobody)

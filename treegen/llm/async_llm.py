@@ -50,8 +50,8 @@ class AsyncLLM(Closeable):
             tool_format: Format of the model's tool calls, a name in
                 `treegen.prompts.replies.TOOL_FORMATS`. Default: the format that its chat template
                 implies.
-            max_image_pixels: Maximum number of pixels of all images of one call, for calls of
-                untrusted clients. Default: only the limit of each image, 67 million pixels.
+            max_image_pixels: Maximum number of pixels of all images of one call, for calls made on
+                behalf of clients. Default: only the limit of each image, 67 million pixels.
 
         Raises:
             InputError: an argument cannot be used, or another run of the LLM is not finished.

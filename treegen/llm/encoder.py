@@ -127,7 +127,7 @@ class PromptEncoder:
         try:
             if not call.is_over:
                 params = call.params or SamplingParams()
-                self._llm.stopping_of(params)  # made here, because its table may take a while
+                self._llm.stopping_of(params)  # in this thread, because it may take a while
                 call.requests = self._requests(contents, params, template)
                 call.prompts = [request.tokens for request in call.requests]
         except Exception as error:

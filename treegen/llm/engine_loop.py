@@ -32,7 +32,7 @@ class EngineLoop:
     """
 
     def __init__(self, llm: LLM) -> None:
-        """Start the thread. Raises InputError if another run of the LLM is not finished."""
+        """Start the thread; raise InputError if another run of the LLM is not finished."""
         self._llm = llm
         self.lock = threading.Condition()
         self.open_rows = 0

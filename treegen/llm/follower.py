@@ -42,7 +42,7 @@ class Follower:
         self._model = make(device=self._ranks.device, ranks=self._ranks)
 
     def engine(self, options: dict[str, Any]) -> None:
-        """Make a cache, and compile, with the options of rank 0's LLM."""
+        """Create a cache, and compile the model, with the options of rank 0's LLM."""
         assert self._model is not None
         self._llm = self._executor = None
         self._llm = llm = LLM(self._model, tokenizer=(), **options)

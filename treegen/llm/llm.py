@@ -94,7 +94,8 @@ class LLM(BaseLLM):
                 device, check, revision, trust_remote_code, tensor_parallel_size, adapter and
                 images.
             tokenizer: The tokenizer of a loaded `Model`; None if model is a name.
-            dtype: The type to compute in, such as "bfloat16". Default: the checkpoint's.
+            dtype: The type to compute in, such as "bfloat16". Default: the checkpoint's on a GPU,
+                float32 on a CPU.
             quantization: "fp8" rounds the weight matrices of the layers to 8 bits as they load, and
                 their inputs during each pass. GPUs that multiply FP8 are then faster, and need half
                 the memory; other devices are slower. docs/models/weights.md reports the effect on

@@ -118,9 +118,10 @@ class RowGrammars:
                 continue
             self.used, self._words = True, grammar.num_words
             lanes = self._lanes_of(grammar, len(slots))
+            # The last lane comes first, so that all lanes are created together.
             starts = {
                 lane: start_state(request.segment, request.spec.tokens, each, grammar, lane)
-                for lane in sorted(set(lanes), reverse=True)  # the last makes them all
+                for lane in sorted(set(lanes), reverse=True)
             }
             for slot, lane in zip(slots, lanes, strict=True):
                 self._places[slot] = int(self._run.rows.serial[slot]), starts[lane].copy()

@@ -21,7 +21,7 @@ _MOMENTS: Final = 8  # future moments at which pages are counted
 
 
 class PageDemandEstimator:
-    """Expectations about the rows of one run."""
+    """Estimates lengths and pages of the rows of one run."""
 
     def __init__(self, run: EngineRun) -> None:
         """Set up a run in which no row has ended yet."""

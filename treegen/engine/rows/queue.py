@@ -109,7 +109,8 @@ class RowQueue:
     def add(self, requests: Sequence[LiveRequest], num_rows: int) -> Ints:
         """Add `num_rows` rows to each request; their first tokens are about to be drawn.
 
-        Returns their slots, [requests, num_rows].
+        Returns:
+            Slots of the rows, [requests, num_rows].
         """
         rows = self._run.rows
         slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
@@ -185,7 +186,7 @@ class RowQueue:
         return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
 
     def activate(self, max_rows: int) -> None:
-        """Give ready rows their pages, depth first, while the pool is expected to last.
+        """Allocate pages for ready rows, depth first, while the pool is expected to last.
 
         For rows of requests that were added to the run, idle segments are evicted to make room.
         """
