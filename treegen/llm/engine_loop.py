@@ -177,9 +177,8 @@ class EngineLoop:
             out.setdefault(call, []).append((place, news))
         for call, batch in out.items():
             if not call.due:
-                self._finish(
-                    call
-                )  # first, so that a caller with this result can call again at once
+                # Finish first, so that a caller with this result can call again at once.
+                self._finish(call)
             self._hand_out(call, batch)
 
     def _hand_out(self, call: AsyncCall, batch: list[tuple[int, Any]] | Exception) -> None:
