@@ -272,7 +272,7 @@ class AsyncLLM(Closeable):
         self._stepper.check()
 
     def close(self, *, drain: bool = True) -> None:
-        """Accept no more calls and wait for the running ones; the LLM can be used afterwards.
+        """Stop accepting calls and wait for the running ones; the LLM can be used afterwards.
 
         Args:
             drain: Whether to finish the running calls. False cancels them, and their callers get a

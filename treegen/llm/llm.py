@@ -286,7 +286,7 @@ class LLM(BaseLLM):
     # Search
 
     def session(self, params: Params | None = None) -> Session:
-        """Open a session that samples trees step by step; see `treegen.search.session.Session`.
+        """Start a session that samples trees step by step; see `treegen.search.session.Session`.
 
         Args:
             params: Default sampling parameters of nodes.
